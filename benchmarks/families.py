@@ -67,7 +67,7 @@ def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
         ids = torch.randint(32, 127, (spec.settings.micro_batch, spec.settings.seq_len + 1))
 
         def step() -> None:
-            model(ids[:, :-1], ids[:, 1:], **model.without_knowledge(ids[:, :-1])).loss.backward()
+            model(ids[:, :-1], ids[:, 1:], **model.empty_candidates(ids[:, :-1])).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 

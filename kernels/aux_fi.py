@@ -1,10 +1,10 @@
-"""The load of each expert, as a share of the mean: ``f_e = count_e E / (N k)``, 1 for all when balanced.
+"""The load of each expert as a share of the mean: ``f_e = count_e E / (N k)``, 1 for all when balanced.
 
 It is the factor f of the auxiliary loss ``sum_e f_e mean_n p_ne`` (Fedus et al., Switch Transformers, 2021,
-equation 4), which has no derivative. Counts are integers and scaled once, so the result is the same on every
-run. Masked choices count for no expert, yet the divisor stays N k.
+equation 4); f has no derivative. Counts are integers and scaled once, so every run gives the same result.
+Masked choices count for no expert, but the divisor stays N k.
 
-Two launches: each block of choices is counted, then the counts are summed.
+There are two launches: the first counts each block of choices, the second sums the counts.
 """
 
 import torch
@@ -15,7 +15,7 @@ from kernels.switch import jit, op, tl
 
 
 def aux_fi_torch(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
-    """``aux_fi`` in torch."""
+    """Compute ``aux_fi`` in torch."""
     hits = chosen_NK.flatten()[:, None] == torch.arange(experts, device=chosen_NK.device)
     return hits.sum(0).float() * _scale(chosen_NK, experts, k)
 
@@ -39,9 +39,13 @@ def _launch(out_E: Tensor, chosen_NK: Tensor, experts: int, k: int) -> None:
 
 @op("aux_fi", _launch, aux_fi_torch)
 def aux_fi(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
-    """``f`` (E,), float32, of the choices ``chosen_NK``, int32 or int64, -1 where masked; zeros where N is 0.
+    """Return ``f`` (E,) in float32; zeros if N is 0.
 
-    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
+    Args:
+        chosen_NK: int32 or int64, -1 where masked.
+
+    Raises:
+        ValueError: the shape is not (N, K), or a number is not positive.
     """
     if chosen_NK.dim() != 2 or experts < 1 or k < 1:
         raise ValueError(

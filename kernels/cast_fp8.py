@@ -1,19 +1,19 @@
-"""Casts to fp8 for the operands of a product: a scale a row of the left, a scale a column of the right.
+"""Casts to fp8 for the operands of a product: one scale per row of the left, one per column of the right.
 
     scale[r] = the largest power of two with scale[r] max|x[r]| <= 448
     q[r] = x[r] scale[r] in e4m3           inverse[r] = 1 / scale[r]
 
-448 is the largest number of e4m3 (Micikevicius et al., FP8 Formats for Deep Learning, 2022). With a power of
-two the scaling itself rounds nothing, and undoing it gives numbers that bfloat16 holds exactly; the price is
-half a bit of range on average. A row of zeros stays one. A row with NaN or inf in it has no meaning; other
-rows do not feel it. Columns have the same scales, and come out as rows: fp8 products want the index that is
-summed over contiguous in both operands, and the experts' weights have it as their middle one.
+448 is the largest e4m3 number (Micikevicius et al., FP8 Formats for Deep Learning, 2022). Scaling by a power
+of two rounds nothing, and undoing it gives numbers that bfloat16 holds exactly; it costs half a bit of range
+on average. A row of zeros stays zero. A row with NaN or inf gives arbitrary values and does not affect other
+rows. Columns have scales by the same rule and are returned as rows: fp8 products need the summed index
+contiguous in both operands, and it is the middle index of the experts' weights.
 
-Layout: for rows a program holds whole ones, as many as make a tile of 4096; a wider row has more warps. For
-columns it takes 64 of one matrix and walks down them twice, once for the maxima and once to cast: in bfloat16
-a quarter of a megabyte at K = 2048, of hundreds of programs at a time, so the L2 cache has only part of it
-the second time (not measured). The scale is made from the bits of the maximum, with no division whose
-rounding two devices could differ in.
+Layout: for rows, a program holds whole rows, as many as fit in a tile of 4096; a wider row has more warps.
+    For columns, a program takes 64 columns of one matrix and reads them twice, for the maxima and for the
+    cast. In bfloat16 these are 256 KiB at K = 2048, in hundreds of programs at a time, so the L2 cache holds
+    only part of them for the second pass (not measured). The scale is computed from the bits of the maximum,
+    without a division that two devices could round differently.
 """
 
 import torch
@@ -24,35 +24,36 @@ from kernels.switch import jit, op, tile, tl
 LARGEST = 448.0
 TILE = 4096
 """Elements of one program."""
-COLUMNS, STEP = 64, 64
-"""Columns of one program, and the rows of them that it holds at a time."""
+COLUMNS = 64
+"""Columns of one program."""
+STEP = 64
+"""Rows of these columns that it holds at a time."""
 
 
 def cast_rows_fp8_torch(x_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """``cast_rows_fp8`` in torch, for a stack of matrices, too."""
+    """Compute ``cast_rows_fp8`` in torch, also for a stack of matrices."""
     x_RC = x_RC.float()
-    scale_R, inverse_R = _power_of_two_torch(
-        x_RC.abs().amax(-1) if x_RC.numel() else x_RC.new_zeros(x_RC.shape[:-1])
-    )
+    largest_R = x_RC.abs().amax(-1) if x_RC.numel() else x_RC.new_zeros(x_RC.shape[:-1])
+    scale_R, inverse_R = _power_of_two_torch(largest_R)
     return (x_RC * scale_R[..., None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), inverse_R
 
 
 def cast_columns_fp8_torch(w_EKN: Tensor) -> tuple[Tensor, Tensor]:
-    """``cast_columns_fp8`` in torch."""
+    """Compute ``cast_columns_fp8`` in torch."""
     return cast_rows_fp8_torch(w_EKN.transpose(1, 2).contiguous())
 
 
 def _power_of_two_torch(most: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale for a maximum, float32, and its inverse."""
+    """Return the scale for a maximum, float32, and its inverse."""
     bits = most.view(torch.int32)
-    # Below 2^-118 a scale would be infinite.
+    # For a maximum below 2^-118 the scale would be infinite.
     exponent = torch.maximum((bits >> 23) + ((bits & 0x7FFFFF) > 0x600000), bits.new_tensor(9))
     return ((262 - exponent) << 23).view(torch.float32), ((exponent - 8) << 23).view(torch.float32)
 
 
 @jit
 def _power_of_two(most):
-    """The scale for a maximum, float32, and its inverse: 448 is 1.75 * 2^8."""
+    """Return the scale for a maximum, float32, and its inverse; 448 is 1.75 * 2^8."""
     bits = most.to(tl.int32, bitcast=True)
     exponent = tl.maximum((bits >> 23) + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32), 9)
     scale = ((262 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -91,7 +92,7 @@ def _cast_columns(w, q, inverse, K, N, COLUMNS: tl.constexpr, STEP: tl.constexpr
 
 
 def layout(C: int) -> dict[str, int]:
-    """Rows and warps of a program for rows of ``C``."""
+    """Return the constants of a program for rows of ``C`` elements."""
     wide = tile(C)
     return dict(WIDE_C=wide, ROWS=max(TILE // wide, 1), num_warps=min(max(wide // 1024, 4), 16))
 
@@ -110,9 +111,10 @@ def _launch_columns(out: tuple[Tensor, Tensor], w_EKN: Tensor) -> None:
 
 @op("cast_rows_fp8", _launch_rows, cast_rows_fp8_torch)
 def cast_rows_fp8(x_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """``x_RC`` in float8_e4m3fn, (R, C), and the inverse scales (R,), float32. No derivative.
+    """Return ``x_RC`` in float8_e4m3fn, (R, C), and the inverse scales (R,), float32, without a derivative.
 
-    Raises ``ValueError`` where the shape is not (R, C).
+    Raises:
+        ValueError: the shape is not (R, C).
     """
     if x_RC.dim() != 2:
         raise ValueError(f"cast_rows_fp8: x {tuple(x_RC.shape)} must be (R, C)")
@@ -121,9 +123,11 @@ def cast_rows_fp8(x_RC: Tensor) -> tuple[Tensor, Tensor]:
 
 @op("cast_columns_fp8", _launch_columns, cast_columns_fp8_torch)
 def cast_columns_fp8(w_EKN: Tensor) -> tuple[Tensor, Tensor]:
-    """``w_EKN`` in float8_e4m3fn as (E, N, K), and the inverse scales (E, N), float32. No derivative.
+    """Return ``w_EKN`` in float8_e4m3fn as (E, N, K), and the inverse scales (E, N), float32, without a
+    derivative.
 
-    Raises ``ValueError`` where the shape is not (E, K, N).
+    Raises:
+        ValueError: the shape is not (E, K, N).
     """
     if w_EKN.dim() != 3:
         raise ValueError(f"cast_columns_fp8: w {tuple(w_EKN.shape)} must be (E, K, N)")

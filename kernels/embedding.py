@@ -1,10 +1,10 @@
-"""Rows of a table by their ids, with a gradient whose sums have one order on a GPU too.
+"""Embedding lookup whose gradient is deterministic on a GPU, also under ``torch.compile``.
 
     y[n] = table[id[n]]          dtable[v] = sum of dy[n] over the n with id[n] = v, in rising order
 
-torch's own gradient on a GPU sorts the ids and adds each one's rows in a fixed order. ``torch.compile`` takes
-it apart into additions that threads make as they arrive, ``tl.atomic_add`` on floats, which round otherwise
-from one run to the next. As an op of its own it stays whole. On a CPU there is nothing to mend.
+torch's own gradient on a GPU sorts the ids and adds the rows of each id in a fixed order. ``torch.compile``
+decomposes it into ``tl.atomic_add`` on floats, whose order, and so whose rounding, differs between runs. A
+custom op is not decomposed. On a CPU torch's own lookup is used.
 """
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 def embedding(ids: Tensor, table_VD: Tensor) -> Tensor:
-    """The rows (..., D) of ``table_VD`` that stand at ``ids`` (...), int64 in 0..V-1. Differentiable once in
-    the table."""
+    """Return the rows (..., D) of ``table_VD`` at ``ids`` (...), int64 in 0..V-1; differentiable once in the
+    table."""
     return _embedding(ids, table_VD) if _is_on_gpu(table_VD) else F.embedding(ids, table_VD)
 
 
@@ -49,7 +49,8 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _adjoint(ctx, dy: Tensor):
-    return None, _embedding_backward(dy.contiguous(), *ctx.saved_tensors, ctx.rows)
+    (ids,) = ctx.saved_tensors
+    return None, _embedding_backward(dy.contiguous(), ids, ctx.rows)
 
 
 _embedding.register_autograd(_adjoint, setup_context=_remember)

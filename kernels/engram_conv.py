@@ -1,21 +1,22 @@
-"""Engram convolution: what an n-gram index's values make of the rows before, added to them.
+"""Engram convolution: convolve the normalised values over earlier rows, and add the result to the values.
 
     x = RMS(v) weight        c[n] = sum over k < K of taps[k] x[n - k], where n - k is in n's window
     out = v + SiLU(c)        SiLU(c) = c / (1 + exp(-c))
 
-A depthwise causal convolution over rows, of which row n is number[n] of its window: it sees that many before
-it at most. With r = 1 / sqrt(mean(v^2) + eps), the gradients are
+It is a depthwise causal convolution over rows. Row n has the number number[n] in its window, so it sees at
+most that many earlier rows. With r = 1 / sqrt(mean(v^2) + eps), the gradients are
 
     dc = dout (g + c g (1 - g)),  g = sigmoid(c)        dtaps[k] = sum over n of dc[n] x[n - k]
     dx[n] = sum over k of taps[k] dc[n + k], where n + k is in n's window
     dv = dout + r (dx weight) - r^3 v mean(dx weight v)         dweight = sum over n of dx r v
 
-Sums are in float32. A row with NaN or inf in it spoils those that see it, and the sums over all.
+Sums are in float32. NaN or inf in a row affects the rows that see it, and the sums over all rows.
 
-Layout: a program has K rows in registers, its own and those before it (after it, for dx), as one tile: other
-programs have just read them, so the L2 cache serves all but one. The backward has two kernels, for dx wants
-dc of later rows: the first makes dc, the second all else. Each of their programs takes several rows, one
-after the other, and adds up its part of dtaps or dweight, which torch sums: the order of every sum is fixed.
+Layout: a program has K rows in registers as one tile, its own and the earlier ones (the later ones for dx).
+Other programs have just read them, so the L2 cache serves all but one. The backward pass has two kernels,
+because dx needs dc of later rows: the first computes dc, the second the rest. Each of their programs takes
+several rows, one after the other, and accumulates its part of dtaps or dweight. torch sums the parts, so the
+order of every sum is fixed.
 """
 
 from typing import Any
@@ -27,20 +28,20 @@ from torch import Tensor
 from kernels.switch import jit, op, tile, tl
 
 ROWS = 16
-"""Rows of one program of the backward."""
+"""Rows of one program of the backward pass."""
 EACH = 16
-"""Places of a tile of a thread."""
+"""Tile elements of one thread."""
 
 
 def engram_conv_torch(
     v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float
 ) -> Tensor:
-    """``engram_conv`` in torch."""
+    """Compute ``engram_conv`` in torch."""
     wide_ND = v_ND.to(torch.promote_types(v_ND.dtype, taps_KD.dtype))
     x_ND = F.rms_norm(wide_ND, v_ND.shape[1:], eps=eps) * weight_D
     c_ND = x_ND * taps_KD[0]
     for k in range(1, len(taps_KD)):
-        # A row's gradient is a row, too, where a slice's would be a buffer of zeros with it inside.
+        # The gradient of roll is a roll; that of a slice would be a buffer of zeros around the slice.
         before_ND = torch.where(number_N[:, None] >= k, x_ND.roll(k, 0), 0)
         c_ND = c_ND + before_ND * taps_KD[k]
     return (wide_ND + F.silu(c_ND)).to(v_ND.dtype)
@@ -48,14 +49,15 @@ def engram_conv_torch(
 
 @jit
 def _tile(K: tl.constexpr, D, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr):
-    """Places in a tile of taps: which tap (a column), which feature (a row), and which are inside."""
+    """Return the tap indices (a column) and feature indices (a row) of a tile, and which are inside."""
     k, d = tl.arange(0, WIDE_K)[:, None], tl.arange(0, WIDE_D)[None, :]
     return k, d, (k < K) & (d < D)
 
 
 @jit
 def _before(v, n, seen, w, D, eps, k, d, inside):
-    """x of row n and of those before it that it sees, k rows back in row k of the tile; zeros elsewhere."""
+    """Return x of row n and of the earlier rows that it sees, k rows back in row k of the tile, else
+    zeros."""
     v_KD = tl.load(v + (tl.cast(n, tl.int64) - k) * D + d, mask=inside & (k <= seen), other=0).to(tl.float32)
     r_K = 1 / tl.sqrt(tl.sum(v_KD * v_KD, 1) / D + eps)
     return v_KD * r_K[:, None] * w[None, :]
@@ -110,7 +112,7 @@ def _backward_v(
     dw = tl.zeros((WIDE_D,), tl.float32)
     for n in range(first, min(first + ROWS, N)):
         place = tl.cast(n, tl.int64) * D + d_D
-        # The window goes on at row n + k where that has k rows before it.
+        # Row n + k is in the same window if it has at least k rows before it there.
         sees = tl.load(number + n + k_K, mask=(n + k_K < N) & (k_K < K), other=-1) >= k_K
         later = tl.load(dc + (tl.cast(n, tl.int64) + k) * D + d, mask=inside & sees[:, None], other=0)
         dx = tl.sum(later.to(tl.float32) * t_KD, 0)
@@ -125,7 +127,7 @@ def _backward_v(
 
 
 def sizes(K: int, D: int) -> dict[str, int]:
-    """Of a program that holds K whole rows."""
+    """Return the constants of a program that holds K whole rows."""
     wide_k, wide_d = tile(K), tile(D)
     return dict(K=K, WIDE_K=wide_k, WIDE_D=wide_d, num_warps=min(max(wide_k * wide_d // (32 * EACH), 1), 32))
 
@@ -133,42 +135,51 @@ def sizes(K: int, D: int) -> dict[str, int]:
 def _launch(
     out_ND: Tensor, v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float
 ) -> None:
-    (N, D), constants = out_ND.shape, sizes(*taps_KD.shape)
+    N, D = out_ND.shape
     if N:
-        _forward[N,](v_ND, number_N, taps_KD, weight_D, out_ND, D, eps, **constants)
+        _forward[N,](v_ND, number_N, taps_KD, weight_D, out_ND, D, eps, **sizes(len(taps_KD), D))
 
 
 def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor], grad_ND: Tensor, *inputs: Any) -> None:
-    (dv_ND, dtaps_KD, dweight_D), (v_ND, number_N, taps_KD, weight_D, eps) = gradients, inputs
-    (N, D), K, programs = v_ND.shape, len(taps_KD), -(-len(v_ND) // ROWS)
-    of_taps = v_ND.new_zeros(programs, K, D, dtype=torch.float32)
-    of_weight = v_ND.new_empty(programs, D, dtype=torch.float32)
+    dv_ND, dtaps_KD, dweight_D = gradients
+    v_ND, number_N, taps_KD, weight_D, eps = inputs
+    N, D = v_ND.shape
+    K = len(taps_KD)
+    programs = -(-N // ROWS)
+    parts_PKD = v_ND.new_zeros(programs, K, D, dtype=torch.float32)
+    parts_PD = v_ND.new_empty(programs, D, dtype=torch.float32)
     if N:
-        dc_ND, numbers, constants = torch.empty_like(v_ND), (N, D, eps), dict(ROWS=ROWS, **sizes(K, D))
-        read = grad_ND, v_ND, number_N, taps_KD, weight_D, dc_ND
-        _backward_c[programs,](*read, of_taps, *numbers, **constants)
-        _backward_v[programs,](*read, dv_ND, of_weight, *numbers, **constants)
-    dtaps_KD.copy_(of_taps.sum(0))
-    dweight_D.copy_(of_weight.sum(0))
+        dc_ND = torch.empty_like(v_ND)
+        read = (grad_ND, v_ND, number_N, taps_KD, weight_D, dc_ND)
+        constants = dict(ROWS=ROWS, **sizes(K, D))
+        _backward_c[programs,](*read, parts_PKD, N, D, eps, **constants)
+        _backward_v[programs,](*read, dv_ND, parts_PD, N, D, eps, **constants)
+    dtaps_KD.copy_(parts_PKD.sum(0))
+    dweight_D.copy_(parts_PD.sum(0))
 
 
 def engram_conv_backward_torch(grad_ND: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by torch's derivative of the twin."""
+    """Compute ``engram_conv_backward`` by torch's derivative of the twin."""
     v_ND, number_N, taps_KD, weight_D, eps = inputs
 
-    def of(v_ND: Tensor, taps_KD: Tensor, weight_D: Tensor) -> Tensor:
+    def forward(v_ND: Tensor, taps_KD: Tensor, weight_D: Tensor) -> Tensor:
         return engram_conv_torch(v_ND, number_N, taps_KD, weight_D, eps)
 
-    return torch.func.vjp(of, v_ND, taps_KD, weight_D)[1](grad_ND)
+    return torch.func.vjp(forward, v_ND, taps_KD, weight_D)[1](grad_ND)
 
 
 @op("engram_conv", _launch, engram_conv_torch)
 def engram_conv(v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """``out`` (N, D) in the dtype of ``v_ND``.
+    """Return ``out`` (N, D) in the dtype of ``v_ND``; differentiable once in v, taps and weight.
 
-    ``number_N``: int64, of each row in its window, whose rows lie one behind the other. ``taps_KD``: the tap
-    of the row itself first. ``weight_D``: of the norm, and ``eps`` its own. Differentiable once in v, taps
-    and weight. Raises ``ValueError`` for shapes that do not fit.
+    Args:
+        number_N: int64, number of each row within its window; the rows of a window are contiguous.
+        taps_KD: the tap of the row itself comes first.
+        weight_D: weight of the norm.
+        eps: epsilon of the norm.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
     N, D = v_ND.shape if v_ND.dim() == 2 else (0, 0)
     fits = D > 0 and number_N.shape == (N,) and weight_D.shape == (D,)
@@ -184,7 +195,7 @@ def engram_conv(v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tenso
 def engram_conv_backward(
     grad_ND: Tensor, v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of ``v_ND``, ``taps_KD`` and ``weight_D``, in their dtypes."""
+    """Return the gradients of ``v_ND``, ``taps_KD`` and ``weight_D``, in their dtypes."""
     return torch.empty_like(v_ND), torch.empty_like(taps_KD), torch.empty_like(weight_D)
 
 

@@ -1,4 +1,4 @@
-"""Engram gate: how much of an n-gram index's value each position takes.
+"""Engram gate: scale the value that each position looked up by how well its key fits the state.
 
     r = 1 / sqrt(mean(h^2) + eps)           s = <key, r h weight> / sqrt(D)
     g = sigmoid(sign(s) sqrt(max(|s|, 1e-6)))                  out = g value
@@ -7,15 +7,15 @@
     dvalue = g dout         dkey = c r h weight         dweight = sum over n of c r h key
     dh = c (r key weight - r^2 s h / sqrt(D))
 
-The floor keeps the square root's slope finite where key and state are orthogonal. Sums are in float32. NaN
-and inf stay in their own row, but for dweight, which has a term of every row. The backward makes s and r
-again, which needs no bytes more.
+The floor keeps the slope of the square root finite where key and state are orthogonal. Sums are in float32.
+NaN and inf stay in their own row, except in dweight, which sums over all rows. The backward pass recomputes s
+and r, which needs no further memory traffic.
 
-Layout: a row lies in the registers of one program as a whole, so wider rows take more warps: a thread has 16
-features in the forward, 8 in the backward, which spills with 16. Rows wider than 4096 may spill there all the
-same. Forward: a program a row. Backward: a program takes 8 rows one after the other and adds up its part of
-dweight; the parts, an eighth of a float32 row for each row, are summed by torch. So the order of every sum is
-fixed, which atomic additions would not give.
+Layout: one program holds a whole row in registers, so wider rows take more warps: a thread has 16 features in
+    the forward pass and 8 in the backward pass, which spills with 16. Rows wider than 4096 may spill there
+    anyway. Forward: one program per row. Backward: a program takes 8 rows, one after the other, and
+    accumulates its part of dweight. torch sums the parts, an eighth of a float32 row per row, so the order of
+    every sum is fixed, unlike with atomic additions.
 """
 
 from functools import partial, reduce
@@ -28,14 +28,16 @@ from kernels.switch import jit, op, tile, tl
 
 FLOOR = 1e-6
 ROWS = 8
-"""Rows of one program of the backward."""
+"""Rows of one program of the backward pass."""
 
-FORWARD, BACKWARD = 16, 8
-"""Features of a thread."""
+FORWARD = 16
+"""Features of a thread in the forward pass."""
+BACKWARD = 8
+"""Features of a thread in the backward pass."""
 
 
 def engram_gate_torch(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """``engram_gate`` in torch."""
+    """Compute ``engram_gate`` in torch."""
     D = h_ND.shape[1]
     wide_ND = h_ND.to(_promoted(h_ND, weight_D))
     s_N1 = (key_ND * (F.rms_norm(wide_ND, (D,), eps=eps) * weight_D)).sum(-1, keepdim=True) * D**-0.5
@@ -44,7 +46,7 @@ def engram_gate_torch(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: 
 
 
 def engram_gate_backward_torch(grad_ND: Tensor, *inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same by torch's derivative of the twin."""
+    """Compute ``engram_gate_backward`` by torch's derivative of the twin."""
     *tensors, eps = inputs
     return torch.func.vjp(partial(engram_gate_torch, eps=eps), *tensors)[1](grad_ND)
 
@@ -55,10 +57,10 @@ def _promoted(*tensors: Tensor) -> torch.dtype:
 
 @jit
 def _gate(h, key, weight, D, scale, eps, FLOOR: tl.constexpr):
-    """``r``, ``s``, ``max(|s|, FLOOR)`` under the root, and the gate, of one row."""
+    """Return ``r``, ``s``, ``sqrt(max(|s|, FLOOR))`` and the gate of one row."""
     r = 1 / tl.sqrt(tl.sum(h * h) / D + eps)
     s = tl.sum(key * weight * h) * r * scale
-    # Not a maximum, which would make NaN the floor.
+    # tl.maximum would turn NaN into the floor.
     root = tl.sqrt(tl.where(tl.abs(s) < FLOOR, FLOOR, tl.abs(s)))
     signed = tl.where(s > 0, root, tl.where(s < 0, -root, 0 * root))
     return r, s, root, 1 / (1 + tl.exp(-signed))
@@ -118,35 +120,45 @@ def _backward(
 
 
 def sizes(D: int, each: int) -> dict[str, int]:
-    """Of a program that holds a whole row, so many features ``each`` thread; 1024 threads are the most."""
+    """Return the constants of a program that holds a row, ``each`` features per thread, at most 1024
+    threads."""
     wide = tile(D)
     return dict(WIDE_D=wide, num_warps=min(max(wide // (32 * each), 1), 32))
 
 
 def _launch(out_ND: Tensor, *inputs) -> None:
-    (N, D), (*tensors, eps) = out_ND.shape, inputs
+    N, D = out_ND.shape
+    *tensors, eps = inputs
     if N:
         _forward[N,](*tensors, out_ND, D, D**-0.5, eps, FLOOR=FLOOR, **sizes(D, FORWARD))
 
 
 def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor, Tensor], *inputs) -> None:
-    (*of_rows, dweight_D), (*tensors, eps) = gradients, inputs
-    N, D = of_rows[0].shape
+    *row_gradients, dweight_D = gradients
+    *tensors, eps = inputs
+    N, D = row_gradients[0].shape
     programs = -(-N // ROWS)
     parts_D = dweight_D.new_empty(programs, D, dtype=torch.float32)
     if N:
-        numbers = N, D, D**-0.5, eps
         constants = dict(FLOOR=FLOOR, ROWS=ROWS, **sizes(D, BACKWARD))
-        _backward[programs,](*tensors, *of_rows, parts_D, *numbers, **constants)
+        _backward[programs,](*tensors, *row_gradients, parts_D, N, D, D**-0.5, eps, **constants)
     dweight_D.copy_(parts_D.sum(0))
 
 
 @op("engram_gate", _launch, engram_gate_torch)
 def engram_gate(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """``g value`` (N, D) in the dtype to which torch promotes state, key and value.
+    """Return ``g value`` (N, D) in the dtype to which torch promotes state, key and value.
 
-    ``h_ND``: the states, not normalised. ``key_ND``: normalised keys. ``weight_D``: of the states' norm, and
-    ``eps`` its own. Differentiable once in all four. Raises ``ValueError`` for shapes that do not fit.
+    It is differentiable once in all four tensors.
+
+    Args:
+        h_ND: states, not normalised.
+        key_ND: normalised keys.
+        weight_D: weight of the states' norm.
+        eps: epsilon of the states' norm.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
     N, D = h_ND.shape if h_ND.dim() == 2 else (0, 0)
     if D < 1 or key_ND.shape != (N, D) or value_ND.shape != (N, D) or weight_D.shape != (D,):
@@ -161,7 +173,7 @@ def engram_gate(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor
 def engram_gate_backward(
     grad_ND: Tensor, h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of ``h_ND``, ``key_ND``, ``value_ND`` and ``weight_D``, in their dtypes."""
+    """Return the gradients of ``h_ND``, ``key_ND``, ``value_ND`` and ``weight_D``, in their dtypes."""
     dh_ND, dkey_ND, dvalue_ND = (x.new_empty(x.shape) for x in (h_ND, key_ND, value_ND))
     return dh_ND, dkey_ND, dvalue_ND, weight_D.new_empty(weight_D.shape)
 

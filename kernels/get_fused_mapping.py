@@ -1,19 +1,19 @@
-"""Mapping: where the rows of each expert lie, so that an expert's rows are contiguous.
+"""Layout of the fused buffer, in which the rows of each expert are contiguous.
 
-Token n's k-th choice is entry ``n K + k``. Entries are sorted by expert, and within an expert keep their
-order, so the mapping is stable and the same on every run. Each expert's segment is padded to a multiple of
-``alignment`` (grouped products in FP8 want 16); an expert without tokens has an empty one. An index outside
-0..E-1 is masked: it gets no row.
+Token n's k-th choice is entry ``n K + k``. Entries are sorted by expert and keep their order within an
+expert, so the mapping is the same on every run. Each expert's segment is padded to a multiple of
+``alignment`` (grouped products in FP8 require 16); an expert without tokens has an empty segment. An index
+outside 0..E-1 is masked and gets no row.
 
-P has to be known before the indices are, or the host waits for the device. So P is the largest that N, K, E
-and the alignment allow, and the rows behind the last segment are padding.
+P must be known before the indices are, because otherwise the host waits for the device. So P is the largest
+number that N, K, E and the alignment allow, and the rows after the last segment are padding.
 
-Launches are what costs; there are two. The first counts each block's entries by expert. In the second every
-block sums the counts of all blocks (E integers for each 1024 entries, from the L2 cache), which tells it the
-segments and the rank of its first entry in each; it numbers its own entries by a cumulative sum over a
-one-hot tile. More programs mark the padding. A sort would be several launches and passes.
+Launches dominate the cost; there are two. The first counts each block's entries by expert. In the second,
+every block sums the counts of all blocks (E integers per 1024 entries, from the L2 cache). This gives the
+segments and the rank of its first entry in each. It numbers its own entries by a cumulative sum over a one-
+hot tile. Further programs mark the padding. A sort would need several launches and passes.
 
-Letters: I the N K entries.
+Letters: I = N K entries.
 """
 
 from typing import NamedTuple
@@ -28,28 +28,30 @@ BLOCK = 1024
 
 
 class FusedMapping(NamedTuple):
-    """All int32; -1 is padding in the maps from rows, and masked in ``token_to_pos_NK``."""
+    """Maps, all int32; -1 marks padding in maps from rows, and masked entries in ``token_to_pos_NK``."""
 
     pos_to_expert_P: Tensor
     pos_to_token_P: Tensor
     pos_to_entry_P: Tensor
-    """``token * K + k``, the place of the row's weight among all weights."""
+    """``token * K + k``, the index of the row's weight among all weights."""
     token_to_pos_NK: Tensor
     start_E: Tensor
     end_E: Tensor
-    """Ends with the padding: the offsets that ``torch.nn.functional.grouped_mm`` takes."""
+    """Ends of the padded segments: the offsets that ``torch.nn.functional.grouped_mm`` takes."""
     count_E: Tensor
     """Rows that are not padding."""
 
 
 def static_rows(entries: int, experts: int, alignment: int) -> int:
-    """The most rows that so many entries can need: each expert that has one pads alignment - 1."""
+    """Return the most rows that the entries can need: each expert with entries pads at most alignment - 1."""
     return (entries + min(experts, entries) * (alignment - 1)) // alignment * alignment
 
 
 def get_fused_mapping_torch(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
-    """``get_fused_mapping`` in torch: a stable sort, masked entries as one expert more, which is cut off."""
-    (N, K), device = chosen_NK.shape, chosen_NK.device
+    """Compute ``get_fused_mapping`` by a stable sort; masked entries form one more expert, which is cut
+    off."""
+    N, K = chosen_NK.shape
+    device = chosen_NK.device
     P = static_rows(N * K, experts, alignment)
     expert_I = chosen_NK.flatten().long()
     expert_I = torch.where((expert_I >= 0) & (expert_I < experts), expert_I, experts)
@@ -73,14 +75,14 @@ def get_fused_mapping_torch(chosen_NK: Tensor, experts: int, alignment: int = 1)
 
 @jit
 def _experts_of(chosen, entry, last, E):
-    """The experts that the entries before ``last`` chose, -1 where masked."""
+    """Return the experts that the entries before ``last`` chose, -1 where masked."""
     e = tl.load(chosen + entry, mask=entry < last, other=-1)
     return tl.where((e >= 0) & (e < E), e, -1).to(tl.int32)
 
 
 @jit
 def count_blocks(chosen, counts, entries, E, WIDE_E: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """The choices of each expert among each block's entries of ``chosen``, counts (blocks, WIDE_E) int32."""
+    """Count the choices of each expert among each block's entries, ``counts`` (blocks, WIDE_E) int32."""
     block, experts = tl.program_id(0), tl.arange(0, WIDE_E)
     count = tl.zeros((WIDE_E,), tl.int32)
     for i in range(block * BLOCK, min(block * BLOCK + BLOCK, entries), STEP):
@@ -91,7 +93,7 @@ def count_blocks(chosen, counts, entries, E, WIDE_E: tl.constexpr, BLOCK: tl.con
 
 @jit
 def sum_blocks(counts, until, blocks, WIDE_E: tl.constexpr, STEP: tl.constexpr):
-    """The counts of each expert in all blocks, and in those before the block ``until``."""
+    """Return the counts of each expert in all blocks, and in those before the block ``until``."""
     experts = tl.arange(0, WIDE_E)
     total, before = tl.zeros((WIDE_E,), tl.int32), tl.zeros((WIDE_E,), tl.int32)
     for i in range(0, blocks, STEP):
@@ -138,7 +140,7 @@ def _place(
             entry = i + tl.arange(0, STEP)
             e = _experts_of(chosen, entry, entries, E)
             hit = (e[:, None] == experts[None, :]).to(tl.int32)
-            # The cumulative sum counts the entry itself, too.
+            # The cumulative sum includes the entry itself, hence the -1.
             pos = tl.sum(hit * (place[None, :] + tl.cumsum(hit, axis=0) - 1), axis=1)
             real = e >= 0
             tl.store(token_to_pos + entry, tl.where(real, pos, -1), mask=entry < entries)
@@ -159,7 +161,7 @@ def _place(
 
 
 def block_counts(chosen_NK: Tensor, experts: int) -> tuple[Tensor, dict[str, int]]:
-    """Launch ``count_blocks``: the counts (blocks, WIDE_E), at least one block, and the sizes it took."""
+    """Launch ``count_blocks``; return the counts (blocks, WIDE_E), at least one block, and its constants."""
     wide = tile(experts)
     sizes = dict(WIDE_E=wide, BLOCK=BLOCK, STEP=max(4096 // wide, 1))
     blocks = max(-(-chosen_NK.numel() // BLOCK), 1)
@@ -170,17 +172,28 @@ def block_counts(chosen_NK: Tensor, experts: int) -> tuple[Tensor, dict[str, int
 
 def _launch(mapping: FusedMapping, chosen_NK: Tensor, experts: int, alignment: int) -> None:
     counts, sizes = block_counts(chosen_NK, experts)
-    P, blocks, K = len(mapping.pos_to_expert_P), len(counts), chosen_NK.shape[1]
-    numbers = chosen_NK.numel(), P, experts, blocks
+    P = len(mapping.pos_to_expert_P)
+    blocks = len(counts)
     grid = (blocks - (-P // BLOCK),)
-    _place[grid](chosen_NK, counts, *mapping, *numbers, K=K, ALIGNMENT=alignment, **sizes)
+    _place[grid](
+        chosen_NK,
+        counts,
+        *mapping,
+        chosen_NK.numel(),
+        P,
+        experts,
+        blocks,
+        K=chosen_NK.shape[1],
+        ALIGNMENT=alignment,
+        **sizes,
+    )
 
 
 @op("get_fused_mapping", _launch, get_fused_mapping_torch)
 def fused_mapping(
     chosen_NK: Tensor, experts: int, alignment: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of ``FusedMapping`` at their static size: the registered op."""
+    """Return the fields of ``FusedMapping`` at their static size. This is the registered op."""
     if chosen_NK.dim() != 2 or experts < 1 or alignment < 1:
         raise ValueError(
             f"get_fused_mapping: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of "
@@ -193,8 +206,9 @@ def fused_mapping(
 
 
 def get_fused_mapping(chosen_NK: Tensor, experts: int, alignment: int = 1) -> FusedMapping:
-    """The rows of each expert for the choices ``chosen_NK``, int32 or int64, -1 where masked.
+    """Return the layout of each expert's rows for the choices ``chosen_NK``, int32 or int64, -1 where masked.
 
-    Raises ``ValueError`` where the shape is not (N, K) or a number is not positive.
+    Raises:
+        ValueError: the shape is not (N, K), or a number is not positive.
     """
     return FusedMapping(*fused_mapping(chosen_NK, experts, alignment))

@@ -3,8 +3,8 @@
     denominator[n] = 1e-20 + sum over k of w[n, k]        out[n, k] = w[n, k] / denominator[n]
     dw[n, k] = (dout[n, k] - <dout[n], out[n]>) / denominator[n] + ddenominator[n]
 
-Weights that are all zero stay zero. NaN and inf spread through their own row only. At N (8 k + 4) bytes the
-launch is what costs; ``route`` does this without one.
+Weights that are all zero stay zero. NaN and inf affect only their own row. The op moves N (8 k + 4) bytes, so
+the launch dominates its cost; ``route`` fuses it.
 """
 
 from torch import Tensor
@@ -16,7 +16,7 @@ ROWS = 256
 
 
 def normalize_weight_torch(w_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """``normalize_weight`` in torch."""
+    """Compute ``normalize_weight`` in torch."""
     sum_N = TINY + w_NK.sum(1)
     return sum_N, w_NK / sum_N[:, None]
 
@@ -24,7 +24,7 @@ def normalize_weight_torch(w_NK: Tensor) -> tuple[Tensor, Tensor]:
 def normalize_weight_backward_torch(
     grad_sum_N: Tensor, grad_NK: Tensor, sum_N: Tensor, normal_NK: Tensor
 ) -> Tensor:
-    """``normalize_weight_backward`` in torch."""
+    """Compute ``normalize_weight_backward`` in torch."""
     inner_N = (grad_NK * normal_NK).sum(1)
     return (grad_NK - inner_N[:, None]) / sum_N[:, None] + grad_sum_N[:, None]
 
@@ -70,12 +70,13 @@ def _launch_backward(out_NK: Tensor, *inputs: Tensor) -> None:
 
 @op("normalize_weight", _launch, normalize_weight_torch)
 def normalize_weight(w_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """``(denominator (N,), w / denominator (N, K))`` in the dtype of ``w_NK``, float32. Differentiable once.
+    """Return ``(denominator (N,), w / denominator (N, K))`` for float32 ``w_NK``; differentiable once.
 
-    Raises ``ValueError`` where w is not (N, K).
+    Raises:
+        ValueError: the shape is not (N, K).
     """
     if w_NK.dim() != 2:
-        raise ValueError(f"normalize_weight: w must be (N, K), here {tuple(w_NK.shape)}")
+        raise ValueError(f"normalize_weight: w must be (N, K), is {tuple(w_NK.shape)}")
     return w_NK.new_empty(w_NK.shape[0]), w_NK.new_empty(w_NK.shape)
 
 
@@ -83,7 +84,7 @@ def normalize_weight(w_NK: Tensor) -> tuple[Tensor, Tensor]:
 def normalize_weight_backward(
     grad_sum_N: Tensor, grad_NK: Tensor, sum_N: Tensor, normal_NK: Tensor
 ) -> Tensor:
-    """The gradient of the weights from those of both results, and both results."""
+    """Return the gradient of the weights, given both results and their gradients."""
     return normal_NK.new_empty(normal_NK.shape)
 
 

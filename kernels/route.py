@@ -4,21 +4,21 @@
     chosen[n] = the k largest of s[n] + bias, the largest first, ties to the lower index
     gates[n]  = s[n, chosen] / (1e-20 + sum of them)
 
-The bias only selects, the gates are made of the unbiased scores (Wang et al., Auxiliary-Loss-Free Load
-Balancing, 2024). ``logsumexp`` of the logits is there for the z-loss, and the scores for the auxiliary loss.
+The bias only selects; the gates are computed from the unbiased scores (Wang et al., Auxiliary-Loss-Free Load
+Balancing, 2024). The z-loss uses ``logsumexp`` of the logits, and the auxiliary loss uses the scores.
 
 The gradient of the logits is ``s (ds - <ds, s> + dlogsumexp)``. Here ``ds`` is the gradient of the scores,
 plus ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` at the chosen experts. Counts and choices have no
 gradient.
 
-NaN and inf: a NaN or +inf among a token's logits, or -inf in all, makes its scores and gates NaN. The choices
-are k different experts in any case.
+NaN or +inf among a token's logits, or -inf in all of them, makes its scores and gates NaN. The choices are k
+different experts in any case.
 
-Launches are what costs. Forward: one clears the counts, one does the rest. Backward: one, which makes the
-scores again from the logits.
+Launches dominate the cost. Forward: one clears the counts, one does the rest. Backward: one, which recomputes
+the scores from the logits.
 
-Layout: a program holds rows for a tile of 1024 scores. The k maxima are taken as in ``topk_gate``. Counts are
-added with integer atomics, whose order does not matter.
+Layout: a program holds the rows of a tile of 1024 scores. The k maxima are found as in ``topk_gate``. Counts
+are added with integer atomics, whose order does not matter.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from kernels.switch import jit, op, tile, tl
 from kernels.topk_gate import sortable, take_best, topk_gate_torch
 
 TILE = 1024
-"""Scores that one program holds."""
+"""Scores of one program."""
 
 
 class Routing(NamedTuple):
@@ -45,7 +45,7 @@ class Routing(NamedTuple):
     scores_NE: Tensor
     """float32, of all tokens."""
     logsumexp_N: Tensor
-    """Of the logits, float32, of all tokens."""
+    """float32, of the logits of all tokens."""
 
 
 def route_torch(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
@@ -106,13 +106,13 @@ def _route(
     place, inside = n[:, None].to(tl.int64) * E + e, (n < N)[:, None] & (e < E)
     logit = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
 
-    # The peak of a row of -inf is taken as 0, that its logsumexp be -inf.
+    # The peak of a row of -inf counts as 0, so its logsumexp is -inf.
     peak = tl.max(logit, axis=1)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     power = tl.where(e < E, tl.exp(logit - peak[:, None]), 0.0)
     total = tl.sum(power, axis=1)
-    # inf - inf above is NaN, where the logarithm of a sum with inf in it is inf; but a maximum passes over a
-    # NaN beside it.
+    # With +inf in the row, inf - inf above is NaN but the logsumexp is inf. The maximum ignores a NaN next to
+    # it, so NaN is detected separately.
     nan = tl.max((logit != logit).to(tl.int32), axis=1) > 0
     known = (peak == float("inf")) & ~nan
     tl.store(logsumexp + n, tl.where(known, peak, peak + tl.log(total)), mask=n < N)
@@ -148,11 +148,21 @@ def _route(
 
 def _launch(out: Routing, logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None) -> None:
     out.count_E.zero_()
-    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, k)
+    N, E = logits_NE.shape
+    sizes = _sizes(logits_NE, k)
     if N:
-        inputs = (logits_NE if x is None else x for x in (logits_NE, bias_E, valid_N))
-        flags = dict(BIASED=bias_E is not None, MASKED=valid_N is not None, WIDE_K=tile(k))
-        _route[-(-N // sizes["ROWS"]),](*inputs, *out, N, E, **flags, **sizes)
+        _route[-(-N // sizes["ROWS"]),](
+            logits_NE,
+            logits_NE if bias_E is None else bias_E,  # not read
+            logits_NE if valid_N is None else valid_N,  # not read
+            *out,
+            N,
+            E,
+            BIASED=bias_E is not None,
+            MASKED=valid_N is not None,
+            WIDE_K=tile(k),
+            **sizes,
+        )
 
 
 def _sizes(logits_NE: Tensor, k: int) -> dict[str, Any]:
@@ -210,13 +220,24 @@ def _route_backward(
 
 
 def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradients) -> None:
-    (N, E), sizes = logits_NE.shape, _sizes(logits_NE, chosen_NK.shape[1])
+    N, E = logits_NE.shape
+    sizes = _sizes(logits_NE, chosen_NK.shape[1])
     if N:
-        filled = (gates_NK if g is None else g.contiguous() for g in gradients)
-        used = zip(("OF_GATES", "OF_SCORES", "OF_LOGSUMEXP"), gradients, strict=True)
-        flags = {name: g is not None for name, g in used}
-        saved = logits_NE, gates_NK, chosen_NK, logsumexp_N
-        _route_backward[-(-N // sizes["ROWS"]),](*filled, *saved, out_NE, N, E, **flags, **sizes)
+        gates, scores, logsumexp = gradients
+        _route_backward[-(-N // sizes["ROWS"]),](
+            *(gates_NK if g is None else g.contiguous() for g in gradients),  # a missing gradient is not read
+            logits_NE,
+            gates_NK,
+            chosen_NK,
+            logsumexp_N,
+            out_NE,
+            N,
+            E,
+            OF_GATES=gates is not None,
+            OF_SCORES=scores is not None,
+            OF_LOGSUMEXP=logsumexp is not None,
+            **sizes,
+        )
 
 
 @op("route", _launch, route_torch)
@@ -263,10 +284,15 @@ _route_op.register_autograd(_adjoint, setup_context=_remember)
 
 
 def route(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
-    """Choose ``k`` experts for every token, with their gates.
+    """Choose ``k`` experts for every token, and compute their gates.
 
-    ``bias_E``: float32, added for the choice only. ``valid_N``: bool; other tokens go to no expert and are
-    not counted. Differentiable once in the logits through gates, scores and logsumexp. Raises ``ValueError``
-    where k is not in 1..E or a shape does not fit.
+    It is differentiable once in the logits, through gates, scores and logsumexp.
+
+    Args:
+        bias_E: float32, added for the choice only.
+        valid_N: bool; other tokens go to no expert and do not count.
+
+    Raises:
+        ValueError: k is not in 1..E, or a shape does not fit.
     """
     return Routing(*_route_op(logits_NE, bias_E, k, valid_N))

@@ -1,13 +1,14 @@
-"""Logits of a router from a state in bfloat16, as exact as a float32 product's, by one that tensor cores do.
+"""Logits of a router from a bfloat16 state, as exact as by a float32 product, on tensor cores.
 
     logits[n] = W x[n] = (W1 + W2 + W3) x[n]
 
-W1 is the bfloat16 nearest to W, W2 that nearest to W - W1, and so on: three hold the 24 bits of a float32,
-and sums are in float32. Against float64 the error is 1.4e-7 of the norm, that of a float32 product 3.4e-7, at
-2048 features. The gradient of the logits is cut likewise: in three for that of W, which is float32, and in
-two, with two of W's, for that of the state, which is bfloat16 again.
+W1 is the bfloat16 nearest to W, W2 the one nearest to W - W1, and so on. Three pieces hold the 24 bits of a
+float32, and sums are in float32. At 2048 features the error against float64 is 1.4e-7 of the norm; that of a
+float32 product is 3.4e-7. The gradient of the logits is split the same way: into three pieces for the
+gradient of W, which is float32, and into two, with two of W, for that of the state, which is bfloat16.
 
-A state in float32 is not for this: rounding it would cost 1.7e-3. On a CPU the float32 product is faster.
+A float32 state takes the float32 product, because rounding it to bfloat16 would cost an error of 1.7e-3. So
+does a CPU, where that product is faster.
 
 Letters: N tokens, D features, E experts.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 def router_logits(x_ND: Tensor, w_ED: Tensor) -> Tensor:
-    """``x_ND w_ED^T`` (N, E), at least float32. Differentiable once in both."""
+    """Return ``x_ND w_ED^T`` (N, E) in at least float32; differentiable once in both."""
     if x_ND.dtype == torch.bfloat16 and w_ED.dtype == torch.float32 and _is_on_gpu(x_ND):
         return _router_logits(x_ND, w_ED)
     wide = torch.promote_types(x_ND.dtype, torch.float32)
@@ -29,7 +30,7 @@ def _is_on_gpu(x_ND: Tensor) -> bool:
 
 
 def _pieces(x: Tensor, count: int) -> list[Tensor]:
-    """So many bfloat16 whose sum is ``x`` but for its last bits."""
+    """Split ``x`` into ``count`` bfloat16 tensors whose sum is ``x`` up to its last bits."""
     pieces = []
     for _ in range(count):
         pieces.append(x.bfloat16())
@@ -38,7 +39,7 @@ def _pieces(x: Tensor, count: int) -> list[Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Of bfloat16 matrices, in float32."""
+    """Return the product of bfloat16 matrices in float32."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
@@ -54,7 +55,8 @@ def _(x_ND, w_ED):
 
 @torch.library.custom_op("spider::router_logits_backward", mutates_args=())
 def _router_logits_backward(dy_NE: Tensor, x_ND: Tensor, w_ED: Tensor) -> tuple[Tensor, Tensor]:
-    (w1, w2), (dy1, dy2, dy3) = _pieces(w_ED, 2), _pieces(dy_NE, 3)
+    w1, w2 = _pieces(w_ED, 2)
+    dy1, dy2, dy3 = _pieces(dy_NE, 3)
     dx_ND = torch.cat([dy1, dy2, dy1], 1) @ torch.cat([w1, w1, w2])
     dw_ED = _product(torch.cat([dy1, dy2, dy3], 1).T, x_ND).unflatten(0, (3, -1)).sum(0)
     return dx_ND, dw_ED

@@ -1,14 +1,13 @@
-"""Segments: runs of rows that lie one behind the other, summed, and given back what belongs to each.
+"""Segments, runs of contiguous rows: sum the rows of each, and copy a row to all rows of its segment.
 
     segment_sum:     out[m] = sum of x[n] over edge[m] <= n < edge[m + 1]
     segment_expand:  out[n] = z[m] for edge[m] <= n < edge[m + 1];  0 before edge[0] and from edge[M] on
 
-Each is the other's adjoint. Sums are in float32, in one fixed order: unlike additions into places that an
-index names, they need no atomic operation, and every run gives the same bits. NaN and inf stay in their own
-segment.
+Each is the other's adjoint. Sums are in float32 and in a fixed order. Unlike ``index_add`` they need no
+atomic operations, and every run gives the same bits. NaN and inf stay in their own segment.
 
-Layout: a program of the sum takes a segment's tile of features and adds ROWS of its rows at a time, so that
-their loads do not wait for one another; one of the expansion copies a tile of a row.
+Layout: a program of the sum takes a tile of a segment's features and adds ROWS rows at a time, so their loads
+do not wait for one another. A program of the expansion copies a tile of a row.
 """
 
 import torch
@@ -21,14 +20,15 @@ ROWS = 4
 
 
 def segment_sum_torch(x_ND: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
-    """``segment_sum`` in torch: rows of no segment are added to one past the end, which is cut off."""
-    M, wide = len(edge_S) - 1, torch.promote_types(x_ND.dtype, torch.float32)
+    """Compute ``segment_sum`` in torch: rows of no segment go to a row past the end, which is cut off."""
+    M = len(edge_S) - 1
+    wide = torch.promote_types(x_ND.dtype, torch.float32)
     sum_MD = x_ND.new_zeros(M + 1, x_ND.shape[1], dtype=wide)
     return sum_MD.index_add(0, segment_N, x_ND.to(wide))[:M].to(x_ND.dtype)
 
 
 def segment_expand_torch(z_MD: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
-    """``segment_expand`` in torch: rows of no segment read zeros behind the last one."""
+    """Compute ``segment_expand`` in torch: rows of no segment read zeros after the last one."""
     return torch.nn.functional.pad(z_MD, (0, 0, 0, 1)).index_select(0, segment_N)
 
 
@@ -71,11 +71,16 @@ def _launch_expand(out_ND: Tensor, z_MD: Tensor, segment_N: Tensor, _: Tensor) -
 
 @op("segment_sum", _launch_sum, segment_sum_torch)
 def segment_sum(x_ND: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
-    """The sums (M, D) of the rows of each segment, in the dtype of ``x_ND``; zero for an empty one.
+    """Return the sums (M, D) of the rows of each segment, in the dtype of ``x_ND``; zero for an empty one.
 
-    ``edge_S``: M + 1 places from 0 to N in ascending order, int64. ``segment_N``: the segment of each row,
-    int64, as the edges say; M for rows of none. Differentiable in ``x_ND``. Raises ``ValueError`` for shapes
-    that do not fit.
+    It is differentiable in ``x_ND``.
+
+    Args:
+        segment_N: int64, segment of each row, consistent with the edges; M for rows of no segment.
+        edge_S: int64, M + 1 ascending row numbers from 0 to N.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
     if x_ND.dim() != 2 or segment_N.shape != x_ND.shape[:1] or edge_S.dim() != 1 or not len(edge_S):
         raise ValueError(
@@ -87,7 +92,7 @@ def segment_sum(x_ND: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
 
 @op("segment_expand", _launch_expand, segment_expand_torch)
 def segment_expand(z_MD: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
-    """The rows (N, D) of ``z_MD`` that the segments of ``segment_sum`` read; zeros for rows of no segment."""
+    """Return for each of N rows the row of ``z_MD`` of its segment, (N, D); zeros for rows of no segment."""
     if z_MD.dim() != 2 or segment_N.dim() != 1 or edge_S.shape != (len(z_MD) + 1,):
         raise ValueError(
             f"segment_expand: z {tuple(z_MD.shape)} must be (M, D), segment {tuple(segment_N.shape)} (N,), "

@@ -1,11 +1,11 @@
-"""What makes an op of a Triton kernel and its torch twin, and which of the two it runs.
+"""Ops of a Triton kernel and its torch twin, and the choice between the two.
 
-One choice holds for the process. It is read when an op runs, not when it is traced: a compiled model follows
-a new choice without a recompilation. Triton itself is imported here and nowhere else. torch's CPU build does
-not need it; where it is missing ``jit`` and ``tl`` are stand-ins that let a kernel be defined, never run.
+One choice holds for the whole process. It is read when an op runs, not when it is traced, so a compiled model
+follows a new choice without recompilation. Only this file imports Triton, which torch's CPU build does not
+include. Where it is missing, ``jit`` and ``tl`` are stand-ins: kernels can be defined but not run.
 
-float64 always takes the twin: kernels accumulate in float32, and float64 serves proofs. A kernel runs on the
-current CUDA device, where its tensors must lie.
+float64 always uses the twin, because kernels accumulate in float32 and float64 serves as a reference. A
+kernel runs on the current CUDA device, which must hold its tensors.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Mode = Literal["auto", "triton", "torch"]
 
 
 class Choice(NamedTuple):
-    """What runs on CUDA tensors (elsewhere it is the twin), and why, in words for a log."""
+    """The implementation on CUDA tensors (elsewhere it is the twin), and the reason for the log."""
 
     implementation: Literal["triton", "torch"]
     reason: str
@@ -40,10 +40,13 @@ _choice: Choice
 
 
 def choose(mode: Mode) -> Choice:
-    """Set the implementation of every op of this process from now on, and return what was chosen and why.
+    """Set the implementation of every op of this process, and return the choice.
 
-    ``auto`` takes the kernels where Triton is installed and there is a CUDA device. ``triton`` takes them or
-    raises ``ValueError`` where they cannot run. Under ``TRITON_INTERPRET=1`` they run on CPU tensors too.
+    ``auto`` selects the kernels if Triton is installed and there is a CUDA device, else the twins. Under
+    ``TRITON_INTERPRET=1`` kernels run on CPU tensors too.
+
+    Raises:
+        ValueError: ``mode`` is ``triton`` and the kernels cannot run here.
     """
     global _choice
     if mode not in get_args(Mode):
@@ -52,7 +55,7 @@ def choose(mode: Mode) -> Choice:
     if mode == "triton" and missing:
         raise ValueError(f"kernels: triton cannot run here: {missing}; choose auto or torch")
     if mode == "torch":
-        _choice = Choice("torch", "asked for")
+        _choice = Choice("torch", "configured")
     elif missing:
         _choice = Choice("torch", missing)
     else:
@@ -70,7 +73,7 @@ def _what_is_missing() -> str:
 
 
 def use_triton(x: Tensor) -> bool:
-    """Whether an op on ``x`` launches its kernel."""
+    """Tell whether an op on ``x`` launches its kernel."""
     return _choice.implementation == "triton" and (x.is_cuda or INTERPRETED) and x.dtype != torch.float64
 
 
@@ -79,9 +82,9 @@ def op(
 ) -> Callable[[Callable[..., Any]], torch.library.CustomOpDef]:
     """Register the decorated function as ``spider::<name>`` with ``torch.library``.
 
-    It checks the arguments and allocates the results, which is all that a tracing needs. When the op runs,
-    ``launch(results, *arguments)`` fills them by a kernel, its tensors contiguous, or ``twin(*arguments)``
-    gives others. The first argument, a tensor, decides which.
+    The function checks the arguments and allocates the results, which is all that tracing needs. When the op
+    runs, either ``launch(results, *arguments)`` fills the results by a kernel, given contiguous tensors, or
+    ``twin(*arguments)`` computes others. The first argument, a tensor, decides.
     """
 
     def register(allocate: Callable[..., Any]) -> torch.library.CustomOpDef:
@@ -102,7 +105,7 @@ def op(
 
 
 def tile(size: int, largest: int | None = None) -> int:
-    """The power of two that covers ``size``, at most ``largest``."""
+    """Return the smallest power of two that is at least ``size``, limited to ``largest``."""
     covering = 1 << max(size - 1, 0).bit_length()
     return min(covering, largest or covering)
 

@@ -1,10 +1,10 @@
-"""Top-k gate: the k experts with the largest scores, the largest first, equal scores by the lower index.
+"""Top-k gate: the k experts with the largest scores, in descending order, ties by the lower index.
 
-NaN counts as larger than every number, as ``torch.sort`` has it, and -0 equals 0; the indices are k different
-experts whatever the scores.
+NaN counts as larger than every number, as in ``torch.sort``, and -0 equals 0. The k indices are always
+different.
 
-Layout: a program takes rows enough for a tile of 2048 scores. It makes one int64 of a score and its index
-whose order is the order wanted, so that a maximum needs no rule for ties, and takes the maximum k times.
+Layout: a program takes as many rows as fill a tile of 2048 scores. It packs a score and its index into one
+int64 key that sorts in the wanted order, so a maximum needs no rule for ties, and takes the maximum k times.
 Sorting whole rows would be more work for the small k of a gate.
 """
 
@@ -15,15 +15,15 @@ from kernels.switch import jit, op, tile, tl
 
 
 def topk_gate_torch(scores_NE: Tensor, k: int) -> Tensor:
-    """``topk_gate`` in torch: a stable sort, because ``torch.topk`` promises nothing about equal scores."""
+    """Compute ``topk_gate`` by a stable sort, because ``torch.topk`` leaves the order of ties undefined."""
     return scores_NE.sort(dim=1, descending=True, stable=True).indices[:, :k].contiguous()
 
 
 @jit
 def sortable(scores, e, E, WIDE_E: tl.constexpr):
-    """int64 keys of ``scores`` (ROWS, WIDE_E) float32 at columns ``e``, all different in a row.
+    """Return int64 keys of the float32 ``scores`` (ROWS, WIDE_E) at columns ``e``, distinct within a row.
 
-    A larger key is a better choice. Columns from E on are below every score.
+    A larger key is a better choice. Columns from E on get the lowest key.
     """
     bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -34,7 +34,7 @@ def sortable(scores, e, E, WIDE_E: tl.constexpr):
 
 @jit
 def take_best(keys, WIDE_E: tl.constexpr):
-    """The column of each row's best key, and the keys without it."""
+    """Return the column of each row's best key, and the keys without it."""
     best = tl.max(keys, axis=1)
     e = WIDE_E - 1 - (best & 0xFFFFFFFF).to(tl.int32)
     return e, tl.where(keys == best[:, None], -0x8000000000000000, keys)
@@ -62,12 +62,11 @@ def _launch(chosen_NK: Tensor, scores_NE: Tensor, k: int) -> None:
 
 @op("topk_gate", _launch, topk_gate_torch)
 def topk_gate(scores_NE: Tensor, k: int) -> Tensor:
-    """The indices (N, k), int64, of the k largest of each row. No derivative.
+    """Return the int64 indices (N, k) of the k largest scores of each row, without a derivative.
 
-    Raises ``ValueError`` where k is not in 1..E.
+    Raises:
+        ValueError: k is not in 1..E.
     """
     if scores_NE.dim() != 2 or not 1 <= k <= scores_NE.shape[1]:
-        raise ValueError(
-            f"topk_gate: k = {k} must be in 1..E for scores (N, E), here {tuple(scores_NE.shape)}"
-        )
+        raise ValueError(f"topk_gate: k = {k} must be in 1..E for scores (N, E) {tuple(scores_NE.shape)}")
     return scores_NE.new_empty(scores_NE.shape[0], k, dtype=torch.int64)

@@ -28,11 +28,10 @@ from kernels.cast_fp8 import cast_columns_fp8, cast_columns_fp8_torch, cast_rows
 from kernels.engram_conv import engram_conv, engram_conv_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
-from kernels.expand_to_fused import expand_to_fused, expand_to_fused_torch
+from kernels.expand_reduce import expand_to_fused, expand_to_fused_torch, reduce_fused, reduce_fused_torch
 from kernels.get_fused_mapping import FusedMapping, get_fused_mapping, get_fused_mapping_torch
 from kernels.grouped_mm_fp8 import grouped_mm_fp8
 from kernels.normalize_weight import normalize_weight, normalize_weight_torch
-from kernels.reduce_fused import reduce_fused, reduce_fused_torch
 from kernels.route import route, route_torch
 from kernels.segment_sum import segment_sum, segment_sum_torch
 from kernels.topk_gate import topk_gate, topk_gate_torch

@@ -160,7 +160,7 @@ class CompressedModel:
         if weights_digest({f"model.{name}": t for name, t in tensors.items()}) != self.header["weights"]:
             raise self._error("its weights do not match their digest")
         model = model.to_empty(device=device)
-        model.reset_parameters()  # sets marks of parameters, and buffers that are not stored
+        model.reset_parameters()  # sets the buffers that the file does not hold
         for name, tensor in model_tensors(model, "").items():
             tensor.copy_(tensors[name])
         return model.eval()

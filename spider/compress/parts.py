@@ -70,7 +70,7 @@ def split(model: Model, config: CompressConfig) -> tuple[list[Part], dict[str, T
     The model may be on the meta device, for the sizes alone. Raises `CheckpointError` for a tensor that is
     not finite.
     """
-    embeddings = {name for name, p in model.named_parameters() if getattr(p, "_is_embedding", False)}
+    embeddings = {name for name, group in model.parameter_groups().items() if group.role == "table"}
     parts: list[Part] = []
     exact: dict[str, Tensor] = {}
     for name, t in model_tensors(model, "").items():

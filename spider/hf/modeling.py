@@ -228,13 +228,10 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _complete(self, folder: Path) -> None:
-        """Restore what the files of weights lack: attributes of parameters, unsaved buffers, the vocabulary
-        and the n-gram index."""
+        """Restore what the weight file does not hold: other buffers, the vocabulary and the n-gram index."""
         tensors = model_tensors(self.model, "model.")
         blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
         functional_call(_Reset(self.model), blank, ())
-        for name, parameter in self.model.named_parameters():
-            vars(parameter).update(vars(blank[f"model.{name}"]))
         self.folder = folder
         self.model.tokens = read_tokens(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else BYTES
         if (ngram := self.model.config.ngram) is not None:
@@ -248,7 +245,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         """Run the model on one id; raise `ValueError` if its family does not run in this dtype."""
         ids_11 = torch.tensor([[BYTES.bos]], device=self.device)
         try:
-            self.model(ids_11, **self.model.without_knowledge(ids_11))
+            self.model(ids_11, **self.model.empty_candidates(ids_11))
         except RuntimeError as error:
             raise ValueError(
                 f"models of family {self.model.config.family} do not run in {self.dtype} ({error}): leave "

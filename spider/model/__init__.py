@@ -1,10 +1,10 @@
-"""Families of models, a folder each; `build_model` is the one way to make a model of any.
+"""Families of models, one folder each; `build_model` builds a model of any family.
 
-    interface.py   what the rest of Spider asks of a model
+    interface.py   the base class `Model`, the contract between a family and the rest of Spider
     layers.py      the small parts that families share
-    candidates.py  the head that prices what an n-gram index proposes, for any family
+    ngram_head.py  the head that scores the candidates of an n-gram index, for any family
     spider/        the byte-level recurrent-depth transformer with learned patches
-    gpt/           a transformer over ids, bytes or tokens, of two seeds' parts
+    gpt/           a transformer over bytes or tokens, with the parts of nanochat and of the parameter golf
 
 Importing this package, or a family's ``config``, imports no torch.
 """
@@ -25,37 +25,43 @@ log = logging.getLogger(__name__)
 
 
 def choose_kernels(mode: Literal["auto", "triton", "torch"]) -> None:
-    """Have every model of this process use our Triton kernels, or their twins in torch; the log says which,
-    and why.
+    """Choose between the Triton kernels and their torch twins for every model of this process, and log the
+    choice with its reason.
 
     Raises:
-        ValueError: the kernels were asked for and cannot run here.
+        ValueError: ``mode`` is ``triton`` and the kernels cannot run here.
     """
     from kernels import switch
 
-    log.info("kernels: %s (%s)", *switch.choose(mode))
+    choice = switch.choose(mode)
+    log.info("kernels: %s (%s)", choice.implementation, choice.reason)
 
 
 def build_model(config: ModelConfig, tokens: Tokens | None = None) -> Model:
-    """A model of the configuration's family with its weights set from the torch RNG, of so many ids as that
-    says; ``tokens`` are what they stand for, which whoever only measures may leave out.
+    """Return a model of the configuration's family, its weights set from the torch RNG.
 
-    Under ``torch.device("meta")`` nothing is allocated; then ``model.to_empty(device=...)`` and
-    ``model.reset_parameters()`` give what building on the device would have.
+    Under ``torch.device("meta")`` no memory is allocated. ``model.to_empty(device=...)`` and
+    ``model.reset_parameters()`` then give the same model as building it on the device.
+
+    Args:
+        tokens: the vocabulary (default: bytes). It may be left out where only sizes matter.
 
     Raises:
-        ConfigError: the family's model cannot be imported, or the vocabulary is not of so many ids.
+        ConfigError: the family's model cannot be imported, has no n-gram head although the configuration has
+            ``ngram``, or the vocabulary is not of the configured size.
     """
-    made = getattr(family_module(config.family, "model"), "Model", None)
-    if made is None:
+    family = getattr(family_module(config.family, "model"), "Model", None)
+    if family is None:
         raise ConfigError(
-            f"family {config.family!r}: its model.py defines no Model, a spider.model.interface.LanguageModel"
+            f"family {config.family!r}: its model.py defines no Model; derive a class of that name from "
+            "spider.model.interface.Model"
         )
-    model: Model = made(config)
+    model: Model = family(config)
     if config.ngram is not None and model.ngram is None:
         raise ConfigError(f"model.ngram: the family {config.family!r} reads no n-gram index; leave it out")
     if tokens is not None:
-        if tokens.size != (size := config.vocab_size or model.tokens.size):
+        size = config.vocab_size or model.tokens.size
+        if tokens.size != size:
             raise ConfigError(f"model.vocab_size: is {size:,}, and the tokenizer has {tokens.size:,} ids")
         model.tokens = tokens
     model.reset_parameters()

@@ -1,16 +1,15 @@
-"""What the rest of Spider asks of a model: the protocol that every family keeps, and a base to begin from.
+"""The contract between a model and the rest of Spider: the base class `Model`.
 
-Training, evaluation, description, checkpoints and reports know a model by this page alone. A family is a
-folder with ``config.py`` and ``model.py`` (`spider.config.model`), and the latter's ``Model`` is a
-``torch.nn.Module`` that keeps `LanguageModel`. One that derives from `Model` here adds ``forward`` and three
-counts (``parameters_by_part``, ``flops_per_token``, ``activation_bytes``), and replaces what it does better.
-The smallest family is ``tests/families/toy``.
+Training, evaluation, description, checkpoints and reports use a model through this file alone. A family is a
+folder with ``config.py`` and ``model.py`` (`spider.config.model`). The class ``Model`` of the latter derives
+from `Model` here, implements ``forward``, ``parameters_by_part``, ``flops_per_token`` and
+``activation_bytes``, and overrides what it does better than the base. The smallest family is
+``tests/families/toy``.
 
-What is not asked for here is told by marks: ``init_weights`` of a module sets its own weights (making it
-draws nothing), and `spider.model.layers` marks parameters for the optimizer. Names of modules and the order
-in which they are made are part of what checkpoints hold.
+A submodule that defines ``init_weights`` sets its own weights there; its constructor draws no random numbers.
+Names of modules and their order are part of the checkpoint format.
 
-Shapes: B windows, T ids of a window, V ids of the vocabulary, N new ids of a stream.
+Shapes: B windows, T tokens of a window, V vocabulary size, N new tokens of a stream, D features.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -38,172 +37,82 @@ if TYPE_CHECKING:
 @dataclass
 class ModelOutput:
     loss: Tensor | None
-    """For training, or (B, T) cross entropies for ``reduction="none"``; None without labels."""
+    """Training loss, or (B, T) cross entropies for ``reduction="none"``; None without labels."""
     logits: Tensor | None
-    """(B, T, V) float32 without labels, else None: training has no use for them."""
+    """(B, T, V) float32; None with labels, because training does not need them."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Detached scalars, ``cross_entropy`` (nats a target) among them where there are labels."""
+    """Detached scalars; with labels they include ``cross_entropy``, in nats per target."""
     trace: Any = None
-    """What happened inside, in the family's own words, where it was asked for."""
+    """Record of what happened inside, in the family's own format; None unless requested."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """How the optimizer and the compressor treat a parameter."""
+
+    role: Literal["matrix", "table", "vector"]
+    """matrix: multiplied; Muon may train it, and it decays. table: its rows are looked up; AdamW trains it,
+    and it decays only under ``decay_embeddings``. vector: all else; AdamW trains it without decay."""
+    rate: float = 1.0
+    """Factor on the learning rate of its role."""
 
 
 @dataclass(frozen=True)
 class Fp8Parts:
-    """What a family multiplies in fp8 itself, beside the linear layers, which are swapped for it."""
+    """Modules that multiply in fp8 by code of their own. Linear layers are not among them: torchao swaps
+    those."""
 
     layers: Mapping[str, nn.Module]
-    """Those modules by name; each has a switch ``fp8``, off at first."""
+    """The modules by name; each has an attribute ``fp8``, False at first."""
     runs_on: Callable[[torch.device], bool]
-    """Whether a device has what they need."""
+    """Whether a device supports them."""
     example: Callable[[int, int, torch.device], tuple[nn.Module, Tensor]]
-    """Of (windows, ids of a window, device): one such module with random weights, and as many rows (M, K) as
-    it gets in a forward pass, for the warm-up to time."""
+    """Maps (windows, tokens of a window, device) to one such module with random weights and its input (M, K)
+    of the size of a forward pass. The warm-up times it."""
 
 
 class Inspector(Protocol):
-    """What a family shows of a model, in its own words; evaluation stores it, the report draws it."""
+    """Observer of a family's inner workings; evaluation stores its figures and the report draws them."""
 
     segments: str
-    """What the model cuts a text into: ``patches``."""
+    """What the model cuts a text into, for example ``patches``."""
 
     uncut: str | None
-    """Why it cuts nothing, a sentence; None for a model that does."""
+    """One sentence that explains why the model does not cut its text; None for a model that does."""
 
     def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
-        """Count what the trace of a forward pass says of the positions that were scored in it."""
+        """Add the trace of a forward pass to the counts, for the positions that were scored in it."""
 
     def figures(self) -> list[dict[str, Any]]:
-        """What was counted, as plain JSON of the kinds in `spider.evaluation.records`."""
+        """Return the counts as plain JSON, in the kinds of `spider.evaluation.records`."""
         ...
 
     def cut(self, tokens_BT: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-        """At which positions a segment closes, (B, T) bool, and how probable that was, where predicted."""
+        """Return the positions that close a segment, (B, T) bool, and their probabilities if predicted."""
         ...
 
     def caption(self, total: int, closed: list[int]) -> str:
-        """A line about a text of so many bytes, cut into segments of these sizes."""
+        """Describe a text of ``total`` bytes that is cut into segments of these sizes, in one line."""
         ...
 
 
 class NgramHead(Protocol):
-    """What reads an n-gram index for a model: `spider.model.ngram_head.NgramHead`."""
+    """The part of `spider.model.ngram_head.NgramHead` that the contract needs."""
 
     layout: Layout
 
     def __call__(self, logits: Tensor, h: Tensor, candidates: Tensor) -> Tensor: ...
 
+    def multiplies(self) -> int: ...
 
-class LanguageModel(Protocol):
-    """A model of any family; the bodies here are right for one without parts of its own for fp8."""
-
-    config: Any
-    """Its block of the configuration, a `ModelConfig` of the family's."""
-    tokens: Tokens = BYTES
-    """The vocabulary that it reads and writes: bytes, or what `spider.model.build_model` was given."""
-    ngram: NgramHead | None
-    """What prices the candidates of an n-gram index, where the configuration has ``ngram``."""
-    lookup: NgramLookup | None = None
-    """Where they come from: not a part of the model, but what it must be read with. Whoever loads a model
-    sets it, and whoever calls one asks it."""
-    most_documents: int | None = None
-    """Of a row, where ``segments_BT`` are given: whoever packs rows says it."""
-    shown: Mapping[str, str] = {}
-    """Which of its own metrics stand in the training's log line, and how: ``{"loops": "{:.1f} loops"}``."""
-
-    def reset_parameters(self) -> None:
-        """Set every weight and buffer from the torch RNG; the same seed gives the same model."""
-
-    def __call__(
-        self,
-        tokens_BT: Tensor,
-        labels_BT: Tensor | None = None,
-        *,
-        n_loops: int | None = None,
-        reduction: Literal["mean", "none"] = "mean",
-        trace: bool = False,
-        candidates_BTW: Tensor | None = None,
-        **documents: Tensor,
-    ) -> ModelOutput:
-        """Predict, at every position of ``tokens_BT`` (int64), the id that follows.
-
-        Args:
-            labels_BT: the id that follows each, `spider.tokens.IGNORED` where it does not count.
-            n_loops: how often the looped part runs (default: the configuration's).
-            reduction: "mean" for training; "none" for each position's cross entropy in nats, 0 where ignored.
-            trace: also tell what happened inside.
-            candidates_BTW: uint8, candidates for the next byte; given only to a model with an n-gram index.
-            documents: ``segments_BT``, which of its row's documents each id is of, 0 for padding; only for a
-                family whose configuration has `DOCUMENTS`.
-        """
-        ...
-
-    def incremental(self, context: int, n_loops: int | None = None) -> Reader:
-        """A stream of at most ``context`` ids; its logits are those of one forward pass over all of it."""
-        ...
-
-    def after_step(self, *, updated: bool = True) -> None:
-        """Called once after every optimizer step; ``updated`` is false where its update was skipped."""
-        return None
-
-    def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
-        """Functions of a forward pass that are compiled apart, each with the module that has it. A part that
-        runs often is compiled once for every kind of its arguments."""
-        ...
-
-    def loops(self, asked: int | None) -> int:
-        """How often the looped part runs: as asked, else as configured; ``ValueError`` for what cannot be."""
-        if asked is not None and asked < 1:
-            raise ValueError(f"n_loops: a model runs at least once (got {asked})")
-        if not self.config.looped and asked not in (None, 1):
-            raise ValueError(f"n_loops: this model of family {self.config.family} has no loops (got {asked})")
-        return asked or self.config.loops
-
-    def inspector(self) -> Inspector | None:
-        """A new observer of what happens inside; None for a family that shows nothing."""
-        return None
-
-    def num_parameters(self) -> int: ...
-
-    def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of each part, under names for people; they sum to `num_parameters`."""
-        ...
-
-    def ffn_down(self) -> list[Tensor]:
-        """The matrices that lead out of its feed-forwards; none for a family without."""
-        ...
-
-    def looked_up(self) -> int:
-        """Parameters that are looked up and not multiplied: they cost no FLOPs, and autocast no copy."""
-        return 0
-
-    def scaling_parameters(self) -> int:
-        """Those for each of which ``tokens_per_parameter`` asks for so many ids."""
-        return self.num_parameters()
-
-    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
-        """FLOPs of forward and backward for each id of a window of ``length`` ids."""
-        ...
-
-    def activation_bytes(
-        self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
-    ) -> int:
-        """Estimate of what a forward pass over so many windows keeps for the backward pass; ``narrow``: its
-        matrix products run in two bytes, under autocast."""
-        ...
-
-    def keeps_wide(self, name: str) -> bool:
-        """Whether fp8 leaves that linear layer alone: it is tiny, or decides something discrete."""
-        return False
-
-    def fp8_parts(self) -> Fp8Parts | None:
-        """What it multiplies in fp8 itself, if anything."""
-        return None
+    def activation_bytes(self) -> int: ...
 
 
-class _WithoutDraws(TorchFunctionMode):
-    """Leave tensors as they are where random values would fill them.
+class _SkipRandomInit(TorchFunctionMode):
+    """Skip random initialisation.
 
-    A tensor on the meta device has no values, and torch imports its compiler to fill it: two seconds.
+    Tensors on the meta device have no values, and torch imports its compiler to fill them, which takes two
+    seconds.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -213,88 +122,229 @@ class _WithoutDraws(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Model(nn.Module, LanguageModel):
-    """A torch module that is a `LanguageModel`: for annotations, and as the base of a family's model."""
+class Model(nn.Module):
+    """Base class of every family's model; its docstrings are the contract."""
+
+    TABLES: ClassVar[str] = ""
+    """Regular expression that matches the full names of the parameters whose rows are looked up."""
 
     config: ModelConfig
+    """The family's block of the configuration."""
+    tokens: Tokens = BYTES
+    """Vocabulary: bytes, or the one given to `spider.model.build_model`."""
+    ngram: NgramHead | None
+    """Head that scores the candidates of an n-gram index; None unless the configuration has ``ngram``."""
+    lookup: NgramLookup | None = None
+    """Source of the candidates. It is not part of the model's state: the code that loads a model sets it."""
+    most_documents: int | None = None
+    """Maximum number of documents in a row where ``segments_BT`` is given; set by the code that packs
+    rows."""
+    shown: Mapping[str, str] = {}
+    """Format of each own metric in the training log line: ``{"loops": "{:.1f} loops"}``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_module("ngram", None)
 
+    if TYPE_CHECKING:
+
+        def __call__(
+            self,
+            tokens_BT: Tensor,
+            labels_BT: Tensor | None = None,
+            *,
+            n_loops: int | None = None,
+            reduction: Literal["mean", "none"] = "mean",
+            trace: bool = False,
+            candidates_BTW: Tensor | None = None,
+            **documents: Tensor,
+        ) -> ModelOutput:
+            """Predict the next token at every position of ``tokens_BT`` (int64); a family's ``forward``.
+
+            Args:
+                labels_BT: the next token of each position, `IGNORED` where there is no target.
+                n_loops: runs of the looped part (default: the configuration's).
+                reduction: "mean" for training; "none" returns each position's cross entropy in nats, 0 where
+                    the label is ignored.
+                trace: return `ModelOutput.trace`.
+                candidates_BTW: uint8, candidates for the next byte; required if the model has an n-gram head.
+                documents: ``segments_BT``, the number of each token's document within its row, 0 for padding;
+                    only for a family whose configuration sets `DOCUMENTS`.
+            """
+
+    # ------------------------------------------------------------------------------------ a family implements
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Return the number of parameters of each part, under names for people; the sum is that of
+        `num_parameters`."""
+        raise NotImplementedError
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
+        """Return the FLOPs of the forward and backward pass per token of a window of ``length`` tokens."""
+        raise NotImplementedError
+
+    def activation_bytes(
+        self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
+    ) -> int:
+        """Estimate the bytes that a forward pass over a batch keeps for the backward pass; ``narrow`` means
+        that matrix products run in two bytes, under autocast."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------- a family may override
+
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        """Return the group of each parameter, by its name.
+
+        Here a parameter is a table if `TABLES` matches its name, a matrix (or a stack of matrices) if its
+        last two axes are both longer than 1, else a vector.
+        """
+        groups: dict[str, ParameterGroup] = {}
+        for name, p in self.named_parameters():
+            if re.fullmatch(self.TABLES, name) or name == "ngram.symbols":
+                groups[name] = ParameterGroup("table")
+            elif p.ndim in (2, 3) and min(p.shape[-2:]) > 1:
+                groups[name] = ParameterGroup("matrix")
+            else:
+                groups[name] = ParameterGroup("vector")
+        return groups
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Call ``init_weights`` of every module that has it, in order."""
+        """Set every weight and buffer from the torch RNG, so that a seed determines the model.
+
+        Here ``init_weights`` of every module that defines it is called, in order.
+        """
         on_meta = any(parameter.is_meta for parameter in self.parameters())
-        with _WithoutDraws() if on_meta else contextlib.nullcontext():
+        with _SkipRandomInit() if on_meta else contextlib.nullcontext():
             for module in self.modules():
-                getattr(module, "init_weights", lambda: None)()
+                if hasattr(module, "init_weights"):
+                    module.init_weights()
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
+        """Return a stream of at most ``context`` tokens. Its logits equal those of one forward pass over the
+        whole stream."""
         return Reader(self, context, n_loops)
 
+    def after_step(self, *, updated: bool = True) -> None:
+        """Run after every optimizer step; ``updated`` is False if the update was skipped."""
+        return None
+
     def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:
+        """Return the functions of the forward pass that are compiled separately, as (module, attribute).
+
+        A part that runs often is compiled once for each kind of its arguments.
+        """
         return [(self, "forward")]
 
-    def with_ngrams(self, logits: Tensor, h: Tensor, candidates: Tensor | None) -> Tensor:
-        """The logits (..., V) as the index corrects them, by the last normalised state h (..., D); as they
-        are where there is none. `ValueError` without candidates: zeros would merely score badly."""
-        if self.ngram is None:
-            return logits
-        if candidates is None:
-            raise ValueError("this model reads an index: give it what that proposes, as `candidates_BTW`")
-        return self.ngram(logits, h, candidates)
+    def loops(self, requested: int | None) -> int:
+        """Return how often the looped part runs: as requested, else as configured.
 
-    def without_knowledge(self, tokens_BT: Tensor) -> dict[str, Tensor]:
-        """What to call the model with where its predictions do not matter, only their cost or what happens
-        before them: the candidates of an n-gram index that knows nothing, if it reads one."""
-        if self.ngram is None:
-            return {}
-        shape = *tokens_BT.shape, self.ngram.layout.width
-        return {"candidates_BTW": torch.zeros(shape, dtype=torch.uint8, device=tokens_BT.device)}
+        Raises:
+            ValueError: the request is below 1, or the model has no loops.
+        """
+        if requested is not None and requested < 1:
+            raise ValueError(f"n_loops: must be at least 1 (got {requested})")
+        if not self.config.looped and requested not in (None, 1):
+            raise ValueError(
+                f"n_loops: this model of family {self.config.family} has no loops (got {requested})"
+            )
+        return requested or self.config.loops
+
+    def inspector(self) -> Inspector | None:
+        """Return a new observer of the model's inner workings; None if the family has none."""
+        return None
 
     def ffn_down(self) -> list[Tensor]:
-        """Those named ``down`` in what is named ``ffn``."""
+        """Return the output matrices of the feed-forward layers; here those named ``down`` inside ``ffn``."""
         return [p for name, p in self.named_parameters() if re.search(r"\bffn\b.*\bdown\b", name)]
+
+    def looked_up(self) -> int:
+        """Count the parameters that are only looked up. They cost no FLOPs, and autocast does not copy
+        them."""
+        return 0
+
+    def scaling_parameters(self) -> int:
+        """Count the parameters that ``tokens_per_parameter`` refers to."""
+        return self.num_parameters()
+
+    def keeps_wide(self, name: str) -> bool:
+        """Tell whether the linear layer of this name stays out of fp8, because it is tiny or makes a discrete
+        decision."""
+        return False
+
+    def fp8_parts(self) -> Fp8Parts | None:
+        """Return the modules with fp8 code of their own; None if there are none."""
+        return None
+
+    # ------------------------------------------------------------------------------------- the same for all
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
+    def with_ngrams(self, logits: Tensor, h: Tensor, candidates: Tensor | None) -> Tensor:
+        """Return the logits (..., V) corrected by the n-gram head, given the last normalised state h (...,
+        D); without a head, return them unchanged.
+
+        Raises:
+            ValueError: the model has a head and gets no candidates. Zeros would give bad scores silently.
+        """
+        if self.ngram is None:
+            return logits
+        if candidates is None:
+            raise ValueError("this model reads an n-gram index: pass its candidates as `candidates_BTW`")
+        return self.ngram(logits, h, candidates)
+
+    def empty_candidates(self, tokens_BT: Tensor) -> dict[str, Tensor]:
+        """Return keyword arguments with the candidates of an empty n-gram index, or none without a head.
+
+        They serve calls whose predictions do not matter, only their cost or what happens before the head.
+        """
+        if self.ngram is None:
+            return {}
+        shape = (*tokens_BT.shape, self.ngram.layout.width)
+        return {"candidates_BTW": torch.zeros(shape, dtype=torch.uint8, device=tokens_BT.device)}
+
 
 class Reader:
-    """One stream of ids that a model reads piece by piece: what generation runs.
+    """A stream of tokens that a model reads piece by piece, for generation.
 
-    This one reads all of its stream again for every piece: right for any family, and slow. A family that
-    keeps what it needs of the past replaces ``read``.
+    This base class reads the whole stream again for each piece, which is correct for any family, and slow. A
+    family that caches the past overrides ``read``.
     """
 
     def __init__(self, model: Model, context: int, n_loops: int | None = None) -> None:
-        self.model, self.context, self.n_loops = model, context, model.loops(n_loops)
+        self.model = model
+        self.context = context
+        self.n_loops = model.loops(n_loops)
         self.ids: list[int] = []
         self.candidates_NW: Tensor | None = None
-        """The candidates after each id so far, where there are any: a view of a buffer that grows."""
+        """Candidates after each token so far, a view of a buffer that grows; None without an n-gram index."""
         self._buffer_NW: Tensor | None = None
 
     @torch.inference_mode()
     def extend(self, ids: Sequence[int], candidates_NW: Tensor | None = None) -> Tensor:
-        """Read N more ids, with the candidates after each where the model reads an n-gram index; return the
-        logits of what follows each of them, (N, V) float32.
+        """Read N more tokens and return the logits after each of them, (N, V) float32.
+
+        Args:
+            candidates_NW: candidates after each token, where the model reads an n-gram index.
 
         Raises:
-            ValueError: there is nothing to read, or more than the context holds.
+            ValueError: ``ids`` is empty, or the context is too short for them.
         """
-        N, before = len(ids), len(self.ids)
+        N = len(ids)
+        before = len(self.ids)
         if not N or before + N > self.context:
             raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
         self.ids += ids
         if candidates_NW is not None:
-            self._keep(candidates_NW, before)
+            self._append(candidates_NW, before)
         return self.read(N)
 
-    def _keep(self, candidates_NW: Tensor, before: int) -> None:
-        """Put candidates behind the ``before`` earlier ones. The buffer doubles, so that an id costs the same
-        wherever it stands."""
-        total, buffer_NW = before + len(candidates_NW), self._buffer_NW
+    def _append(self, candidates_NW: Tensor, before: int) -> None:
+        """Append candidates to the ``before`` earlier ones. The buffer doubles, so the cost per token is
+        constant."""
+        total = before + len(candidates_NW)
+        buffer_NW = self._buffer_NW
         if buffer_NW is None or total > len(buffer_NW):
             rows = min(self.context, 1 << total.bit_length())
             buffer_NW = candidates_NW.new_empty(rows, candidates_NW.shape[1])
@@ -305,20 +355,20 @@ class Reader:
         self.candidates_NW = buffer_NW[:total]
 
     def read(self, N: int) -> Tensor:
-        """The logits of the last N ids of the stream."""
-        given: dict[str, Any] = {}
-        if self.candidates_NW is not None:
-            given["candidates_BTW"] = self.candidates_NW[None]
+        """Return the logits of the last N tokens of the stream."""
         ids_1T = torch.tensor([self.ids], device=next(self.model.parameters()).device)
-        logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **given).logits
-        assert logits_1TV is not None, "asked for without labels"
+        candidates_1TW = None if self.candidates_NW is None else self.candidates_NW[None]
+        optional = {} if candidates_1TW is None else {"candidates_BTW": candidates_1TW}
+        logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **optional).logits
+        assert logits_1TV is not None, "a call without labels returns logits"
         return logits_1TV[0, -N:]
 
 
 def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]:
     """Return the parameters (a tied one once) and persistent buffers, as ``{prefix}{name}``."""
-    kept = model.state_dict()
-    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in kept}}
+    persistent = model.state_dict()
+    named = dict(model.named_parameters())
+    named |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     return {prefix + name: tensor.detach() for name, tensor in named.items()}
 
 

@@ -1,23 +1,23 @@
 """The n-gram head: it scores the candidates of an n-gram index by the state of the network.
 
-With the network's last normalised state h and its logits l over the V ids, u the features of the place
-and f_b those of candidate b (`spider.ngram.candidates`)::
+With the network's last normalised state h and its logits l over the V ids, the features u of the position
+and f_b of candidate b (`spider.ngram.candidates`)::
 
     z   = GELU(W_3 GELU(W_1 u + W_2 h))
     y_b = GELU(W_4 f_b + W_5 z + E_b) * (1 + W_6 z)
     l_b <- (1 + w_t . z) l_b + [b is a candidate] (w . y_b + <W_7 z, f_b>)
 
-Counts enter as logarithms, so that what is learned with a small index holds with a large one: of each order
-log2(1 + c_b), the same less that of all, and whether there was any. What is no candidate keeps the network's
-logit, so nothing is impossible, and probabilities sum to one by construction. What a mixing compressor does
-with counters, adaptive probability maps and a mixer (Mahoney, "Adaptive Weighing of Context Models for
-Lossless Data Compression", 2005) is here one differentiable function that all symbols share. It computes in
-float32, also under autocast.
+Counts enter as logarithms, so a head that was trained with a small index works with a large one. For each
+order the features are log2(1 + c_b), the same minus log2(1 + total), and whether c_b > 0. Ids that are not
+candidates keep the network's logit, so every id stays possible, and probabilities sum to one by construction.
+A mixing compressor uses counters, adaptive probability maps and a mixer (Mahoney, "Adaptive Weighing of
+Context Models for Lossless Data Compression", 2005); here one differentiable function, shared by all symbols,
+takes their place. It computes in float32, also under autocast.
 
-w, W_6, W_7, w_t and E begin at zero: a new head leaves the network's logits as they are.
+w, W_6, W_7, w_t and E start at zero, so a new head leaves the network's logits unchanged.
 
-Shapes: any leading axes, then D features of h, V ids, C candidates, F features of one, U of a place, H and S
-the head's widths, W bytes of a candidate.
+Shapes: any leading axes, then D features of h, V ids, C candidates, O contexts, P match orders, B bits, F
+features of a candidate, U of a position, H and S the head's widths, W bytes of a position's candidates.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from spider.config.ngram import NgramConfig
-from spider.model.layers import Linear, embedding_like, wide
+from spider.model.layers import Linear, wide
 from spider.ngram.layout import END, POSITIONS, Layout, ids_of
 from spider.tokens import Tokens
 
-#: What brings a quantized logarithm, 8 log2, to about one.
+#: Scale that brings a quantized logarithm, 8 log2, to about one.
 _SCALE = 1 / 32
 
 
@@ -48,56 +48,59 @@ class NgramHead(nn.Module):
         self.layout = layout = Layout.of(config)
         self.vocabulary = tokens.size
         H, S = config.hidden, config.state
-        self.U, self.F = (
-            2 * (layout.contexts + layout.match_orders),
-            3 * layout.contexts + POSITIONS * layout.match_orders,
-        )
-        self.of_place, self.of_state, self.mix = Linear(self.U, S), Linear(dim, S), Linear(S, S)
-        self.of_candidate, self.shift, self.scale = Linear(self.F, H), Linear(S, H), Linear(S, H, std=0.0)
-        self.price, self.direct = Linear(H, 1, std=0.0), Linear(S, self.F, std=0.0)
-        self.trust = Linear(S, 1, std=0.0)
-        self.symbols = nn.Parameter(torch.empty(END + 1, H))
+        self.U = 2 * (layout.contexts + layout.match_orders)
+        self.F = 3 * layout.contexts + POSITIONS * layout.match_orders
+        self.of_place = Linear(self.U, S)  # W_1
+        self.of_state = Linear(dim, S)  # W_2
+        self.mix = Linear(S, S)  # W_3
+        self.of_candidate = Linear(self.F, H)  # W_4
+        self.shift = Linear(S, H)  # W_5
+        self.scale = Linear(S, H, std=0.0)  # W_6
+        self.price = Linear(H, 1, std=0.0)  # w
+        self.direct = Linear(S, self.F, std=0.0)  # W_7
+        self.trust = Linear(S, 1, std=0.0)  # w_t
+        self.symbols = nn.Parameter(torch.empty(END + 1, H))  # E
         self.ids: Tensor
         self.register_buffer("ids", torch.empty(END + 1, dtype=torch.int64), persistent=False)
         self._ids = torch.from_numpy(ids_of(tokens))
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.symbols)
-        embedding_like(self.symbols)
         self.ids.copy_(self._ids)
 
     def multiplies(self) -> int:
-        """Multiplies of a place, all candidates."""
+        """Return the multiplies per position, for all candidates."""
         once = sum(m.weight.numel() for m in (self.of_place, self.of_state, self.mix, self.shift, self.scale))
         each = self.of_candidate.weight.numel() + self.price.weight.numel() + self.F
         return once + self.direct.weight.numel() + self.trust.weight.numel() + self.layout.candidates * each
 
     def activation_bytes(self) -> int:
-        """Return the bytes that a forward pass in float32 keeps of a place for the backward pass.
+        """Return the bytes per position that a forward pass in float32 keeps for the backward pass.
 
-        The network's state and the weights are not counted. The logits are, because the network alone does
+        The network's state and the weights are not included. The logits are, because the network alone does
         not keep them.
         """
         C, H, S = self.layout.candidates, self.symbols.shape[1], self.mix.in_features
         features = C * self.F + self.U
         hidden = (3 * C + 1) * H
         logits_and_trust = self.vocabulary + 1
-        # Symbols and their ids, int64, and a mask, for the gradients of rows that are looked up or added.
+        # Symbols and their ids, int64, and a mask, for the gradients of lookups and additions.
         looked_up = (8 + 8 + 1) * C
         return 4 * (features + hidden + 4 * S + logits_and_trust) + looked_up
 
     def forward(self, logits_V: Tensor, h_D: Tensor, candidates_W: Tensor) -> Tensor:
-        """The logits (..., V) corrected by the n-gram index, float32, of ``candidates_W`` (uint8)."""
+        """Return the logits (..., V) in float32, corrected by the ``candidates_W`` (uint8)."""
         with torch.autocast(logits_V.device.type, enabled=False):
-            return self._priced(wide(logits_V), wide(h_D), candidates_W)
+            return self._corrected(wide(logits_V), wide(h_D), candidates_W)
 
-    def _priced(self, logits_V: Tensor, h_D: Tensor, candidates_W: Tensor) -> Tensor:
-        there, symbols_C, totals, seen, counts_CO, places_CP = self.layout.split(candidates_W)
-        totals, counts_CO = totals * _SCALE, counts_CO * _SCALE
+    def _corrected(self, logits_V: Tensor, h_D: Tensor, candidates_W: Tensor) -> Tensor:
+        number_1, symbols_C, totals, seen, counts_CO, places_CP = self.layout.split(candidates_W)
+        totals = totals * _SCALE
+        counts_CO = counts_CO * _SCALE
         bit = torch.arange(POSITIONS, dtype=torch.uint8, device=places_CP.device)
         bits_CB = ((places_CP[..., None] >> bit) & 1).flatten(-2)
-        known = [counts_CO, counts_CO - totals[..., None, :, 0], counts_CO > 0, bits_CB]
-        f_CF = torch.cat([one.float() for one in known], -1)
+        features = [counts_CO, counts_CO - totals[..., None, :, 0], counts_CO > 0, bits_CB]
+        f_CF = torch.cat([feature.float() for feature in features], -1)
         u_U = torch.cat([totals.flatten(-2), (seen * _SCALE).flatten(-2)], -1)
 
         z_S = F.gelu(self.mix(F.gelu(self.of_place(u_U) + self.of_state(h_D))))
@@ -105,6 +108,6 @@ class NgramHead(nn.Module):
         y_CH = self.of_candidate(f_CF) + self.shift(z_S)[..., None, :] + embedding(symbols_C, self.symbols)
         y_CH = F.gelu(y_CH) * (1 + self.scale(z_S))[..., None, :]
         price_C = self.price(y_CH)[..., 0] + (f_CF @ self.direct(z_S)[..., None])[..., 0]
-        slot_C = torch.arange(symbols_C.shape[-1], device=there.device)
-        price_C = price_C.masked_fill(slot_C >= there, 0.0)
+        slot_C = torch.arange(symbols_C.shape[-1], device=number_1.device)
+        price_C = price_C.masked_fill(slot_C >= number_1, 0.0)
         return ((1 + self.trust(z_S)) * logits_V).scatter_add(-1, self.ids[symbols_C], price_C)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from spider.model.interface import LanguageModel
+from spider.model.interface import Model
 from spider.processes.world import World
 
 if TYPE_CHECKING:  # torch's DTensor takes two seconds to import: only `shard` imports it
@@ -38,13 +38,10 @@ if TYPE_CHECKING:  # torch's DTensor takes two seconds to import: only `shard` i
 
 
 def shard(model: nn.Module, world: World) -> None:
-    """Replace every parameter by this process's slice, in place. All have one dtype; marks on them stay."""
+    """Replace every parameter by this process's slice, in place. All have one dtype."""
     from torch.distributed.fsdp import fully_shard
 
-    marks = {name: dict(vars(p)) for name, p in model.named_parameters()}
     fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
-    for name, p in model.named_parameters():
-        vars(p).update(marks[name])
 
 
 def is_sharded(model: nn.Module) -> TypeGuard[FSDPModule]:
@@ -83,7 +80,7 @@ def exchange_gradients(wrapped: nn.Module, enabled: bool) -> Iterator[None]:
         yield
 
 
-def compile_forward(model: LanguageModel, graphs: int = 1, **options: Any) -> None:
+def compile_forward(model: Model, graphs: int = 1, **options: Any) -> None:
     """Compile the forward pass of the model inside FSDP or DDP.
 
     Args:

@@ -21,8 +21,8 @@ Tables are decayed only with ``decay_embeddings``, because a batch touches few o
 
 With ``muon_rows`` the rows of a momentum, its outputs, are scaled to one length before the polar factor
 (MuonEq, arXiv:2603.28254). With ``muon_beta2`` polar factors are normalised as in NorMuon (Li et al.,
-arXiv:2510.05491): `even_out`. A parameter that a model marks ``_lr_scale`` trains at that multiple of its
-kind's rate.
+arXiv:2510.05491): `even_out`. A parameter's group (`Model.parameter_groups`) may multiply the rate of its
+role.
 
 State is fp32 (except `LowBitAdamW`'s), and a checkpoint names it by the parameter. Each process updates its
 slice of a sharded parameter (`spider.processes.parallel`). Of W processes, each computes the polar factors of
@@ -48,6 +48,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from spider.config import OptimizerConfig
+from spider.model.interface import Model
 from spider.processes.exchange import distribute
 from spider.processes.parallel import dtensor_like, local
 from spider.processes.world import ALONE, World
@@ -325,7 +326,7 @@ class LowBitAdamW:
 
 
 def build_optimizer(
-    model: nn.Module,
+    model: Model,
     config: OptimizerConfig,
     lr: float,
     compute: torch.dtype = torch.float32,
@@ -333,25 +334,27 @@ def build_optimizer(
     compiled: bool = False,
     world: World = ALONE,
 ) -> Optimizer | LowBitAdamW:
-    """Deal every trainable parameter to one group: what `matrix_ids` does not name and what is marked
-    ``_no_weight_decay`` goes to AdamW and is not decayed, but tables where that is asked for. What is marked
-    ``_lr_scale`` trains at so many times its kind's rate (a schedule and a log tell that of scale 1).
-    ``compute`` is the dtype of Muon's products, which the processes of ``world`` share; where the update is
-    torchao's it may be ``compiled`` too."""
-    matrices = matrix_ids(model)
-    dealt: dict[tuple[bool, bool, float], list[Tensor]] = defaultdict(list)
-    for p in model.parameters():
+    """Build the optimizer of every trainable parameter, in the groups of `Model.parameter_groups`.
+
+    Args:
+        lr: learning rate of AdamW at rate 1; schedules and logs show this one.
+        compute: dtype of Muon's matrix products, which the processes of ``world`` share.
+        compiled: compile the update, where it is torchao's.
+    """
+    groups_by_name = model.parameter_groups()
+    members: dict[tuple[bool, bool, float], list[Tensor]] = defaultdict(list)
+    for name, p in model.named_parameters():
         if p.requires_grad:
-            matrix = id(p) in matrices and not getattr(p, "_no_weight_decay", False)
-            decayed = matrix or (config.decay_embeddings and getattr(p, "_is_embedding", False))
-            scale = float(getattr(p, "_lr_scale", 1))
-            assert 0 < scale < math.inf, f"a parameter {tuple(p.shape)} is marked with _lr_scale {scale}"
-            dealt[matrix and config.kind == "muon", decayed, scale].append(p)
+            group = groups_by_name[name]
+            muon = group.role == "matrix" and config.kind == "muon"
+            decayed = group.role == "matrix" or (group.role == "table" and config.decay_embeddings)
+            assert 0 < group.rate < math.inf, f"parameter {name} has the rate {group.rate}"
+            members[muon, decayed, group.rate].append(p)
     groups: list[dict[str, Any]] = [
         {
             "params": params,
             "muon": muon,
-            "peak_lr": scale * (lr * config.muon_lr_ratio if muon else lr),
+            "peak_lr": rate * (lr * config.muon_lr_ratio if muon else lr),
             "decayed": decayed,
             "weight_decay": config.weight_decay if decayed else 0.0,
             "momentum": config.muon_momentum,
@@ -362,26 +365,18 @@ def build_optimizer(
             "betas": config.betas,
             "eps": config.eps,
         }
-        for (muon, decayed, scale), params in sorted(dealt.items(), key=lambda item: item[0])
+        for (muon, decayed, rate), params in sorted(members.items(), key=lambda item: item[0])
     ]
     if config.kind == "adamw8bit":
         return LowBitAdamW(groups, compiled=compiled)
     return Optimizer(groups, world)
 
 
-def narrow_weights(model: nn.Module, config: OptimizerConfig) -> None:
-    """Under ``master_weights: bf16`` make the model's matrices bf16, in place; the optimizer comes after."""
+def narrow_weights(model: Model, config: OptimizerConfig) -> None:
+    """Convert the model's matrices to bf16 in place under ``master_weights: bf16``; call it before
+    `build_optimizer`."""
     if config.master_weights == "bf16":
-        matrices = matrix_ids(model)
-        for p in model.parameters():
-            if id(p) in matrices:
+        groups = model.parameter_groups()
+        for name, p in model.named_parameters():
+            if groups[name].role == "matrix":
                 p.data = p.data.to(torch.bfloat16)
-
-
-def matrix_ids(model: nn.Module) -> set[int]:
-    """``id`` of each parameter that multiplies: matrices and stacks of them, not tables (they are marked
-    ``_is_embedding``), not convolutions."""
-    others = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.Conv1d))}
-    others |= {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
-    wide = [p for p in model.parameters() if p.ndim in (2, 3) and min(p.shape[-2:]) > 1]
-    return {id(p) for p in wide} - others

@@ -149,7 +149,7 @@ def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozense
     tokens_BT, _ = _random_text(spec, model.tokens, device)
     # A GPU groups experts in bf16 only; the shapes are the same in any arithmetic.
     with torch.no_grad(), decide("auto", spec.fp8_recipe, device, None).autocast(device):
-        model(tokens_BT, n_loops=spec.settings.n_loops, **model.without_knowledge(tokens_BT))
+        model(tokens_BT, n_loops=spec.settings.n_loops, **model.empty_candidates(tokens_BT))
     return products, eligible(model)
 
 
@@ -257,7 +257,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
     if compiled:
         compile_forward(model, spec.depths)
     tokens_BT, labels_BT = _random_text(spec, model.tokens, device)
-    given = model.without_knowledge(tokens_BT)
+    given = model.empty_candidates(tokens_BT)
     forget_peak(device)
 
     def once(n_loops: int | None = spec.settings.n_loops) -> None:

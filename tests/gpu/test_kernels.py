@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import switch
-from kernels.expand_to_fused import expand_to_fused
+from kernels.expand_reduce import expand_to_fused, reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping
-from kernels.reduce_fused import reduce_fused
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
 from tests.kernels.twins import pairs

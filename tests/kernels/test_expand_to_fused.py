@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.expand_to_fused import _expand, expand_to_fused, expand_to_fused_torch
-from kernels.reduce_fused import reduce_fused
+from kernels.expand_reduce import _expand, expand_to_fused, expand_to_fused_torch, reduce_fused
 from tests.kernels.maps import DTYPES, SOME, WIDTHS, Maps, maps
 from tests.kernels.twins import Pair
 

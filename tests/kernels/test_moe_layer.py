@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.expand_to_fused import expand_to_fused
+from kernels.expand_reduce import expand_to_fused, reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping
-from kernels.reduce_fused import reduce_fused
 from kernels.route import route
 from kernels.switch import choose
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.reduce_fused import (
+from kernels.expand_reduce import (
     _reduce,
     _reduce_backward,
     reduce_fused,

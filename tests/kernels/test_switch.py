@@ -18,7 +18,7 @@ WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
 import torch
-from kernels.expand_to_fused import expand_to_fused
+from kernels.expand_reduce import expand_to_fused
 from kernels.switch import choose
 assert choose("auto") == ("torch", "triton is not installed")
 rows = expand_to_fused(torch.ones(1, 2), torch.tensor([[1]]), torch.tensor([-1, 0]))
@@ -43,7 +43,7 @@ def test_auto_says_that_there_is_no_device(monkeypatch):
 
 
 def test_torch_is_chosen_when_asked_for_and_other_names_are_refused():
-    assert switch.choose("torch") == ("torch", "asked for")
+    assert switch.choose("torch") == ("torch", "configured")
     with pytest.raises(ValueError, match="'cuda' is not one of auto, triton, torch"):
         switch.choose("cuda")
 

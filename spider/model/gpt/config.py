@@ -1,6 +1,6 @@
-"""The GPT's block of the configuration, and the sizes that have a name. Imports no torch.
+"""The GPT's block of the configuration, and its named sizes. This file imports no torch.
 
-A switch is of one of two seeds, nanochat's or the parameter golf's; docs/gpt.md says which, and what it does.
+Each switch comes from nanochat or from the parameter golf; docs/gpt.md describes them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Nonnegative = Annotated[int, Field(ge=0)]
 
 
 class LoopConfig(Block):
-    """Which layers of the stack run several times in a row."""
+    """Layers of the stack that run several times in a row."""
 
     first: Nonnegative = 0
-    """The first of them, counted from 0."""
+    """First looped layer, counted from 0."""
     last: Nonnegative | None = None
-    """The last of them (null: none does)."""
+    """Last looped layer (null: no layer is looped)."""
     loops: Positive = 1
-    """Times they run."""
+    """Number of runs of these layers."""
 
 
 class GPTConfig(ModelConfig):
@@ -35,54 +35,58 @@ class GPTConfig(ModelConfig):
     DOCUMENTS: ClassVar[bool] = True
 
     preset: str = "gpt-d12"
-    """Named sizes to start from; keys beside it change a part."""
+    """Named sizes to start from; other keys override them."""
     hidden: Positive = 768
     """Width of the residual stream."""
     layers: Positive = 12
-    """Layers."""
+    """Number of layers."""
     heads: Positive = 6
-    """Heads, which share ``hidden`` evenly."""
+    """Attention heads; must divide ``hidden``."""
     kv_heads: Positive | None = None
-    """Heads of keys and values, each shared by as many heads (null: one a head)."""
+    """Heads of keys and values; must divide ``heads`` (null: one per head)."""
     ffn_ratio: Positive = 4
-    """Width of a feed-forward, in times of ``hidden``."""
+    """Width of a feed-forward layer, as a multiple of ``hidden``."""
     windows: str = "SSSL"
-    """What layers see: L all before, S of ``short_window``; repeated over the layers, the last is L."""
+    """Attention window of each layer: L full, S ``short_window``. The pattern repeats over the layers; the
+    last layer is always L."""
     short_window: Positive = 1024
-    """Ids before itself that a position sees in an S layer."""
+    """Earlier tokens that a position sees in an S layer."""
     rope_dim: Positive | None = None
-    """Features of a head that are rotated by position, the first ones (null: all)."""
+    """Number of leading features of a head that RoPE rotates (null: all)."""
     rope_base: Annotated[float, Field(gt=1)] = 10_000.0
-    """Longest wavelength of the rotation."""
+    """Base of the rotation's wavelengths; larger reaches further."""
     qk_gain: Annotated[float, Field(gt=0)] | None = None
-    """Where a learned factor of each head's queries begins (null: there is none)."""
+    """Initial value of a learned factor on each head's queries (null: no factor)."""
     xsa: bool = False
-    """Take out of what a head attends to its part along the position's own value."""
+    """Remove from each head's output its component along the position's own value."""
     value_embeddings: Literal["alternate", "none"] = "alternate"
-    """alternate: every other layer, the last among them, adds a row of a table of its own to each value."""
+    """alternate: every other layer, including the last, adds a learned embedding of the token to its
+    values."""
     residual_mix: Literal["scalar", "vector", "none"] = "scalar"
-    """Mix the stream with the embedding before each layer, by two learned numbers a layer or a feature."""
+    """Mix the stream with the token embedding before each layer, by two learned factors per layer (scalar) or
+    per feature (vector)."""
     mix_start: float = 0.1
-    """Where the embedding's share begins; the stream's begins at 1."""
+    """Initial factor of the embedding in that mix; the stream's starts at 1."""
     branch_scales: bool = False
-    """Learned factors, one a feature, of what attention and feed-forward add to the stream."""
+    """Scale the outputs of attention and feed-forward by one learned factor per feature."""
     parallel_from: Nonnegative | None = None
-    """From this layer on attention and feed-forward read the same and are added together (null: never)."""
+    """First layer in which attention and feed-forward run in parallel on the same input (null: none)."""
     slope: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of the feed-forward's squared ReLU below zero, before it is squared."""
+    """Negative slope of the feed-forward's leaky ReLU, which is then squared."""
     norm_scale: bool = False
-    """Divide what the norms of layer l give by the root of l + 1."""
+    """Divide the output of the norms in layer l by sqrt(l + 1)."""
     skips: bool = False
-    """Blend what enters each layer of the second half with what left one of the first, last to first."""
+    """Blend the input of each layer of the second half with the output of one of the first half, as in a
+    U-Net."""
     softcap: Annotated[float, Field(gt=0)] | None = 15.0
-    """c of ``c tanh(logits / c)`` (null: logits as they are)."""
+    """Cap c of the logits, ``c tanh(logits / c)`` (null: no cap)."""
     tied: bool = False
-    """The head is the transposed embedding."""
+    """Use the transposed embedding as the head."""
     start: Literal["uniform", "orthogonal"] = "uniform"
-    """What matrices are at first, but those that begin at zero."""
+    """Initialisation of the matrices that do not start at zero."""
     norm_eps: Annotated[float, Field(gt=0)] = 1e-6
     stream: Literal["wide", "narrow"] = "narrow"
-    """Residual stream: fp32, or as narrow as matrix products are."""
+    """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
     recurrence: LoopConfig = LoopConfig()
 
     @property
@@ -91,7 +95,7 @@ class GPTConfig(ModelConfig):
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Return the number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
@@ -99,17 +103,18 @@ class GPTConfig(ModelConfig):
         return self.hidden // self.heads
 
     def window(self, layer: int) -> int | None:
-        """Ids before itself that a position sees there; None: all."""
+        """Return how many earlier tokens a position sees in that layer; None: all."""
         short = layer < self.layers - 1 and self.windows[layer % len(self.windows)] == "S"
         return self.short_window if short else None
 
     def has_values(self, layer: int) -> bool:
-        """Whether that layer has a table of values."""
+        """Tell whether that layer has value embeddings."""
         return self.value_embeddings == "alternate" and layer % 2 == (self.layers - 1) % 2
 
     def order(self, loops: int) -> list[int]:
-        """Layers in the order in which they run."""
-        all_, r = list(range(self.layers)), self.recurrence
+        """Return the layers in the order in which they run."""
+        all_ = list(range(self.layers))
+        r = self.recurrence
         if r.last is None:
             return all_
         return all_[: r.first] + loops * all_[r.first : r.last + 1] + all_[r.last + 1 :]
@@ -127,7 +132,7 @@ class GPTConfig(ModelConfig):
         if D % H:
             raise ValueError(f"heads: {H} heads cannot share hidden: {D} evenly")
         if H % self.groups:
-            raise ValueError(f"kv_heads: {self.groups} is no divisor of heads: {H}")
+            raise ValueError(f"kv_heads: {self.groups} does not divide heads: {H}")
         if K % 8:
             raise ValueError(f"heads: a head's width must be a multiple of 8 (got {D} / {H} = {K})")
         if self.rope_dim is not None and (self.rope_dim % 2 or self.rope_dim > K):
@@ -135,25 +140,35 @@ class GPTConfig(ModelConfig):
         if self.parallel_from is not None and self.parallel_from >= self.layers:
             raise ValueError(f"parallel_from: {self.parallel_from} is not one of {self.layers} layers")
         if self.ngram and self.vocab_size not in (None, BYTES.size):
-            raise ValueError(f"ngram: proposes bytes, and this model reads {self.vocab_size:,} other ids")
+            raise ValueError(
+                f"ngram: the index is over bytes, but this model reads {self.vocab_size:,} tokens"
+            )
         r = self.recurrence
         if r.last is None and r.loops != 1:
-            raise ValueError("recurrence.last: null says that no layer loops; name one, or leave loops out")
+            raise ValueError("recurrence.last: is null, so no layer is looped; set it, or leave loops out")
         if r.last is not None and not r.first <= r.last < self.layers:
             raise ValueError(
-                f"recurrence: layers {r.first} to {r.last} are no part of layers 0 to {self.layers - 1}"
+                f"recurrence: layers {r.first} to {r.last} are not among layers 0 to {self.layers - 1}"
             )
         return self
 
 
 Config = GPTConfig
 
-#: What the parameter golf's presets share.
+#: Settings that the presets of the parameter golf share.
 _GOLF: dict[str, Any] = {
-    **{"windows": "L", "value_embeddings": "none", "residual_mix": "vector", "mix_start": 0.0},
-    **{"branch_scales": True, "qk_gain": 5.25, "softcap": 30.0, "tied": True, "start": "orthogonal"},
+    "windows": "L",
+    "value_embeddings": "none",
+    "residual_mix": "vector",
+    "mix_start": 0.0,
+    "branch_scales": True,
+    "qk_gain": 5.25,
+    "softcap": 30.0,
+    "tied": True,
+    "start": "orthogonal",
 }
-#: nanochat's: 64 features a layer, heads of 128. golf-16mb is a record's block, golf-seed the seed's.
+#: gpt-d*: nanochat's sizes, 64 features per layer and heads of 128. golf-16mb: the layers of a record of the
+#: parameter golf. golf-seed: those of the original description.
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt-d12": {},
     "gpt-d20": {"hidden": 1280, "layers": 20, "heads": 10},
@@ -161,17 +176,34 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt-cpu": {"hidden": 192, "layers": 4, "heads": 4, "windows": "L", "value_embeddings": "none"},
     "golf-16mb": {
         **_GOLF,
-        **{"hidden": 512, "layers": 11, "heads": 8, "kv_heads": 4, "rope_dim": 16, "slope": 0.5},
-        **{"parallel_from": 7, "norm_scale": True, "skips": True, "xsa": True},
+        "hidden": 512,
+        "layers": 11,
+        "heads": 8,
+        "kv_heads": 4,
+        "rope_dim": 16,
+        "slope": 0.5,
+        "parallel_from": 7,
+        "norm_scale": True,
+        "skips": True,
+        "xsa": True,
         "recurrence": {"first": 3, "last": 5, "loops": 3},
     },
     "golf-seed": {
         **_GOLF,
-        **{"hidden": 768, "layers": 3, "heads": 12, "kv_heads": 4, "parallel_from": 0},
+        "hidden": 768,
+        "layers": 3,
+        "heads": 12,
+        "kv_heads": 4,
+        "parallel_from": 0,
         "recurrence": {"first": 0, "last": 2, "loops": 8},
     },
     "golf-tiny": {
         **_GOLF,
-        **{"hidden": 128, "layers": 6, "heads": 4, "kv_heads": 2, "slope": 0.5, "parallel_from": 0},
+        "hidden": 128,
+        "layers": 6,
+        "heads": 4,
+        "kv_heads": 2,
+        "slope": 0.5,
+        "parallel_from": 0,
     },
 }

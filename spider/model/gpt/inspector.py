@@ -1,6 +1,6 @@
-"""What a GPT shows of itself: its tokens as the segments of a text, and how many bytes each stands for.
+"""Inspector of the GPT: its tokens are the segments of a text, and their lengths are counted.
 
-Its trace is the ids that it read, and each is counted in the one window that scores what follows it.
+The trace is the tokens of a batch. Each token counts in the one window that scores the token after it.
 
 Shapes: B windows of a batch, T positions.
 """
@@ -34,7 +34,7 @@ class GPTInspector:
         self.lengths.update(size_N[size_N > 0].tolist())
 
     def figures(self) -> list[dict[str, Any]]:
-        """The lengths; a note where there is but one."""
+        """Return the lengths in bytes, or a note if the model reads bytes."""
         if self.uncut:
             return [{"kind": "note", "title": _TITLE, "text": "it reads bytes:\neach is its own token"}]
         listed = [self.lengths[n] for n in range(max(self.lengths, default=-1) + 1)]
@@ -42,7 +42,7 @@ class GPTInspector:
         return [figure | {"counts": listed}]
 
     def cut(self, tokens_BT: Tensor) -> tuple[np.ndarray, None]:
-        """Behind every id."""
+        """Cut after every token."""
         return np.ones(tokens_BT.shape, dtype=bool), None
 
     def caption(self, total: int, closed: list[int]) -> str:

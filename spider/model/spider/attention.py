@@ -1,21 +1,21 @@
 """Multi-head latent attention (DeepSeek-V2) with decoupled RoPE, causal.
 
-Keys and values of all heads are made from one small latent, and position lives in a separate key that all
-heads share::
+Keys and values of all heads come from one small latent. A separate key, which all heads share, carries the
+position::
 
     [c_kv; k_r] = W_a x          [k_nope; v] = W_b RMS(c_kv)
     q = [q_nope; RoPE(q_r)]      k = [k_nope; RoPE(k_r)]      scale (d_nope + d_rope)^-1/2
 
-The product itself is torch's SDPA; where ``v_dim = nope_dim + rope_dim`` it runs the fused kernel on every
-device. The core's rows are windows of several lengths (`spider.model.spider.windows`): on a GPU in two bytes
-the same kernel keeps them apart by their offsets, elsewhere they are spread out for the product alone.
+The product itself is torch's SDPA; with ``v_dim = nope_dim + rope_dim`` it runs the fused kernel on every
+device. The core's rows are windows of several lengths (`spider.model.spider.windows`). On a GPU, in two
+bytes, the fused kernel separates them by offsets; elsewhere they are spread out for the product alone.
 
-Generation keeps only ``RMS(c_kv)`` and ``RoPE(k_r)`` of each position, not keys and values a head, and never
-makes those: ``W_b`` is applied to the query and to the weighted sum of latents instead (DeepSeek-V2 calls it
-absorbed), ``q_nope . (W_k c) = (W_k^T q_nope) . c`` and ``sum_t p_t W_v c_t = W_v sum_t p_t c_t``.
+Generation caches only ``RMS(c_kv)`` and ``RoPE(k_r)`` of each position. Keys and values per head are never
+computed: ``W_b`` is applied to the query and to the weighted sum of latents instead (absorption, in
+DeepSeek-V2), ``q_nope . (W_k c) = (W_k^T q_nope) . c`` and ``sum_t p_t W_v c_t = W_v sum_t p_t c_t``.
 
 Shapes: B batch, T positions (bytes or patches), M rows of the core, N new positions of one stream, D
-features, H heads, C latent width.
+features, H heads, C latent width, K and V widths of a key and of a value, X features of all heads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spider.model.spider.windows import Windows
 
 
 def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
-    """Whether a kernel takes these windows by offsets: flash attention, in two bytes on a GPU."""
+    """Tell whether a kernel separates these windows by offsets: flash attention, in two bytes on a GPU."""
     head = heads.nope_dim + heads.rope_dim
     fits = head == heads.v_dim and head % 8 == 0 and head <= 256
     if windows.offset_S is None or not fits or q.dtype not in (torch.bfloat16, torch.float16):
@@ -39,36 +39,40 @@ def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
 
 
 def attention_by_offsets(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, windows: Windows) -> Tensor:
-    """`causal_attention` within each of the windows, which lie one behind the other; (M, H, d)."""
+    """Return `causal_attention` within each of the contiguous windows, (M, H, V)."""
     from torch.nn.attention.varlen import varlen_attn  # which imports the compiler
 
     offset_S, longest = windows.offset_S, windows.longest
-    assert offset_S is not None, "windows of one length are not asked for here"
+    assert offset_S is not None, "windows of one length have no offsets"
     out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, offset_S, offset_S, longest, longest, window_size=(-1, 0))
-    assert isinstance(out_MHV, Tensor), "nothing but the result was asked for"
+    assert isinstance(out_MHV, Tensor), "without return_aux there is one result"
     return out_MHV
 
 
 class LayerCache:
-    """What a layer keeps of a stream's earlier positions, in one loop: ``[RMS(c_kv); RoPE(k_r)]`` of each, in
-    one buffer of a fixed length, and the last inputs of its Engram's convolution, on which the next look
-    back."""
+    """Cache of a layer in one loop of a stream.
+
+    It holds ``[RMS(c_kv); RoPE(k_r)]`` of each earlier position, in one buffer of a fixed length, and the
+    last inputs of the layer's Engram convolution.
+    """
 
     def __init__(self, positions: int) -> None:
-        self.positions, self.length = positions, 0
+        self.positions = positions
+        self.length = 0
         self._buffer: Tensor | None = None
         self._past_PD: Tensor | None = None
 
     def latents(self, new_NK: Tensor) -> Tensor:
-        """Take N positions in; returns all of them, (length, C + d_rope)."""
+        """Append N positions and return all of them, (length, C + d_rope)."""
         if self._buffer is None:
             self._buffer = new_NK.new_empty(self.positions, new_NK.shape[1])
-        start, self.length = self.length, self.length + len(new_NK)
+        start = self.length
+        self.length = start + len(new_NK)
         self._buffer[start : self.length] = new_NK
         return self._buffer[: self.length]
 
     def convolved(self, new_ND: Tensor, past: int) -> Tensor:
-        """The new inputs behind the ``past`` ones before them, zeros where there were none."""
+        """Return the ``past`` earlier inputs (zeros before the first) followed by the new ones."""
         before = self._past_PD
         seen = F.pad(new_ND, (0, 0, past, 0)) if before is None else torch.cat([before, new_ND])
         self._past_PD = seen[len(seen) - past :]
@@ -76,6 +80,8 @@ class LayerCache:
 
 
 class LatentAttention(nn.Module):
+    """Multi-head latent attention; see the module's docstring."""
+
     def __init__(self, dim: int, config: AttentionConfig, eps: float) -> None:
         super().__init__()
         self.config = c = config
@@ -88,30 +94,36 @@ class LatentAttention(nn.Module):
     def forward(
         self, x: Tensor, rope: Rope, windows: Windows | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """Attend in each window of ``x``: (B, T, D); the rows (M, D) of ``windows``; or with a ``cache``
-        (N, D) behind the positions that it holds. ``rope`` is of a window's positions, or of the N."""
+        """Attend within each window.
+
+        Args:
+            x: windows (B, T, D); rows (M, D) of ``windows``; or with a ``cache`` N new positions (N, D).
+            rope: angles of the positions of a window, or of the N new ones.
+        """
         c = self.config
-        q, (latent, k_rope) = self.q(x), self.kv_a(x).split([c.kv_lora_rank, c.rope_dim], dim=-1)
+        q = self.q(x)
+        latent, k_rope = self.kv_a(x).split([c.kv_lora_rank, c.rope_dim], dim=-1)
         latent = self.kv_norm(latent)
         if cache is not None:
             return self.out(self._absorbed(q, latent, k_rope, rope, cache))
         kv = self.kv_b(latent)
         if windows is not None and takes_offsets(q, c, windows):
-            heads_MHK = self._heads(q, kv, k_rope, rope.at(windows.number_M), turned=False)
-            return self.out(attention_by_offsets(*heads_MHK, windows).flatten(1))
+            q, k, v = self._heads(q, kv, k_rope, rope.at(windows.number_M), heads_first=False)
+            return self.out(attention_by_offsets(q, k, v, windows).flatten(1))
         if windows is not None:
             q, kv, k_rope = (windows.spread(y) for y in (q, kv, k_rope))
-        out_BHTV = causal_attention(*self._heads(q, kv, k_rope, rope, turned=True))
+        q, k, v = self._heads(q, kv, k_rope, rope, heads_first=True)
+        out_BHTV = causal_attention(q, k, v)
         out_BTX = out_BHTV.transpose(1, 2).flatten(2)
         return self.out(out_BTX if windows is None else windows.gather(out_BTX))
 
     def _heads(
-        self, q: Tensor, kv: Tensor, k_rope: Tensor, rope: Rope, *, turned: bool
+        self, q: Tensor, kv: Tensor, k_rope: Tensor, rope: Rope, *, heads_first: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of each head: (M, H, d), or ``turned``, (B, H, T, d)."""
+        """Return queries, keys and values per head: (M, H, d), or (B, H, T, d) with ``heads_first``."""
         c = self.config
         q, kv = (y.unflatten(-1, (c.heads, -1)) for y in (q, kv))
-        if turned:
+        if heads_first:
             q, kv = q.transpose(1, 2), kv.transpose(1, 2)
         q_nope, q_rope = q.split([c.nope_dim, c.rope_dim], dim=-1)
         k_nope, v = kv.split([c.nope_dim, c.v_dim], dim=-1)
@@ -121,15 +133,16 @@ class LatentAttention(nn.Module):
     def _absorbed(
         self, q_NX: Tensor, latent_NC: Tensor, k_rope: Tensor, rope: Rope, cache: LayerCache
     ) -> Tensor:
-        """Attention of N positions over those of the cache and themselves, on the latents: (N, H d_v)."""
-        c, N = self.config, len(q_NX)
+        """Attend from N positions to the cached ones and to themselves, on the latents; return (N, H V)."""
+        c = self.config
+        N = len(q_NX)
         k_rope = rotate(k_rope, rope).to(latent_NC.dtype)
         seen_TK = cache.latents(torch.cat([latent_NC, k_rope], dim=-1))
         q_HNK = q_NX.unflatten(-1, (c.heads, -1)).transpose(0, 1)
         q_nope, q_rope = q_HNK.split([c.nope_dim, c.rope_dim], dim=-1)
         to_k_HKC, to_v_HVC = self.kv_b.weight.unflatten(0, (c.heads, -1)).split([c.nope_dim, c.v_dim], dim=1)
         q_HNK = torch.cat([q_nope @ to_k_HKC, rotate(q_rope, rope)], dim=-1)
-        # All heads share keys and values, so that heads and positions are the rows of one product.
+        # All heads share keys and values, so heads and positions form the rows of one product.
         score_HNT = (q_HNK.flatten(0, 1) @ seen_TK.mT).unflatten(0, (c.heads, N))
         score_HNT = score_HNT * (c.nope_dim + c.rope_dim) ** -0.5
         if N > 1:

@@ -1,4 +1,4 @@
-"""The Spider's block of the configuration, and the sizes that have a name. Imports no torch."""
+"""The Spider's block of the configuration, and its named sizes. This file imports no torch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class AttentionConfig(Block):
     """Multi-head latent attention: sizes of the heads and of the shared key-value latent."""
 
     heads: Positive = 16
-    """Heads."""
+    """Number of heads."""
     nope_dim: Positive = 64
-    """Width of a head without position."""
+    """Width of the part of a head without position."""
     rope_dim: Positive = 64
     """Width of the rotated key that all heads share."""
     v_dim: Positive = 128
     """Width of a value."""
     kv_lora_rank: Positive = 320
-    """Width of the latent that keys and values are made from."""
+    """Width of the latent from which keys and values are computed."""
     rope_base: float = 10_000.0
-    """Longest wavelength of the rotation."""
+    """Base of the rotation's wavelengths; larger reaches further."""
 
     @model_validator(mode="after")
     def _even_rope(self) -> AttentionConfig:
@@ -36,33 +36,34 @@ class AttentionConfig(Block):
 
 
 class BoundaryConfig(Block):
-    """How bytes are grouped into patches."""
+    """Grouping of bytes into patches."""
 
     kind: Literal["learned", "fixed", "whitespace", "none"] = "learned"
-    """Where patches close; none: every byte is a patch."""
+    """How patches are closed: by a learned predictor, after ``stride`` bytes, at white space; none: every
+    byte is a patch."""
     hidden: Positive = 512
     """Width of the boundary predictor."""
     start: Literal["random", "whitespace"] = "random"
-    """Where a new predictor cuts, before it has learned: anywhere at about ``rate``, or after words."""
+    """Initial cuts of the predictor: anywhere at about ``rate``, or after words."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of the relaxed Bernoulli in training."""
+    """Temperature of the relaxed Bernoulli in training."""
     stride: Positive = 4
-    """Bytes a patch for ``kind: fixed``."""
+    """Bytes per patch for ``kind: fixed``."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """alpha, the highest boundary rate without a loss. The loss grows linearly above it."""
+    """Highest boundary rate without a loss (alpha). The loss grows linearly above it."""
     slack: Annotated[float, Field(ge=0)] = 0.1
-    """lambda * sigma: how far below ``rate`` the boundary rate may fall without a loss."""
+    """How far the boundary rate may fall below ``rate`` without a loss (lambda * sigma)."""
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """Of the boundary loss."""
+    """Weight of the boundary loss."""
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Patches a window may hold, as a share of its bytes."""
+    """Maximum number of patches in a window, as a share of its bytes."""
     spare: Annotated[float, Field(ge=0)] = 0.06
-    """Rows of the core beyond those that a batch fills at ``rate``, as a share of them, where shapes are
-    static: in training on a GPU, or compiled."""
+    """Spare rows of the core, as a share of the rows that a batch fills at ``rate``. They matter where shapes
+    are static: in training on a GPU, or compiled."""
 
     @property
     def closed(self) -> float:
-        """Share of the bytes that close a patch: about, where that is learned or in the text."""
+        """Return the share of the bytes that close a patch; approximate for learned and whitespace."""
         return {"none": 1.0, "fixed": 1 / self.stride}.get(self.kind, self.rate)
 
 
@@ -72,19 +73,19 @@ class MoEConfig(Block):
     experts: Positive = 32
     """Routed experts."""
     top_k: Positive = 2
-    """Experts a patch uses."""
+    """Experts per patch."""
     expert_hidden: Positive = 512
     """Width of a routed expert."""
     shared_hidden: Annotated[int, Field(ge=0)] = 1024
     """Width of the shared expert (0: none)."""
     aux_weight: Annotated[float, Field(ge=0)] = 0.01
-    """Of the load-balancing loss."""
+    """Weight of the load-balancing loss."""
     z_weight: Annotated[float, Field(ge=0)] = 1e-3
-    """Of the router logits' z-loss."""
+    """Weight of the z-loss on router logits."""
     bias_rate: Annotated[float, Field(ge=0)] = 1e-3
     """Step of the selection bias that balances the load (0: off)."""
     implementation: Literal["grouped", "loop"] = "grouped"
-    """grouped: all experts in one product; loop: one after the other."""
+    """grouped: all experts in one product; loop: one product per expert."""
 
     @model_validator(mode="after")
     def _k_fits(self) -> MoEConfig:
@@ -94,63 +95,63 @@ class MoEConfig(Block):
 
 
 class EngramConfig(Block):
-    """Hashed byte n-gram memory, read at the given recurrent layers (none: no n-gram index)."""
+    """Engram: hash tables of byte n-grams that some recurrent layers read (none: no Engram)."""
 
     layers: list[Annotated[int, Field(ge=0)]] = [1, 4]
-    """Recurrent layers that read the n-gram index."""
+    """Recurrent layers that read the tables."""
     orders: Annotated[list[Positive], Field(min_length=1)] = [3, 4, 5, 6]
     """Lengths of the n-grams, in bytes."""
     heads: Positive = 4
-    """Hash heads an order."""
+    """Hash heads per order."""
     head_dim: Positive = 64
-    """Width of a row."""
+    """Width of a table row."""
     table_size: Annotated[int, Field(gt=1)] = 81_307
-    """Each head's table has the next unused prime from here on as its number of rows."""
+    """Minimum number of rows of a head's table; each table takes the next unused prime."""
     conv_kernel: Positive = 4
-    """Patches the convolution after a read looks back on."""
+    """Width of the causal convolution after the lookup, in patches."""
     byte_orders: list[Positive] = []
-    """Orders of n-grams whose rows are added to every byte's embedding (none: bytes alone)."""
+    """Orders of n-grams whose rows are added to the embedding of every byte (none: bytes alone)."""
 
 
 class RecurrenceConfig(Block):
-    """The core that is looped: its layers, what enters each loop, and when a patch may stop."""
+    """The looped core: its layers, the input of each loop, and halting."""
 
     layers: Positive = 6
     """Layers of the core."""
     loops: Positive = 6
-    """Times the core runs."""
+    """Number of loops."""
     sample_loops: bool = False
-    """Draw the depth of each training step from 1..2*loops-1 (mean ``loops``) instead of fixing it."""
+    """Draw the number of loops of each training step from 1..2*loops-1 (mean ``loops``)."""
     bptt: Positive | None = None
-    """Backpropagate through the last ``bptt`` loops only."""
+    """Backpropagate only through the last ``bptt`` loops (null: all)."""
     injection: bool = True
-    """Re-inject the patches in every loop (linear time-invariant, stable)."""
+    """Inject the input patches in every loop (linear time-invariant, stable)."""
     loop_embedding: bool = True
-    """Tell the core which loop it is in."""
+    """Add an embedding of the loop's number."""
     lora_rank: Annotated[int, Field(ge=0)] = 16
-    """Rank of the per-loop adapter (0: none)."""
+    """Rank of the adapter of each loop (0: none)."""
     halting: bool = True
-    """Let each patch stop early (ACT)."""
+    """Let each patch halt early (adaptive computation time)."""
     halt_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """A patch stops when its halting probabilities reach 1 - this."""
+    """A patch halts when the sum of its halting probabilities reaches 1 minus this."""
     ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
-    """Price of a loop."""
+    """Weight of the ponder loss, per loop."""
     checkpointing: Annotated[
         bool | Literal["selective", "full"], BeforeValidator(lambda value: value != "none" and value)
     ] = True
-    """What the backward pass recomputes, instead of keeping it. true: the recurrent layers; full: all layers;
-    selective: all layers but their matrix products and attention; false or none: nothing."""
+    """What the backward pass recomputes instead of keeping. true: the recurrent layers; full: all layers;
+    selective: all layers except matrix products and attention; false or none: nothing."""
 
     @property
     def of_core(self) -> Recompute:
-        """For recurrent layers."""
+        """Return what is recomputed of recurrent layers."""
         if isinstance(self.checkpointing, bool):
             return "full" if self.checkpointing else "none"
         return self.checkpointing
 
     @property
     def of_blocks(self) -> Recompute:
-        """For the dense layers before and after them."""
+        """Return what is recomputed of the dense layers before and after them."""
         return "none" if isinstance(self.checkpointing, bool) else self.checkpointing
 
 
@@ -162,23 +163,23 @@ class SpiderConfig(ModelConfig):
     MOST_RECOMPUTED: ClassVar[Any] = "full"
 
     preset: str = "spider-1b"
-    """Named sizes to start from; keys beside it change a part."""
+    """Named sizes to start from; other keys override them."""
     hidden: Positive = 2048
     """Width of the residual stream."""
     prelude_layers: Positive = 2
-    """Dense byte-level layers before patching."""
+    """Dense byte-level layers before the core."""
     coda_layers: Positive = 2
     """Dense byte-level layers after the core."""
     ffn_hidden: Positive = 3072
-    """Width of their feed-forward."""
+    """Width of the dense layers' feed-forward."""
     norm_eps: float = 1e-6
     stream: Literal["wide", "narrow"] = "wide"
-    """Residual stream of layers: fp32, or as narrow as matrix products are, which moves half the bytes. What
-    goes from loop to loop is fp32."""
+    """Residual stream of layers: fp32 (wide), or the dtype of matrix products (narrow), which moves half the
+    bytes. The state between loops is fp32."""
     attention: AttentionConfig = AttentionConfig()
     boundary: BoundaryConfig = BoundaryConfig()
     moe: MoEConfig | None = MoEConfig()
-    """null: one dense SwiGLU of ``ffn_hidden``."""
+    """Mixture of experts (null: one dense SwiGLU of ``ffn_hidden``)."""
     engram: EngramConfig = EngramConfig()
     recurrence: RecurrenceConfig = RecurrenceConfig()
 
@@ -240,7 +241,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "engram": {"layers": [], "head_dim": 16, "table_size": 16384, "byte_orders": [2, 3, 4, 5, 6]},
         "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
     },
-    # As small as an ablation at equal time supports beside an n-gram index (docs/LOG.md), and its memory.
+    # The smallest size that an ablation at equal time supports with an n-gram index (docs/LOG.md), and its
+    # index.
     "slim": {
         "hidden": 64,
         "prelude_layers": 1,

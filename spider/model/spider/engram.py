@@ -1,24 +1,24 @@
 """Engram: a memory of hashed byte n-grams (DeepSeek, conditional memory).
 
 Hash (``kernels/engram_hash.py`` has the equations). The n-gram that ends at a byte is mixed with fixed odd
-64-bit multipliers; each of an order's heads reduces the mix modulo its own prime, which makes a collision in
-all heads at once rare. Bytes before the document's BOS, or before the window, read as PAD. Integers only: the
-same row on every device.
+64-bit multipliers. Each head of an order reduces the mix modulo its own prime, so a collision in all heads at
+once is rare. Bytes before the document's BOS, or before the window, read as PAD. All arithmetic is on
+integers, so every device finds the same row.
 
-At patch level (`Engram`), an n-gram ends at the patch's closing byte. Rows ``m`` are looked up, and their
-key and value made, once a forward; every loop gates them with its own state (W_k, W_v matrices, RMS norms
-with weights)::
+At patch level (`Engram`), an n-gram ends at the patch's closing byte. Its rows ``m`` are looked up, and their
+key and value computed, once per forward pass; every loop gates them with its own state (W_k, W_v are
+matrices, the RMS norms have weights)::
 
     s = <RMS(W_k m), RMS(h)> / sqrt(D)      g = sigmoid(sign(s) sqrt|s|)
     v = g W_v m                             h += v + SiLU(conv(RMS(v)))
 
-conv is depthwise, causal, over patches, and starts at zero. Up to ``g W_v m`` it is one kernel
-(``kernels/engram_gate.py``), what follows a second (``kernels/engram_conv.py``). At byte level
-(`NgramEmbedding`, optional) rows of width D are added to the byte embedding: at small sizes this gives the
-first layers the statistics they would spend depth on.
+conv is depthwise and causal over patches, and starts at zero. One kernel computes ``v``
+(``kernels/engram_gate.py``), a second the sum (``kernels/engram_conv.py``). At byte level (`NgramEmbedding`,
+optional) rows of width D are added to the byte embedding. In small models this gives the first layers
+statistics that would otherwise cost depth.
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, O orders, G = O * heads
-tables, W features of all rows of a position.
+tables, W features of all rows of a position, K taps of the convolution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kernels.engram_conv import engram_conv, engram_conv_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.switch import use_triton
-from spider.model.layers import Linear, RMSNorm, embedding_like, no_decay
+from spider.model.layers import Linear, RMSNorm
 from spider.model.spider.attention import LayerCache
 from spider.model.spider.config import EngramConfig
 from spider.tokens import BYTES
@@ -43,7 +43,8 @@ _MASK = (1 << 64) - 1
 
 
 def multiplier(index: int) -> int:
-    """The odd signed 64-bit constant of the byte ``index`` places back (splitmix64 of the index)."""
+    """Return the odd signed 64-bit multiplier of the byte ``index`` positions back (splitmix64 of the
+    index)."""
     z = (index + 1) * 0x9E3779B97F4A7C15 & _MASK
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
@@ -52,41 +53,42 @@ def multiplier(index: int) -> int:
 
 
 def primes_from(start: int, count: int) -> list[int]:
-    """The first ``count`` primes that are at least ``start``."""
+    """Return the first ``count`` primes that are at least ``start``."""
     numbers = itertools.count(max(start, 2))
     primes = (n for n in numbers if all(n % d for d in range(2, int(n**0.5) + 1)))
     return list(itertools.islice(primes, count))
 
 
 class Tables(nn.Module):
-    """The hash tables of one memory, back to back in one embedding of ``sum(primes)`` rows."""
+    """Hash tables, back to back in one embedding of ``sum(primes)`` rows."""
 
     def __init__(self, orders: list[int], primes: list[int], dim: int, std: float) -> None:
         super().__init__()
-        self.orders, self.primes, self.std = orders, primes, std
+        self.orders = orders
+        self.primes = primes
+        self.std = std
         self.weight = nn.Parameter(torch.empty(sum(primes), dim))
 
     def init_weights(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
-        embedding_like(self.weight)
 
     def rows(self, tokens_BT: Tensor) -> Tensor:
-        """Row of every table for the n-grams that end at each byte: int64 (B, T, G), an order's heads side by
-        side; no n-gram reaches across a document's BOS."""
+        """Return the row of every table for the n-grams that end at each byte: int64 (B, T, G), the heads of
+        an order side by side. No n-gram reaches across a document's BOS."""
         multipliers = [multiplier(i) for i in range(max(self.orders))]
         hashed = engram_hash if use_triton(tokens_BT) else engram_hash_torch
         return hashed(tokens_BT, self.orders, multipliers, self.primes, BYTES.bos, BYTES.pad)
 
     def forward(self, rows_G: Tensor) -> Tensor:
-        """What stands in rows (..., G): (..., G, dim)."""
+        """Return the contents of rows (..., G): (..., G, dim)."""
         return embedding(rows_G, self.weight)
 
 
 class NgramEmbedding(nn.Module):
-    """Sum of one D-wide row per order, times sqrt(D), for every byte; (B, T, D). Starts at zero.
+    """Sum of one D-wide row per order, times sqrt(D), for every byte: (B, T, D). It starts at zero.
 
-    A row is seen in few batches and Adam moves it by at most the learning rate each time; the factor lets it
-    reach the unit scale of the byte embedding in those few.
+    A row occurs in few batches, and Adam moves it by at most the learning rate in each. The factor lets it
+    reach the unit scale of the byte embedding within those few steps.
     """
 
     def __init__(self, dim: int, orders: list[int], primes: list[int]) -> None:
@@ -99,13 +101,15 @@ class NgramEmbedding(nn.Module):
 
 
 class Retrieved(NamedTuple):
-    """What one Engram read for this batch, ``RMS(W_k m)`` and ``W_v m``; independent of the loop."""
+    """``RMS(W_k m)`` and ``W_v m`` of one Engram for this batch; the same in every loop."""
 
     key_MD: Tensor
     value_MD: Tensor
 
 
 class Engram(nn.Module):
+    """N-gram lookup of one layer of the core; see the module's docstring."""
+
     def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
         super().__init__()
         width = len(primes) * config.head_dim
@@ -119,11 +123,12 @@ class Engram(nn.Module):
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.conv)
-        no_decay(self.conv)
 
     def read(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> Retrieved:
-        """Look up the n-grams that end at bytes ``close_M``, counted through all windows; rows that are not
-        ``filled_M``, which no byte has closed (null patches, spare rows), read zeros."""
+        """Look up the n-grams that end at bytes ``close_M``, numbered through all windows.
+
+        Rows outside ``filled_M`` (null patches and spare rows) have no closing byte and read zeros.
+        """
         rows_MG = self.tables.rows(tokens_BT).flatten(0, 1)[close_M]
         m_MW = self.tables(rows_MG).flatten(-2) * filled_M[:, None]
         return Retrieved(self.key_norm(self.key(m_MW)), self.value(m_MW))
@@ -131,14 +136,17 @@ class Engram(nn.Module):
     def forward(
         self, h_MD: Tensor, retrieved: Retrieved, number_M: Tensor, cache: LayerCache | None = None
     ) -> Tensor:
-        """What to add to ``h_MD``, rows that have these numbers in their windows; with a ``cache`` they are
-        one window's and follow those that the cache has seen."""
-        ops = use_triton(h_MD)
-        gate, convolved = (engram_gate, engram_conv) if ops else (engram_gate_torch, engram_conv_torch)
+        """Return what to add to ``h_MD``, rows with the numbers ``number_M`` in their windows.
+
+        With a ``cache`` the rows belong to one window and follow the rows that the cache has seen.
+        """
+        triton = use_triton(h_MD)
+        gate = engram_gate if triton else engram_gate_torch
+        conv = engram_conv if triton else engram_conv_torch
         query, value = self.query_norm, self.value_norm
-        v_MD = gate(h_MD, *retrieved, query.weight, query.eps)
-        taps_KD, M = self.conv[:, 0].flip(1).T, len(h_MD)
-        if cache is not None:  # behind as many rows as are looked back on, zeros where there were none
+        v_MD = gate(h_MD, retrieved.key_MD, retrieved.value_MD, query.weight, query.eps)
+        taps_KD = self.conv[:, 0].flip(1).T
+        if cache is not None:  # prepend the rows that the taps look back on, zeros before the first
             v_MD = cache.convolved(v_MD, len(taps_KD) - 1)
             number_M = torch.arange(len(v_MD), device=v_MD.device)
-        return convolved(v_MD, number_M, taps_KD, value.weight, value.eps)[-M:]
+        return conv(v_MD, number_M, taps_KD, value.weight, value.eps)[-len(h_MD) :]

@@ -1,10 +1,9 @@
-"""What the Spider shows of itself: lengths of patches, loops they used, load of the experts, its patches.
+"""Inspector of the Spider: lengths of patches, loops they used, load of the experts, and cuts of a text.
 
-It is handed the traces of the scoring pass itself, so nothing is computed twice. Windows overlap: a patch
-counts in the one window in which its closing byte is scored, so every patch of the text counts once. Its
-length is in ids (bytes, and the BOS and EOS between documents) and begins, for the first patch of a window,
-where the window does. Experts are counted over all patches of a window, those of the overlap included: as
-shares of the load the figures hardly change.
+It observes the traces of the scoring pass, so nothing is computed twice. Windows overlap. A patch counts in
+the one window in which its closing byte is scored, so every patch of the text counts once. Its length is in
+ids (bytes, and the BOS and EOS between documents); the first patch of a window begins where the window does.
+Experts count over all patches of a window, overlaps included, because shares of the load hardly change.
 
 Shapes: B windows of a batch, T positions, M rows of the core, N recurrent layers, R loops, E experts.
 """
@@ -23,13 +22,19 @@ from spider.model.interface import Model
 
 
 class SpiderInspector:
-    """See `spider.model.interface.Inspector`. The ``predictor`` gives the logits of boundaries that are
-    learned; ``kind`` is that of the boundaries, ``none`` where each byte is its own patch."""
+    """See `spider.model.interface.Inspector`.
+
+    Args:
+        kind: kind of the boundaries; ``none`` means that each byte is its own patch.
+        predictor: module that returns the boundary logits; None unless they are learned.
+    """
 
     segments = "patches"
 
     def __init__(self, model: Model, kind: str, predictor: nn.Module | None) -> None:
-        self.model, self.kind, self.predictor = model, kind, predictor
+        self.model = model
+        self.kind = kind
+        self.predictor = predictor
         self.uncut = "this model has no patches (boundary.kind is none)" if kind == "none" else None
         self.lengths: Counter[int] = Counter()
         self.loops: Counter[int] | None = None
@@ -48,7 +53,8 @@ class SpiderInspector:
             self.load_NRE = load_NRE if self.load_NRE is None else self.load_NRE + load_NRE
 
     def figures(self) -> list[dict[str, Any]]:
-        """Lengths, halting depth, load of the experts; a note for a part that is switched off."""
+        """Return lengths, halting depth and load of the experts, or a note for a part that is switched
+        off."""
         lengths = None if self.uncut else self.lengths
         no_patches = "patches are switched off:\nevery byte is its own"
         no_halting = "halting is switched off:\nevery patch uses all loops"
@@ -72,18 +78,24 @@ class SpiderInspector:
             "column": "expert",
             "values": share_NRE.reshape(-1, experts).tolist(),
             "middle": 1.0,
-            "most": 2.5,  # from there on a colour stays the strongest
+            "most": 2.5,  # values above this get the strongest colour
             "caption": "red: more, blue: less than an equal share",
         }
 
     def cut(self, tokens_BT: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-        """Where patches close, and the probability of a boundary at each position. The core's result does not
-        matter here, so it runs once."""
+        """Return the closing positions of patches, and the probability of a boundary at each position.
+
+        The core runs once, because its result does not matter here.
+        """
         logits: list[torch.Tensor] = []
-        predictor, keep = self.predictor, lambda _, __, out: logits.append(out)
-        with predictor.register_forward_hook(keep) if predictor else nullcontext():
-            given = self.model.without_knowledge(tokens_BT)
-            patches = self.model(tokens_BT, n_loops=1, trace=True, **given).trace.patches
+
+        def keep_logits(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            logits.append(output)
+
+        hook = nullcontext() if self.predictor is None else self.predictor.register_forward_hook(keep_logits)
+        with hook:
+            candidates = self.model.empty_candidates(tokens_BT)
+            patches = self.model(tokens_BT, n_loops=1, trace=True, **candidates).trace.patches
         return _host(patches.closes_BT), _host(logits[0].sigmoid()) if logits else None
 
     def caption(self, total: int, closed: list[int]) -> str:

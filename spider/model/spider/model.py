@@ -1,4 +1,4 @@
-"""The Spider: a byte-level language model that thinks on patches, as many times as asked.
+"""The Spider: a byte-level language model that computes on patches, in as many loops as requested.
 
 ::
 
@@ -8,66 +8,123 @@
       -> each byte reads its last closed patch, plus its own h        h'     (B,T,D)
       -> coda (dense) -> norm -> tied head                            logits (B,T,V)
 
-Every part is in a module of its own and may be switched off in the configuration. The residual stream is
-float32 under autocast (embeddings, norms' weights and the injection are float32), only matrix products are
-narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head
-alone.
+Every part is in a module of its own, and the configuration can switch it off. Under autocast the residual
+stream is float32 (embeddings, norm weights and the injection are float32) and only matrix products are
+narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head.
 
-Generation reads a stream piece by piece (`Incremental`), with the logits that one forward pass over all of it
-would give, however it is cut. A piece of one byte costs one position of prelude and coda, and one of the core
-only where it closes a patch. Kept between pieces are latents and rotated keys: one a byte and dense layer,
-and one a patch, core layer *and loop* (in loop r a patch attends to what earlier patches were in loop r),
-there with the last inputs of each Engram's convolution; the running sum of the open patch, and the last
-closed one, which the bytes of the open one read; and the ids, for n-grams. Patches and their capacity are
-those of a window of ``context`` bytes, so a comparison with a forward pass must pad its window to that length
-(`tests/unit/model/test_incremental.py`).
+Generation reads a stream piece by piece (`Incremental`). Its logits equal those of one forward pass over the
+whole stream, whatever the pieces are. A piece of one byte costs one position of the prelude and the coda; it
+costs a position of the core only if it closes a patch. Between pieces the stream keeps:
+
+- latents and rotated keys, one per byte and dense layer, and one per patch, core layer *and loop* (in loop r
+  a patch attends to the states of earlier patches in loop r);
+- the last inputs of each Engram's convolution;
+- the running sum of the open patch, and the last closed patch, which the bytes of the open one read;
+- the ids, for n-grams.
+
+Patches and their capacity are those of a window of ``context`` bytes. A comparison with a forward pass must
+therefore pad its window to that length (`tests/unit/model/test_incremental.py`).
+
+FLOPs are those of matrix products, two per multiply-add. Attention counts as the full square, as in
+``torch.utils.flop_counter``; the backward pass counts twice the forward pass; recomputation does not count.
+The core's rows are those that a window fills at the wanted boundary rate; spare rows do not count.
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, V vocabulary, N recurrent
-layers, R loops, E experts; of a stream N ids of a piece, K patches that they close.
+layers, R loops, E experts; in a stream N bytes of a piece and K patches that they close.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.interface import LanguageModel, ModelOutput, Reader
-from spider.model.layers import cross_entropy, streamed, wide
+from kernels.embedding import embedding
+from spider.model import interface
+from spider.model.interface import Fp8Parts, ModelOutput, Reader
+from spider.model.layers import RMSNorm, Rope, cross_entropy, rms_norm, rope_table, streamed, wide
+from spider.model.ngram_head import NgramHead
 from spider.model.spider.attention import LayerCache
-from spider.model.spider.body import Body
-from spider.model.spider.chunking import Patches, Stream
-from spider.model.spider.engram import Retrieved
+from spider.model.spider.chunking import Chunker, Patches, Stream
+from spider.model.spider.config import SpiderConfig
+from spider.model.spider.engram import NgramEmbedding, Retrieved, primes_from
 from spider.model.spider.inspector import SpiderInspector
-from spider.model.spider.moe import MoE
-from spider.model.spider.recurrence import CoreOutput
+from spider.model.spider.kept import kept, kept_compiled
+from spider.model.spider.moe import Experts, MoE, fp8_parts
+from spider.model.spider.recurrence import CoreOutput, Layer, RecurrentCore, run
 from spider.model.spider.windows import equal_windows
+
+#: Pattern of each part's parameter names. The first pattern that matches the beginning of a name counts.
+_PARTS = {
+    "ngram": r"ngram\.",
+    "embedding": "embed_tokens",
+    "dense_blocks": r"(prelude|coda)\.",
+    "routed_experts": r"core\.layers\.\d+\.ffn\.experts",
+    "shared_experts": r"core\.layers\.\d+\.ffn\.shared",
+    "core_layers": r"core\.layers\.\d+\.(attention|ffn)",
+    "engram": r"core\.layers\.\d+\.engram|ngram_embedding",
+    "recurrence": r"core\.",
+    "boundary": "",
+}
+#: Linear layers that make a discrete decision or are tiny, and therefore stay out of fp8.
+_WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|ngram")
 
 
 @dataclass
 class Trace:
-    """What the parts did with each byte and patch, for those who want to look inside."""
+    """What the parts did with each byte and patch, for inspection."""
 
     patches: Patches
-    """Where the batch was cut."""
+    """Patches of the batch."""
     loops_M: Tensor | None
-    """Loops each row of the core used; None without halting."""
+    """Loops that each row of the core used; None without halting."""
     counts_NRE: Tensor | None
-    """Tokens each expert was given, int64, in every loop with a gradient (in evaluation, all); None without
+    """Tokens of each expert, int64, in every loop with a gradient (in evaluation, in all); None without
     experts."""
 
 
-class Spider(Body):
-    """See the module's docstring; `spider.model.build_model` builds one with its weights set."""
+class Spider(interface.Model):
+    """See the module's docstring. `spider.model.build_model` builds one with its weights set."""
 
+    TABLES = r"embed_tokens|.*\.tables\.weight|.*\.prior"
+
+    config: SpiderConfig
     shown: Mapping[str, str] = {
         "bytes_per_patch": "{:.2f} bytes/patch",
         "moe_load_max": "fullest expert {:.2f}x its share",
         "halt_depth": "depth {:.2f} loops",
     }
+
+    def __init__(self, config: SpiderConfig) -> None:
+        super().__init__()
+        self.config = config
+        D = config.hidden
+        engram = config.engram
+        self.embed_tokens = nn.Parameter(torch.empty(self.tokens.size, D))
+        # One prime per hash table: the tables of the core's layers first, then those of the byte embedding.
+        per_layer = len(engram.orders) * engram.heads
+        primes = primes_from(engram.table_size, per_layer * len(engram.layers) + len(engram.byte_orders))
+        layer_primes = {layer: primes[i * per_layer :][:per_layer] for i, layer in enumerate(engram.layers)}
+        byte_primes = primes[per_layer * len(engram.layers) :]
+        self.ngram_embedding = NgramEmbedding(D, engram.byte_orders, byte_primes) if byte_primes else None
+        self.prelude = nn.ModuleList(Layer(config) for _ in range(config.prelude_layers))
+        self.chunker = Chunker(D, config.boundary, config.norm_eps)
+        self.core = RecurrentCore(config, layer_primes)
+        self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
+        self.final_norm = RMSNorm(D, config.norm_eps)
+        self.run = run
+        if config.ngram is not None:
+            self.ngram = NgramHead(D, config.ngram, self.tokens)
+
+    def init_weights(self) -> None:
+        nn.init.normal_(self.embed_tokens, std=0.02)
+
+    # ------------------------------------------------------------------------------------------ forward pass
 
     def forward(
         self,
@@ -79,8 +136,9 @@ class Spider(Body):
         trace: bool = False,
         candidates_BTW: Tensor | None = None,
     ) -> ModelOutput:
-        """`LanguageModel.__call__`; ``trace`` asks for a `Trace`."""
-        rope, recompute = self.rope(tokens_BT.shape[1]), self.config.recurrence.of_blocks
+        """See `spider.model.interface.Model`; ``trace`` returns a `Trace`."""
+        rope = self.rope(tokens_BT.shape[1])
+        recompute = self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
             h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
@@ -90,68 +148,91 @@ class Spider(Body):
         h_BTD = self.rejoin(h_BTD, core.z_MD, patches)
         for block in self.coda:
             h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
-        auxiliary, counts_NRE, more = self.judge(core, windows.valid_M, boundary_loss)
+        auxiliary, counts_NRE, core_metrics = self.auxiliary(core, windows.valid_M, boundary_loss)
         inside = Trace(patches, core.halt and core.halt.loops_M, counts_NRE) if trace else None
         logits_BTV, nats_BT, mean = self.predict(h_BTD, candidates_BTW, labels_BT)
-        metrics |= more
+        metrics |= core_metrics
         if nats_BT is None or mean is None:
             return ModelOutput(None, logits_BTV, metrics, inside)
         metrics["cross_entropy"] = mean.detach()
-        return ModelOutput(nats_BT if reduction == "none" else mean + auxiliary, None, metrics, inside)
+        loss = nats_BT if reduction == "none" else mean + auxiliary
+        return ModelOutput(loss, None, metrics, inside)
 
-    def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
-        """What runs once, and of layers and loops one, however many there are."""
-        own: list[str] = ["embed", "run", "cut", "rejoin", "judge", "predict"]
-        return [*((self, name) for name in own), *self.core.parts_to_compile()]
+    def rope(self, length: int) -> Rope:
+        """Return the angles of positions 0..length-1, as wide as the embedding and at least float32."""
+        a = self.config.attention
+        table = self.embed_tokens
+        return rope_table(length, a.rope_dim, a.rope_base, table.device, table.dtype)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Return the input of the prelude, (B, T, D)."""
+        h_BTD = rms_norm(embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
+        if self.ngram_embedding is not None:
+            h_BTD = h_BTD + self.ngram_embedding(tokens_BT)
+        return streamed(h_BTD, self.config.stream)
 
     def cut(
         self, tokens_BT: Tensor, h_BTD: Tensor
     ) -> tuple[Patches, dict[str, Tensor], Tensor, Tensor, list[Retrieved | None]]:
-        """Bytes to patches: where they are cut, metrics and loss of that, what enters the core, and what its
-        layers read for it."""
+        """Cut bytes into patches; return the patches, their metrics and loss, the input of the core, and what
+        each of its layers retrieves."""
         patches, metrics, loss = self.chunker.cut(tokens_BT, h_BTD)
         retrieved = self.core.retrieve(tokens_BT, patches.close_M, patches.filled_M)
         return patches, metrics, loss, self.chunker.down(h_BTD, patches), retrieved
 
     def rejoin(self, h_BTD: Tensor, z_MD: Tensor, patches: Patches) -> Tensor:
-        """Bytes that have read their patches."""
+        """Add to each byte the patch that it reads."""
         return h_BTD + self.chunker.up(streamed(z_MD, self.config.stream), patches)
+
+    def head(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
+        """Return the logits (B, T, V) of the coda's output: by the transposed embedding, corrected by the
+        n-gram head."""
+        h_BTD = self.final_norm(h_BTD)
+        return self.with_ngrams(F.linear(h_BTD, self.embed_tokens), h_BTD, candidates_BTW)
 
     def predict(
         self, h_BTD: Tensor, candidates_BTW: Tensor | None, labels_BT: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The logits without labels, or each target's cross entropy and their mean."""
+        """Return logits, None, None without labels; else None, each target's cross entropy, and their
+        mean."""
         logits_BTV = self.head(h_BTD, candidates_BTW)
         if labels_BT is None:
             return wide(logits_BTV), None, None
-        return None, *cross_entropy(logits_BTV, labels_BT)
+        nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
+        return None, nats_BT, mean
 
-    def judge(
+    def auxiliary(
         self, core: CoreOutput, valid_M: Tensor, boundary_loss: Tensor
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """What is added to the loss, the counts for `Trace`, and metrics."""
+        """Return the auxiliary loss, the expert counts for `Trace`, and metrics."""
         metrics: dict[str, Tensor] = {}
         ponder_loss = self._halting(core, valid_M, metrics)
         router_loss, counts_NRE = self._routing(core, metrics)
         return self.config.boundary.weight * boundary_loss + ponder_loss + router_loss, counts_NRE, metrics
 
     def _halting(self, core: CoreOutput, valid_M: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
+        """Return the weighted ponder loss, and add its metrics."""
         if core.halt is None:
             return 0.0
-        total, loops_M = valid_M.sum(), core.halt.loops_M
+        total = valid_M.sum()
+        loops_M = core.halt.loops_M
         ponder = ((loops_M + core.halt.remainder_M) * valid_M).sum() / total
         metrics["ponder"] = ponder.detach()
         metrics["halt_depth"] = (loops_M * valid_M).sum() / total
         return self.config.recurrence.ponder_weight * ponder
 
     def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> tuple[Tensor | float, Tensor | None]:
-        """Mean router losses over layers and loops, and the counts for `Trace`; adds load metrics, and in
-        training the load that `after_step` balances."""
-        if (moe := self.config.moe) is None:
+        """Return the mean router loss over layers and loops, and the counts for `Trace`.
+
+        Metrics of the load are added; in training, so is the load that `after_step` balances.
+        """
+        moe = self.config.moe
+        if moe is None:
             return 0.0, None
-        seen = [s for of_layer in zip(*core.stats, strict=True) for s in of_layer]
-        aux, z = torch.stack([s.aux for s in seen]).mean(), torch.stack([s.z for s in seen]).mean()
-        counts_NRE = torch.stack([s.counts_E for s in seen]).unflatten(0, (-1, len(core.stats)))
+        stats = [s for layer_stats in zip(*core.stats, strict=True) for s in layer_stats]
+        aux = torch.stack([s.aux for s in stats]).mean()
+        z = torch.stack([s.z for s in stats]).mean()
+        counts_NRE = torch.stack([s.counts_E for s in stats]).unflatten(0, (-1, len(core.stats)))
         load_NE = counts_NRE.sum(1)
         share_NE = load_NE / load_NE.sum(1, keepdim=True).clamp(min=1)
         metrics |= {
@@ -165,11 +246,23 @@ class Spider(Body):
                 cast(MoE, layer.ffn).load += load_E
         return moe.aux_weight * aux + moe.z_weight * z, counts_NRE
 
+    # -------------------------------------------------------------------------------- what it tells of itself
+
+    def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
+        """Return the functions that run once, and one function for all layers and loops."""
+        own: list[tuple[nn.Module, str]] = [
+            (self, name) for name in ("embed", "run", "cut", "rejoin", "auxiliary", "predict")
+        ]
+        return [*own, *self.core.parts_to_compile()]
+
     def after_step(self, *, updated: bool = True) -> None:
-        """Balance the experts; where the update was skipped their load is forgotten."""
+        """Balance the experts; discard their load if the update was skipped."""
         for module in self.modules():
             if isinstance(module, MoE):
-                module.rebalance() if updated else module.load.zero_()
+                if updated:
+                    module.rebalance()
+                else:
+                    module.load.zero_()
 
     def inspector(self) -> SpiderInspector:
         return SpiderInspector(self, self.config.boundary.kind, self.chunker.boundary_predictor)
@@ -177,35 +270,90 @@ class Spider(Body):
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
         return Incremental(self, context, n_loops)
 
+    def parameters_by_part(self) -> dict[str, int]:
+        parts = dict.fromkeys([part for part in _PARTS if part != "ngram" or self.ngram], 0)
+        for name, parameter in self.named_parameters():
+            parts[next(part for part in parts if re.match(_PARTS[part], name))] += parameter.numel()
+        return parts
+
+    def looked_up(self) -> int:
+        """Count the embedding, which the head multiplies as well, and all of Engram."""
+        parts = self.parameters_by_part()
+        return parts["embedding"] + parts["engram"]
+
+    def keeps_wide(self, name: str) -> bool:
+        return _WIDE.search(name) is not None
+
+    def fp8_parts(self) -> Fp8Parts | None:
+        return fp8_parts(self, self.config, self.chunker.rows)
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
+        rows = self.chunker.filled(length)
+        a = self.config.attention
+        square = a.heads * (a.nope_dim + a.rope_dim + a.v_dim)
+        blocks = [*self.prelude, *self.coda]
+        dense = _multiplies([*blocks, self.chunker]) + square * length * len(blocks)
+        engrams = _multiplies(layer.engram for layer in self.core.layers if layer.engram is not None)
+        loop = _multiplies([self.core]) - engrams + square * rows * len(self.core.layers)
+        per_byte = dense + self.embed_tokens.numel() + (self.ngram.multiplies() if self.ngram else 0)
+        per_row = engrams + self.loops(n_loops) * loop
+        return 3 * 2 * (length * per_byte + rows * per_row) / length
+
+    def activation_bytes(
+        self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
+    ) -> int:
+        size = 2 if narrow else 4
+        loops = self.loops(n_loops)
+        loops = min(loops, self.config.recurrence.bptt or loops)
+        counted = kept_compiled(self.config, size) if compiled else kept(self.config, size)
+        total = counted.of(windows * length, self.chunker.rows(windows, length), loops)
+        return total + windows * length * (self.ngram.activation_bytes() if self.ngram else 0)
+
+
+def _multiplies(modules: Iterable[nn.Module]) -> int:
+    """Count the multiplies per position of every matrix in ``modules`` that a position meets."""
+    total = 0
+    for m in (inner for module in modules for inner in module.modules()):
+        if isinstance(m, nn.Linear):
+            total += m.in_features * m.out_features
+        elif isinstance(m, Experts):
+            total += (m.up.numel() + m.down.numel()) * m.top_k // m.up.shape[0]
+    return total
+
 
 class Incremental(Reader):
-    """One stream's state; see the module's docstring. The model must be in evaluation mode at each piece."""
+    """State of one stream; see the module's docstring. The model must be in evaluation mode at each piece."""
 
-    model: Body
+    model: Spider
 
-    def __init__(self, model: Body, context: int, n_loops: int | None = None) -> None:
+    def __init__(self, model: Spider, context: int, n_loops: int | None = None) -> None:
         super().__init__(model, context, n_loops)
-        engram, slots = model.config.engram, model.chunker.slots(context)
+        engram = model.config.engram
+        slots = model.chunker.slots(context)
         self.stream = Stream(model.chunker.capacity(context))
         self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
         self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(self.n_loops)]
         self.rope = model.rope(max(context, slots))
-        # As many ids before a piece as the longest n-gram that ends in it can reach; one for boundaries.
+        # An n-gram that ends in a piece begins at most this many bytes before it; boundaries look one back.
         self.reach = max([2, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
 
     def read(self, N: int) -> Tensor:
-        model, start = self.model, len(self.ids) - N
-        assert not model.training, "the stream is read in evaluation mode"
+        model = self.model
+        assert not model.training, "a stream is read in evaluation mode"
+        start = len(self.ids) - N
         tokens_1T = torch.tensor([self.ids[max(0, start - self.reach) :]], device=model.embed_tokens.device)
-        rope, blocks = self.rope.part(start, start + N), iter(self.blocks)
+        rope = self.rope.part(start, start + N)
+        blocks = iter(self.blocks)
         h_ND = model.embed(tokens_1T)[0, -N:]
         for block in model.prelude:
             h_ND, _ = block(h_ND, rope, cache=next(blocks))
         before = self.core[0][0].length
         z_KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_ND, start, self.stream)
-        if K := len(z_KD):
+        K = len(z_KD)
+        if K > 0:
             retrieved = model.core.retrieve(tokens_1T, close_K.clamp(min=0), close_K >= 0)
-            rope_K, windows = self.rope.part(before, before + K), equal_windows(1, K, z_KD.device)
+            rope_K = self.rope.part(before, before + K)
+            windows = equal_windows(1, K, z_KD.device)
             z_KD = model.core(z_KD, retrieved, rope_K, windows, self.n_loops, self.core).z_MD
         z_KD = streamed(z_KD, model.config.stream)
         h_ND = h_ND + model.chunker.up_next(z_KD, count_N, self.stream)
@@ -215,4 +363,4 @@ class Incremental(Reader):
         return wide(model.head(h_ND, candidates_NW))
 
 
-Model: type[LanguageModel] = Spider
+Model = Spider

@@ -1,26 +1,25 @@
 """Mixture of experts: a router, E small SwiGLU experts of which each token uses K, and one shared expert.
 
 ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates are the
-*unbiased* ``p``, normalised to sum to one (``kernels/route.py`` is all of that). The bias is not learned by
-gradient: after every optimizer step it moves by ``bias_rate`` towards experts with less than the mean load
-(DeepSeek-V3), so it balances without a gradient that fights the language model. An auxiliary loss (Switch)
-through the mean probabilities and a z-loss on the logits help it. No token is dropped; rows that are
-not valid (spare ones of the core's buffer) go to no expert and do not count.
+*unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this). The bias is not
+learned by gradient: after every optimizer step it moves by ``bias_rate`` towards experts with less than the
+mean load (DeepSeek-V3). So it balances without a gradient that works against the language model. An auxiliary
+loss (Switch) through the mean probabilities and a z-loss on the logits support it. No token is dropped; rows
+that are not valid (spare rows of the core's buffer) go to no expert and do not count.
 
-The result is the sum of a token's experts, weighted by its gates, whatever the way in which it is computed:
+The result is the sum of a token's experts, weighted by its gates. There are four ways to compute it:
 
-- by our ops (``kernels/``), on a GPU: rows are copied into one segment an expert, padded to 16 rows, so that
-  every size is known beforehand and nothing waits for the device; ``grouped_mm`` multiplies all segments at
-  once, in bfloat16 or in fp8; the rows of a token are summed. Tokens that are not valid get no row.
-- by torch: tokens are sorted by expert. Exactly N*K rows are made and the last offset is N*K, so no row is
-  garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0. There are few of these
-  tokens. On a CPU this is cheaper than the mirrors of the ops, which pay for static sizes.
-- ``loop``: the same rows, one product an expert. It waits for the device, to know where to cut.
-- float64, which has no grouped kernel and serves proofs: every expert on every token. Its products have one
-  shape whatever the routing, so a token's result does not depend, in its last bit, on how many others chose
-  the same expert.
+- Our ops (``kernels/``), on a GPU: rows are copied into one segment per expert, padded to 16 rows. Every size
+  is static, so nothing waits for the device. ``grouped_mm`` multiplies all segments at once, in bfloat16 or
+  fp8, and the rows of each token are summed. Tokens that are not valid get no row.
+- torch: tokens are sorted by expert. There are exactly N*K rows and the last offset is N*K, so no row is
+  garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0; such tokens are few. On
+  a CPU this is cheaper than the twins of the ops, which pay for static sizes.
+- ``loop``: the same rows, one product per expert. It waits for the device to learn the sizes.
+- float64, which has no grouped kernel and serves as a reference: every expert on every token. Its products
+  have one shape for any routing, so the last bit of a token's result does not depend on other tokens.
 
-Shapes: N tokens, by any leading axes, D features, E experts, K experts a token, P expanded rows, F hidden
+Shapes: N tokens, in any leading axes, D features, E experts, K experts per token, P expanded rows, F hidden
 width.
 """
 
@@ -35,11 +34,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kernels.cast_fp8 import cast_columns_fp8
-from kernels.expand_to_fused import expand_to_fused
+from kernels.expand_reduce import expand_to_fused, reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping
 from kernels.grouped_mm import grouped_mm
 from kernels.grouped_mm_fp8 import grouped_mm_fp8, runs_on
-from kernels.reduce_fused import reduce_fused
 from kernels.route import Routing, route, route_torch
 from kernels.router_logits import router_logits
 from kernels.switch import use_triton
@@ -51,10 +49,10 @@ _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RouterStats(NamedTuple):
-    """What routing one batch through one layer tells; counts are over valid tokens only."""
+    """Statistics of one layer's router on one batch; only valid tokens count."""
 
     counts_E: Tensor
-    """Tokens each expert was given, int64."""
+    """Tokens of each expert, int64."""
     aux: Tensor
     """``E * sum_e f_e mean(p_e)``, 1 when balanced."""
     z: Tensor
@@ -62,6 +60,8 @@ class RouterStats(NamedTuple):
 
 
 class MoE(nn.Module):
+    """Router, experts and shared expert; see the module's docstring."""
+
     balance_bias: Tensor
     load: Tensor
 
@@ -79,11 +79,12 @@ class MoE(nn.Module):
         self.load.zero_()
 
     def forward(self, x: Tensor, valid: Tensor) -> tuple[Tensor, RouterStats]:
-        """Mix the experts of every token (..., D); those that are not ``valid`` get the shared expert alone.
+        """Mix the experts of every token (..., D); tokens that are not ``valid`` get only the shared expert.
 
-        The load is returned and not added up here, because under recomputation this runs twice a step.
+        The load is returned and not accumulated here, because recomputation runs this twice per step.
         """
-        x_ND, valid_N = x.flatten(0, -2), valid.flatten()
+        x_ND = x.flatten(0, -2)
+        valid_N = valid.flatten()
         E, K = self.config.experts, self.config.top_k
         with torch.autocast(x.device.type, enabled=False):
             logits_NE = router_logits(x_ND, self.router.weight)
@@ -101,7 +102,7 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self) -> None:
-        """Move the selection bias against the load gathered since the last call, over all processes."""
+        """Move the selection bias against the load since the last call, summed over all processes."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.load)
         load = self.load.to(self.balance_bias.dtype)
@@ -112,7 +113,7 @@ class MoE(nn.Module):
 class Experts(nn.Module):
     """E SwiGLU experts in two stacks, ``up`` (E, D, 2F) and ``down`` (E, F, D).
 
-    With ``fp8`` they multiply in fp8 (`spider.training.precision` decides); inputs are then bfloat16.
+    With ``fp8``, which `spider.training.precision` sets, they multiply in fp8; inputs are then bfloat16.
     """
 
     STACKS = "up", "down"
@@ -120,10 +121,11 @@ class Experts(nn.Module):
     def __init__(self, dim: int, config: MoEConfig) -> None:
         super().__init__()
         self.fp8 = False
-        self.implementation, self.top_k = config.implementation, config.top_k
+        self.implementation = config.implementation
+        self.top_k = config.top_k
         self.up = nn.Parameter(torch.empty(config.experts, dim, 2 * config.expert_hidden))
         self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, dim))
-        for name in self.STACKS:  # what is there during a call that is given `casts`
+        for name in self.STACKS:  # empty except during a call that gets `casts`
             self.register_buffer(f"{name}_fp8", torch.empty(0), persistent=False)
             self.register_buffer(f"{name}_inverse", torch.empty(0), persistent=False)
 
@@ -132,12 +134,13 @@ class Experts(nn.Module):
         nn.init.zeros_(self.down)
 
     def forward(self, x_ND: Tensor, routing: Routing) -> Tensor:
-        """The weighted sum of each token's experts, (N, D)."""
+        """Return the weighted sum of each token's experts, (N, D)."""
         dtype = compute_dtype(x_ND)
         x_ND = x_ND.to(dtype)
         if self.fp8:
-            products = (partial(grouped_mm_fp8, cast=self._cast(name)) for name in self.STACKS)
-            return _by_ops(x_ND, self.up, self.down, routing, *products)
+            up_product = partial(grouped_mm_fp8, cast=self._cast("up"))
+            down_product = partial(grouped_mm_fp8, cast=self._cast("down"))
+            return _by_ops(x_ND, self.up, self.down, routing, up_product, down_product)
         up, down = self.up.to(dtype), self.down.to(dtype)
         if dtype != torch.float64 and self.implementation == "grouped" and use_triton(x_ND):
             return _by_ops(x_ND, up, down, routing, grouped_mm, grouped_mm)
@@ -152,8 +155,8 @@ class Experts(nn.Module):
         return (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
 
     def casts(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Parameters and buffers for calls that all use these weights: in the products' dtype, and in fp8
-        where that is what they multiply in."""
+        """Return the weights in the products' dtype, and their fp8 casts if ``fp8``, as parameters and
+        buffers for several calls."""
         made: dict[str, Tensor] = {}
         for name in self.STACKS:
             made[name] = weight = getattr(self, name).to(dtype)
@@ -166,9 +169,9 @@ class Experts(nn.Module):
         return cast if cast[0].numel() else None
 
     def _sorted(self, x_ND: Tensor, up: Tensor, down: Tensor, chosen_NK: Tensor) -> Tensor:
-        """What each of a token's experts makes of it, (N, K, D)."""
+        """Return the output of each of a token's experts, (N, K, D), by sorting tokens."""
         order_P = chosen_NK.flatten().argsort(stable=True)
-        place_P = order_P.argsort()
+        rank_P = order_P.argsort()
         x_PD = x_ND.index_select(0, order_P // self.top_k)
         # A comparison and a sum, because ``bincount`` waits for the device.
         counts_E = (chosen_NK.flatten()[:, None] == torch.arange(len(up), device=x_ND.device)).sum(0)
@@ -178,37 +181,39 @@ class Experts(nn.Module):
         else:
             ends_E = counts_E.cumsum(0).to(torch.int32)
             y_PD = grouped_mm(swiglu(grouped_mm(x_PD, up, ends_E)), down, ends_E)
-        return y_PD.index_select(0, place_P).unflatten(0, (-1, self.top_k))
+        return y_PD.index_select(0, rank_P).unflatten(0, (-1, self.top_k))
 
 
 def _by_ops(
     x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, up_product: _Product, down_product: _Product
 ) -> Tensor:
-    mapping = get_fused_mapping(routing.chosen_NK, len(up), 16)  # the alignment that products in fp8 ask for
-    places = mapping.token_to_pos_NK, mapping.pos_to_expert_P
-    h_PF = swiglu(up_product(expand_to_fused(x_ND, *places), up, mapping.end_E))
-    return reduce_fused(down_product(h_PF, down, mapping.end_E), routing.gates_NK, *places)
+    mapping = get_fused_mapping(routing.chosen_NK, len(up), 16)  # products in fp8 require this alignment
+    x_PD = expand_to_fused(x_ND, mapping.token_to_pos_NK, mapping.pos_to_expert_P)
+    h_PF = swiglu(up_product(x_PD, up, mapping.end_E))
+    y_PD = down_product(h_PF, down, mapping.end_E)
+    return reduce_fused(y_PD, routing.gates_NK, mapping.token_to_pos_NK, mapping.pos_to_expert_P)
 
 
 class _Routed(Experts):
-    """Experts whose tokens have chosen, at random: the load of a balanced router; ``valid`` tokens have."""
+    """Experts with a random routing of ``valid`` of the tokens, the load of a balanced router."""
 
     def __init__(self, dim: int, config: MoEConfig, tokens: int, valid: int, device: torch.device) -> None:
         super().__init__(dim, config)
         self.to(device).init_weights()
         self.valid = valid
-        logits_NE, valid_N = torch.randn(tokens, config.experts, device=device), torch.rand(tokens).argsort()
-        self.routing = route_torch(logits_NE, None, config.top_k, valid_N=valid_N.to(device) < valid)
+        logits_NE = torch.randn(tokens, config.experts, device=device)
+        valid_N = torch.rand(tokens).argsort().to(device) < valid
+        self.routing = route_torch(logits_NE, None, config.top_k, valid_N=valid_N)
 
     def forward(self, x_ND: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x_ND, self.routing)
 
 
 def fp8_parts(model: nn.Module, config: SpiderConfig, rows: Callable[[int, int], int]) -> Fp8Parts | None:
-    """The experts that can run in fp8: in one grouped product, with widths that are multiples of 16.
+    """Return the experts that can run in fp8: in one grouped product, with widths that are multiples of 16.
 
     Args:
-        rows: rows of the core for so many windows of so many bytes.
+        rows: maps (windows, bytes of a window) to rows of the core.
     """
     moe, D = config.moe, config.hidden
     if moe is None or moe.implementation != "grouped" or D % 16 or moe.expert_hidden % 16:

@@ -1,56 +1,85 @@
-"""The recurrent core: one stack of layers, run R times over the patches, and when a patch may stop.
+"""The recurrent core: one stack of layers that runs R times over the patches, and halts patch by patch.
 
 With ``h_0 = e``, the patches that enter, loop r computes::
 
     x_r = RMS(h) + loop_embedding_r          y = blocks(x_r, e)          h <- A * h + Dt * (B * e) + y
     Dt = softplus(d)      A = exp(-Dt exp(a))
 
-A is in (0, 1) whatever a and d, and the blocks see a normalised state, so h cannot grow without bound over
+A is in (0, 1) for every a and d, and the blocks see a normalised state, so h cannot grow without bound over
 loops (linear time-invariant injection, as in state-space models). ``blocks(x, e)`` runs the layers on the
-stream ``x + e``, to which each loop first adds ``((x W_down) * s_r) W_up``, low-rank maps shared by all
-loops with a scale s_r a loop (loops past the trained ones use the last). The loop embedding is sinusoidal:
-it extrapolates to any R and costs no parameter. Without injection ``h <- y``.
+stream ``x + e``. Each loop first adds ``((x W_down) * s_r) W_up`` to that stream: low-rank maps that all
+loops share, with a scale s_r per loop (loops past the trained ones use the last scale). The loop embedding is
+sinusoidal: it extrapolates to any R and has no parameters. Without injection ``h <- y``.
 
 Halting is adaptive computation time (Graves, 2016). ``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``; N is the
-first loop at which the p so far sum to at least ``1 - epsilon``, or the last one; the remainder is
+first loop at which the sum of p reaches ``1 - epsilon``, or the last loop; the remainder is
 ``1 - sum_{n<N} p_n``; the output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch
-sum to one. All loops are computed for all patches (shapes never change, and a halted patch is still read
-by others); a halted patch only stops adding to its output. The loss adds
+sum to one. All loops are computed for all patches, because shapes stay constant and others still read a
+halted patch; a halted patch only stops adding to its output. The loss adds
 ``ponder_weight * mean(N + remainder)``. A patch that halts at the first loop passes no gradient to p, so a
-unit that saturates early never recovers: the norm and the 1/sqrt(D) keep a few optimizer steps from that.
+unit that saturates early never recovers. The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
-Gradients: loops before the last ``bptt`` run without. With ``checkpointing``, layers are recomputed in the
-backward pass, wholly or in part (`spider.model.spider.recompute`).
+Gradients: with ``bptt``, loops before the last ``bptt`` run without gradients. ``checkpointing`` selects what
+the backward pass of a layer recomputes:
 
-Shapes: M rows of the core (patches of all windows), D features, R loops.
+    none        keep all activations
+    selective   keep the outputs of matrix products and of attention; recompute norms, rotations, SwiGLU and
+                what Engram reads, which move bytes and multiply little
+    full        keep only the layer's input
+
+A layer draws no random numbers and changes no buffer, so recomputation repeats it exactly. Compiled, `run` is
+one graph for all layers of a kind. Every call would cast the weights that it multiplies; the weights of the
+core's layers, which run several times, are cast once before the loops (`narrowed`).
+
+Shapes: M rows of the core (patches of all windows), D features, R loops, K rank of the low-rank maps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, no_decay, rms_norm, streamed
+from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, compute_dtype, rms_norm, streamed
 from spider.model.spider.attention import LatentAttention, LayerCache
-from spider.model.spider.config import MoEConfig, SpiderConfig
+from spider.model.spider.config import MoEConfig, Recompute, SpiderConfig
 from spider.model.spider.engram import Engram, Retrieved
-from spider.model.spider.moe import MoE, RouterStats
-from spider.model.spider.recompute import narrowed, run
+from spider.model.spider.moe import Experts, MoE, RouterStats
 from spider.model.spider.windows import Windows
+
+#: Operators whose outputs selective recomputation keeps.
+_COSTLY = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::_scaled_mm",
+    "aten::_grouped_mm",
+    "aten::_scaled_grouped_mm",
+    "spider::grouped_mm_fp8",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "torch_attn::_varlen_attn",
+}
 
 
 class Layer(nn.Module):
-    """``x += engram(x)`` where it has one; ``x += attention(RMS x)``; ``x += experts or SwiGLU(RMS x)``."""
+    """``x += engram(x)`` if it has one; ``x += attention(RMS x)``; ``x += experts or SwiGLU(RMS x)``."""
 
     def __init__(
         self, config: SpiderConfig, moe: MoEConfig | None = None, engram_primes: list[int] | None = None
     ) -> None:
         super().__init__()
-        D, eps = config.hidden, config.norm_eps
+        D = config.hidden
+        eps = config.norm_eps
         self.engram = Engram(D, config.engram, engram_primes, eps) if engram_primes else None
         self.attention_norm = RMSNorm(D, eps)
         self.attention = LatentAttention(D, config.attention, eps)
@@ -65,7 +94,7 @@ class Layer(nn.Module):
         retrieved: Retrieved | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
-        """The stream, (B, T, D) or the rows (M, D) of ``windows``, and what the router did."""
+        """Return the stream, (B, T, D) or the rows (M, D) of ``windows``, and the router's statistics."""
         if self.engram is not None and retrieved is not None and windows is not None:
             x = x + self.engram(x, retrieved, windows.number_M, cache).to(x.dtype)
         x = x + self.attention(self.attention_norm(x), rope, windows, cache)
@@ -75,8 +104,47 @@ class Layer(nn.Module):
         return x + self.ffn(self.ffn_norm(x)), None
 
 
+def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the layer's weights that products with ``x`` cast, already cast, by name; empty without
+    autocast.
+
+    A router's weights stay wide. Engram's are cast in place, since they multiply only once per forward pass.
+    """
+    dtype = compute_dtype(x)
+    if dtype == x.dtype:
+        return {}
+    cast: dict[str, Tensor] = {}
+    for name, module in layer.named_modules():
+        if isinstance(module, Experts):
+            cast |= {f"{name}.{weight}": value for weight, value in module.casts(dtype).items()}
+        elif isinstance(module, nn.Linear) and name.startswith(("attention.", "ffn.shared.")):
+            cast[f"{name}.weight"] = module.weight.to(dtype)
+    return cast
+
+
+def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: Tensor, *inputs: Any) -> Any:
+    """Return ``layer(x, *inputs)`` with ``weights`` in place of its own; in training, keep only the
+    activations that ``recompute`` leaves."""
+    call = partial(_call_with, layer, weights) if weights else layer
+    if recompute == "none" or not (layer.training and torch.is_grad_enabled()):
+        return call(x, *inputs)
+    if recompute == "full":
+        return checkpoint(call, x, *inputs, use_reentrant=False, preserve_rng_state=False)
+    context_fn = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(call, x, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
+
+
+def _call_with(layer: nn.Module, weights: dict[str, Tensor], *inputs: Any) -> Any:
+    # tie_weights would look at every parameter, and the compiler makes a graph for each of their sizes.
+    return functional_call(layer, weights, inputs, tie_weights=False)
+
+
+def _policy(context: Any, op: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op.name() in _COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 class Injection(nn.Module):
-    """``A * h + Dt * (B * e)``, one value of each a feature; at the start A = 1/2 and Dt B = ln 2."""
+    """``A * h + Dt * (B * e)`` with one value of each per feature; at first A = 1/2 and Dt B = ln 2."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -88,17 +156,16 @@ class Injection(nn.Module):
         nn.init.zeros_(self.log_decay)
         nn.init.zeros_(self.step)
         nn.init.ones_(self.gain)
-        no_decay(*self.parameters())
 
     def forward(self, h_MD: Tensor, e_MD: Tensor) -> Tensor:
         step_D = F.softplus(self.step)
-        # Soon after 80 exp overflows, and inf times a step of 0 is no number.
+        # exp overflows soon after 80, and inf times a step of 0 is NaN.
         decay_D = torch.exp(-step_D * self.log_decay.clamp(max=80).exp())
         return decay_D * h_MD + step_D * self.gain * e_MD
 
 
 class LoopLoRA(nn.Module):
-    """``((x W_down) * s_r) W_up``; starts at zero."""
+    """``((x W_down) * s_r) W_up``; zero at first."""
 
     def __init__(self, dim: int, rank: int, loops: int) -> None:
         super().__init__()
@@ -108,10 +175,9 @@ class LoopLoRA(nn.Module):
 
     def init_weights(self) -> None:
         nn.init.ones_(self.scale)
-        no_decay(self.scale)
 
-    def of_loop(self, loop: int) -> Tensor:
-        """The scale s_r, (1, rank)."""
+    def loop_scale(self, loop: int) -> Tensor:
+        """Return s_r, (1, K)."""
         return self.scale[min(loop, len(self.scale) - 1)]
 
     def adapt(self, x_MD: Tensor, scale_1K: Tensor) -> Tensor:
@@ -119,7 +185,7 @@ class LoopLoRA(nn.Module):
 
 
 def loop_embedding(loops: int, dim: int, device: torch.device) -> Tensor:
-    """Sines and cosines of each loop's number on the first eighth of the features, zero elsewhere; (R, D)."""
+    """Return (R, D): sines and cosines of each loop's number on the first eighth of the features, else 0."""
     half = max(1, dim // 16)
     rate = 10_000.0 ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
     angle = torch.arange(loops, device=device)[:, None] * rate
@@ -127,11 +193,11 @@ def loop_embedding(loops: int, dim: int, device: torch.device) -> Tensor:
 
 
 class Halt(NamedTuple):
-    """Running state of the accumulation."""
+    """Running state of adaptive computation time."""
 
     output_MD: Tensor
     spent_M: Tensor
-    """Sum of p over the loops so far, of patches still running."""
+    """Sum of p over the loops so far, for patches that still run."""
     running_M: Tensor
     loops_M: Tensor
     """N, loops used."""
@@ -139,25 +205,32 @@ class Halt(NamedTuple):
 
 
 class Halting(nn.Module):
+    """Halting probability of each patch, and the weighted sum of its states."""
+
     def __init__(self, dim: int, epsilon: float, eps: float) -> None:
         super().__init__()
-        self.epsilon, self.eps = epsilon, eps
+        self.epsilon = epsilon
+        self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(1))  # FSDP shards no scalar
+        self.bias = nn.Parameter(torch.empty(1))  # FSDP cannot shard a scalar
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.weight)
-        # The first p is about 0.27: a patch uses several loops until it has learned not to.
+        # The first p is about 0.27, so a patch uses several loops until training changes that.
         nn.init.constant_(self.bias, -1.0)
-        no_decay(self.weight, self.bias)
 
     def start(self, h_MD: Tensor) -> Halt:
-        spent_M, loops_M, remainder_M = (torch.zeros_like(h_MD[..., 0]) for _ in range(3))
-        running_M = torch.ones_like(loops_M, dtype=torch.bool)
-        return Halt(torch.zeros_like(h_MD), spent_M, running_M, loops_M, remainder_M)
+        h_M = h_MD[..., 0]
+        return Halt(
+            output_MD=torch.zeros_like(h_MD),
+            spent_M=torch.zeros_like(h_M),
+            running_M=torch.ones_like(h_M, dtype=torch.bool),
+            loops_M=torch.zeros_like(h_M),
+            remainder_M=torch.zeros_like(h_M),
+        )
 
     def forward(self, state: Halt, h_MD: Tensor, last: Tensor) -> Halt:
-        """Add one loop's state to the output of the patches that are still running."""
+        """Add the state of one loop to the output of the patches that still run."""
         w_D = self.weight * self.weight.numel() ** -0.5
         p_M = torch.sigmoid((rms_norm(h_MD, self.eps) * w_D).sum(-1) + self.bias)
         stops_M = state.running_M & ((state.spent_M + p_M >= 1 - self.epsilon) | last)
@@ -176,15 +249,19 @@ class CoreOutput(NamedTuple):
     z_MD: Tensor
     halt: Halt | None
     stats: list[list[RouterStats]]
-    """Per loop that had a gradient (in evaluation, all), per layer; empty lists without MoE."""
+    """Statistics by loop with a gradient (in evaluation, by loop), then by layer; inner lists are empty
+    without MoE."""
 
 
 class RecurrentCore(nn.Module):
+    """The loops over the layers; see the module's docstring."""
+
     def __init__(self, config: SpiderConfig, engram_primes: dict[int, list[int]]) -> None:
         super().__init__()
         self.config = r = config.recurrence
         self.stream = config.stream
-        D, self.eps = config.hidden, config.norm_eps
+        self.eps = config.norm_eps
+        D = config.hidden
         layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
         self.layers = cast(Sequence[Layer], layers)
         self.injection = Injection(D) if r.injection else None
@@ -193,9 +270,12 @@ class RecurrentCore(nn.Module):
         self.run = run
 
     def retrieve(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Retrieved | None]:
-        """What each layer's Engram holds for this batch (None for layers without one); see `Engram.read`."""
-        read = tokens_BT, close_M, filled_M
-        return [layer.engram.read(*read) if layer.engram else None for layer in self.layers]
+        """Return what each layer's Engram reads for this batch, None for layers without one; see
+        `Engram.read`."""
+        return [
+            None if layer.engram is None else layer.engram.read(tokens_BT, close_M, filled_M)
+            for layer in self.layers
+        ]
 
     def forward(
         self,
@@ -206,34 +286,40 @@ class RecurrentCore(nn.Module):
         n_loops: int,
         caches: list[list[LayerCache]] | None = None,
     ) -> CoreOutput:
-        """Run the loops on the rows of ``windows``; with ``caches``, one a loop and layer, they are one
-        stream's and follow the patches that those hold."""
-        c, D, device = self.config, e_MD.shape[-1], e_MD.device
+        """Run the loops on the rows of ``windows``.
+
+        With ``caches``, one per loop and layer, the rows continue a stream and follow the cached patches.
+        """
+        c = self.config
+        device = e_MD.device
         without_gradient = max(0, n_loops - c.bptt) if self.training and c.bptt else 0
         stats: list[list[RouterStats]] = []
         halt = self.halting.start(e_MD) if self.halting is not None else None
-        loop_RD = loop_embedding(n_loops, D, device).to(e_MD.dtype) if c.loop_embedding else None
+        loop_RD = loop_embedding(n_loops, e_MD.shape[-1], device).to(e_MD.dtype) if c.loop_embedding else None
         last_R = torch.arange(n_loops, device=device) == n_loops - 1
         weights = [narrowed(layer, e_MD) for layer in self.layers]
         h_MD = e_MD
         for r in range(n_loops):
             with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
                 loop_D = None if loop_RD is None else loop_RD[r]
-                y_MD = self.begin(h_MD, e_MD, loop_D, None if self.lora is None else self.lora.of_loop(r))
-                seen = []
-                for i, (layer, read) in enumerate(zip(self.layers, retrieved, strict=True)):
-                    given = rope, windows, read, caches and caches[r][i]
-                    y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, *given)
-                    seen += [s] if s is not None else []
+                scale_1K = None if self.lora is None else self.lora.loop_scale(r)
+                y_MD = self.begin(h_MD, e_MD, loop_D, scale_1K)
+                loop_stats: list[RouterStats] = []
+                for i, layer in enumerate(self.layers):
+                    cache = caches and caches[r][i]
+                    y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, rope, windows, retrieved[i], cache)
+                    if s is not None:
+                        loop_stats.append(s)
                 h_MD = self.end(h_MD, e_MD, y_MD)
             if r >= without_gradient:
-                stats.append(seen)
+                stats.append(loop_stats)
             if self.halting is not None and halt is not None:
                 halt = self.halting(halt, h_MD, last_R[r])
         return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)
 
     def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor | None, scale_1K: Tensor | None) -> Tensor:
-        """What a loop's layers read: of the loop its embedding, and its scale of the low-rank maps."""
+        """Return the input of a loop's layers, given the loop's embedding and its scale of the low-rank
+        maps."""
         x_MD = rms_norm(h_MD, self.eps)
         if loop_D is not None:
             x_MD = x_MD + loop_D
@@ -243,9 +329,11 @@ class RecurrentCore(nn.Module):
         return streamed(y_MD, self.stream)
 
     def end(self, h_MD: Tensor, e_MD: Tensor, y_MD: Tensor) -> Tensor:
-        """The state after a loop that began with h, of what its layers made."""
+        """Return the state after a loop that began with h and whose layers returned y."""
         return y_MD if self.injection is None else self.injection(h_MD, e_MD) + y_MD
 
     def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
-        halting: list[tuple[nn.Module, str]] = [] if self.halting is None else [(self.halting, "forward")]
-        return [(self, "begin"), (self, "run"), (self, "end"), *halting]
+        parts: list[tuple[nn.Module, str]] = [(self, "begin"), (self, "run"), (self, "end")]
+        if self.halting is not None:
+            parts.append((self.halting, "forward"))
+        return parts

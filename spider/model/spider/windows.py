@@ -1,15 +1,15 @@
-"""Where the windows of a batch lie among the core's rows.
+"""Layout of a batch's windows among the core's rows.
 
-The core has no row for a patch that is not there: the windows' patches stand one behind the other in a flat
-buffer of M rows, and what the buffer has beyond them is spare. Everything that looks at one row alone runs on
-it as it is. Attention keeps windows apart by their offsets where there is a kernel for that, and elsewhere
-spreads them out, B windows as long as the longest, for its product alone.
+The patches of all windows are contiguous in a flat buffer of M rows; rows beyond them are spare. So the core
+computes no padding between windows. Operations on single rows run on the buffer as it is. Attention separates
+windows by their offsets if there is a kernel for that. Otherwise the windows are spread out, B windows as
+long as the longest, for the attention product alone.
 
-Moves between the two forms are gathers, and so are their gradients: the ends of shorter windows repeat
-their last row, receive nothing and are never read back. No window ever holds another's row. A buffer with
-room for all windows at the longest one's length has that form already, each one's spare rows behind its own.
+Conversions between the two forms are gathers, and so are their gradients. The end of a shorter window repeats
+its last row, gets no gradient and is never read back, so no window holds a row of another. A buffer with
+B times as many rows as the longest window has the spread form already; each window's spare rows follow it.
 
-Shapes: B windows, L rows of the longest, M rows of the buffer, S sequences, P = B L places, D features.
+Shapes: B windows, L rows of the longest, M rows of the buffer, S sequences, P = B L slots, D features.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from torch import Tensor
 
 
 class Windows(NamedTuple):
-    """See `lay_out`."""
+    """Layout of the windows; `lay_out` makes one."""
 
     longest: int
-    """L, or more."""
+    """L, or an upper bound of it."""
     begin_B: Tensor
     """First row of each window."""
     number_M: Tensor
-    """A row's number in its window (int64), below L; any in spare rows."""
+    """Number of each row within its window (int64), below L; arbitrary in spare rows."""
     valid_M: Tensor
-    """Which rows are a window's."""
+    """Whether a row belongs to a window."""
     offset_S: Tensor | None = None
-    """Where each sequence begins, and the last one's end (int32): the windows, then the spare rows in pieces
-    of at most L, that there is no row outside. None, as all that follows, where each window has L rows."""
+    """Beginning of each sequence, and the end of the last (int32): the windows, then the spare rows in pieces
+    of at most L, so that every row is in a sequence. This and all that follows is None if each window has L
+    rows."""
     row_P: Tensor | None = None
-    """The row in each place of the spread form."""
+    """Row in each slot of the spread form."""
     own_P: Tensor | None = None
-    """Whether it is the place's own."""
+    """Whether a slot holds a row of its own, and not a repeated one."""
     place_M: Tensor | None = None
-    """The place of each row."""
+    """Slot of each row."""
 
     def spread(self, x_MD: Tensor) -> Tensor:
-        """The windows beside each other, (B, L, D)."""
+        """Return the spread form of rows (M, D): (B, L, D)."""
         if self.row_P is not None and self.place_M is not None:
             x_MD = taken(x_MD, self.row_P, self.place_M, self.valid_M)
         return x_MD.unflatten(0, (-1, self.longest))
 
     def gather(self, x_BLD: Tensor) -> Tensor:
-        """The rows again, (M, D); spare ones repeat some other."""
+        """Return the rows (M, D) of the spread form; spare rows repeat others."""
         x_PD = x_BLD.flatten(0, 1)
         if self.row_P is None or self.place_M is None or self.own_P is None:
             return x_PD
@@ -56,8 +57,11 @@ class Windows(NamedTuple):
 
 
 def taken(x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
-    """``x[there]``, of whose rows those of which anything is used are all different: row n of ``x``, where
-    ``real``, gets its gradient from ``back[n]``. So nothing is added up, in whatever order."""
+    """Return ``x[there]``, where the rows of the result that are used come from different rows of ``x``.
+
+    The backward pass is therefore a gather as well, deterministic and without atomics: row n of ``x`` gets
+    the gradient of row ``back[n]`` of the result where ``real``, else zero.
+    """
     return _Taken.apply(x, there, back, real)
 
 
@@ -75,15 +79,19 @@ class _Taken(torch.autograd.Function):
 
 
 def lay_out(rows_B: Tensor, rows: int, longest: int) -> Windows:
-    """Windows of ``rows_B`` rows, one to ``longest`` each, in a buffer of M = ``rows``, their sum or more."""
-    device, B = rows_B.device, len(rows_B)
+    """Lay out windows of ``rows_B`` rows each, from 1 to ``longest``, in a buffer of ``rows`` rows, at least
+    their sum."""
+    device = rows_B.device
+    B = len(rows_B)
     l_L = torch.arange(longest, device=device)
     own_BL = l_L < rows_B[:, None]
     if rows == B * longest:
         begin_B = longest * torch.arange(B, device=device)
         return Windows(longest, begin_B, l_L.repeat(B), own_BL.flatten())
-    end_B, m_M = rows_B.cumsum(0), torch.arange(rows, device=device)
-    begin_B, total = end_B - rows_B, end_B[-1:]
+    end_B = rows_B.cumsum(0)
+    begin_B = end_B - rows_B
+    total = end_B[-1:]
+    m_M = torch.arange(rows, device=device)
     window_M = torch.searchsorted(end_B, m_M, right=True).clamp(max=B - 1)
     number_M = (m_M - begin_B[window_M]).clamp(max=longest - 1)
     spare_S = total + longest * torch.arange(1, -(-(rows - B) // longest) + 1, device=device)
@@ -100,5 +108,5 @@ def lay_out(rows_B: Tensor, rows: int, longest: int) -> Windows:
 
 
 def equal_windows(count: int, longest: int, device: torch.device) -> Windows:
-    """So many windows of one length, and no spare row."""
+    """Lay out ``count`` windows of ``longest`` rows each, without spare rows."""
     return lay_out(torch.full((count,), longest, device=device), count * longest, longest)

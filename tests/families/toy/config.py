@@ -8,4 +8,4 @@ class Config(ModelConfig):
     ANY_TOKENS: ClassVar[bool] = True
 
     width: Positive = 16
-    """Of the embedding."""
+    """Width of the embedding."""

@@ -3,14 +3,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from spider.model import interface
-from spider.model.interface import LanguageModel, ModelOutput
-from spider.model.layers import Linear, cross_entropy, embedding_like, wide
+from spider.model.interface import ModelOutput
+from spider.model.layers import Linear, cross_entropy, wide
 from spider.model.ngram_head import NgramHead
 from spider.tokens import BYTES
 from tests.families.toy.config import Config
 
 
 class Toy(interface.Model):
+    TABLES = "embedding"
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -22,7 +24,6 @@ class Toy(interface.Model):
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embedding)
-        embedding_like(self.embedding)
 
     def forward(self, tokens_BT, labels_BT=None, *, n_loops=None, reduction="mean", trace=False,
                 candidates_BTW=None):  # fmt: skip
@@ -35,9 +36,10 @@ class Toy(interface.Model):
         return ModelOutput(nats_BT if reduction == "none" else mean, None, {"cross_entropy": mean.detach()})
 
     def parameters_by_part(self) -> dict[str, int]:
-        memory = sum(p.numel() for p in self.ngram.parameters()) if self.ngram else 0
         parts = {"embedding": self.embedding.numel(), "head": self.head.weight.numel()}
-        return parts | ({"ngram": memory} if memory else {})
+        if self.ngram:
+            parts["ngram"] = sum(p.numel() for p in self.ngram.parameters())
+        return parts
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         return 6.0 * self.head.weight.numel()
@@ -48,4 +50,4 @@ class Toy(interface.Model):
         return windows * length * 4 * (self.config.width + 2 * self.head.out_features)
 
 
-Model: type[LanguageModel] = Toy
+Model = Toy

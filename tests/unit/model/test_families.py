@@ -68,7 +68,7 @@ def test_a_family_without_loops_takes_no_n_loops():
     assert configuration({"family": TOY}, n_loops=1).stage("r", "s").loops == 1
     with pytest.raises(ValueError, match=rf"n_loops: this model of family {TOY} has no loops \(got 3\)"):
         build().loops(3)
-    with pytest.raises(ValueError, match=r"n_loops: a model runs at least once \(got 0\)"):
+    with pytest.raises(ValueError, match=r"n_loops: must be at least 1 \(got 0\)"):
         build().loops(0)
 
 

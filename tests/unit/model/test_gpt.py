@@ -359,15 +359,15 @@ def test_parameters_are_dealt_to_muon_and_adamw_by_name():
         assert all(group["weight_decay"] == 0 for group in groups if not group["muon"])
 
 
-def test_rates_of_their_own_are_marked():
-    scales = {name: getattr(p, "_lr_scale", 1.0) for name, p in build_gpt().named_parameters()}
-    marked = {name: scale for name, scale in scales.items() if scale != 1.0}
-    assert marked.pop("embedding") == 75 and scales["head.weight"] == 1
+def test_tables_and_mixing_factors_have_nanochats_rates():
+    rates = {name: group.rate for name, group in build_gpt().parameter_groups().items()}
+    special = {name: rate for name, rate in rates.items() if rate != 1}
+    assert special.pop("embedding") == 75 and rates["head.weight"] == 1
     for layer in range(4):
-        assert marked.pop(f"blocks.{layer}.mix.stream") == 1.25
-        assert marked.pop(f"blocks.{layer}.mix.embedded") == 125
-    assert marked == {"blocks.1.attention.values": 75, "blocks.3.attention.values": 75}
-    assert not any(hasattr(p, "_lr_scale") for p in build_gpt(**SWITCHES["golf"]).parameters())
+        assert special.pop(f"blocks.{layer}.mix.stream") == 1.25
+        assert special.pop(f"blocks.{layer}.mix.embedded") == 125
+    assert special == {"blocks.1.attention.values": 75, "blocks.3.attention.values": 75}
+    assert all(group.rate == 1 for group in build_gpt(**SWITCHES["golf"]).parameter_groups().values())
 
 
 @pytest.mark.parametrize("switch", ["nanochat", "golf"])
@@ -485,7 +485,7 @@ def test_an_index_corrects_the_logits_behind_the_cap():
     assert model(x, x, candidates_BTW=known).loss.isfinite()
     assert not torch.equal(model(x, candidates_BTW=known).logits, model(x, candidates_BTW=0 * known).logits)
     assert model.parameters_by_part()["ngram"] > 0
-    with pytest.raises(ValueError, match="ngram: proposes bytes, and this model reads 5,000 other ids"):
+    with pytest.raises(ValueError, match="ngram: the index is over bytes, but this model reads 5,000 tokens"):
         config_of(ngram=memory, vocab_size=5000)
 
 
@@ -545,16 +545,16 @@ def test_bytes_are_not_cut():
     [
         ({"heads": 5}, "heads: 5 heads cannot share hidden: 32 evenly"),
         ({"heads": 8}, r"heads: a head's width must be a multiple of 8 \(got 32 / 8 = 4\)"),
-        ({"kv_heads": 3}, "kv_heads: 3 is no divisor of heads: 4"),
+        ({"kv_heads": 3}, "kv_heads: 3 does not divide heads: 4"),
         ({"windows": "SXL"}, r"windows.*use L for full, S for short_window, as in SSSL \(got 'SXL'\)"),
         ({"windows": ""}, r"windows.*use L for full, S for short_window"),
         ({"short_window": 0}, "short_window"),
         ({"rope_dim": 3}, r"rope_dim: must be even, at most a head's width 8 \(got 3\)"),
         ({"rope_dim": 10}, r"rope_dim: must be even, at most a head's width 8 \(got 10\)"),
         ({"parallel_from": 4}, "parallel_from: 4 is not one of 4 layers"),
-        ({"recurrence": {"loops": 2}}, r"recurrence\.last: null says that no layer loops"),
-        ({"recurrence": {"last": 4}}, "recurrence: layers 0 to 4 are no part of layers 0 to 3"),
-        ({"recurrence": {"first": 2, "last": 1}}, "recurrence: layers 2 to 1 are no part of layers 0 to 3"),
+        ({"recurrence": {"loops": 2}}, r"recurrence\.last: is null, so no layer is looped"),
+        ({"recurrence": {"last": 4}}, "recurrence: layers 0 to 4 are not among layers 0 to 3"),
+        ({"recurrence": {"first": 2, "last": 1}}, "recurrence: layers 2 to 1 are not among layers 0 to 3"),
         ({"value_embedings": "none"}, r"runs\.r\.model\.value_embedings: unknown key.*value_embeddings"),
     ],
 )

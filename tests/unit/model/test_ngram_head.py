@@ -173,10 +173,10 @@ def test_a_model_with_an_index_is_not_read_without_what_that_proposes(make, toke
     toy.reset_parameters()
     for model in (make(ngram=NGRAM), toy):
         with pytest.raises(
-            ValueError, match="this model reads an n-gram index: give it what that proposes, as `prop"
+            ValueError, match="this model reads an n-gram index: pass its candidates as `candidates_BTW`"
         ):
             model(tokens)
-        assert model(tokens, **model.without_knowledge(tokens)).logits.isfinite().all()
+        assert model(tokens, **model.empty_candidates(tokens)).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["small", "toy"])

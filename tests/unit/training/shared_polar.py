@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import OptimizerConfig
+from spider.model.interface import Model
 from spider.processes.parallel import full_tensor, replicate, shard
 from spider.processes.world import ALONE, World, join
 from spider.training import optim
@@ -33,7 +34,7 @@ WAYS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
 }
 
 
-class Net(nn.Module):
+class Net(Model):
     """A net of 18 matrices of seven shapes, most of them odd in number; one matrix is never read."""
 
     def __init__(self) -> None:
@@ -55,10 +56,21 @@ class Net(nn.Module):
         return self.head(x_BD + torch.einsum("beh,ehd->bd", h_BEH, self.back_EHD))
 
 
+class Lone(Model):
+    """A single matrix with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(13, 16)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return self.line(x_BD)
+
+
 def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
     changes, compute = WAYS[way]
     torch.manual_seed(0)
-    net: nn.Module = nn.Linear(13, 16) if way == LONE else Net()
+    net = Lone() if way == LONE else Net()
     if isinstance(net, Net):
         net.never.requires_grad_(kind == "fsdp")  # DDP wants a gradient of what may have one
     called: nn.Module = net

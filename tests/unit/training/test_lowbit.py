@@ -10,18 +10,21 @@ from torchao.optim import AdamW8bit
 from spider import load_model
 from spider.checkpoints.save import save
 from spider.config import OptimizerConfig
-from spider.model.interface import model_tensors
+from spider.model.interface import Model, model_tensors
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
 from tests.unit import records
 from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.nets import matrix
 from tests.unit.training.outcomes import outcome
 
 BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}
 
 
-class Net(nn.Module):
+class Net(Model):
     """A net of a matrix, a stack of matrices, a table with a prime number of rows, and a vector."""
+
+    TABLES = r"table\.weight"
 
     def __init__(self):
         super().__init__()
@@ -67,7 +70,7 @@ def test_adamw8bit_equals_torchaos_optimizer_at_the_scheduled_rate():
 
 @pytest.mark.inductor
 def test_a_compiled_update_equals_an_eager_one():
-    net, other = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
+    net, other = matrix(128, 64), matrix(128, 64)
     other.load_state_dict(net.state_dict())
     config = OptimizerConfig(kind="adamw8bit")
     optimizers = [build_optimizer(net, config, 1e-2), build_optimizer(other, config, 1e-2, compiled=True)]
@@ -87,7 +90,7 @@ def test_a_scheduled_weight_decay_needs_no_recompilation(monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", lambda f, **how: compiles(f, **{**how, "backend": backend}))
-    net, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    net, other = matrix(64, 64), matrix(64, 64)
     other.load_state_dict(net.state_dict())
     moving = build_optimizer(net, OptimizerConfig(kind="adamw8bit"), 1e-2, compiled=True)
     for i in range(4):
@@ -125,7 +128,7 @@ def test_only_matrices_become_bf16_and_parameters_keep_their_identity():
 
 
 def test_stochastic_rounding_keeps_small_updates_on_average():
-    net = nn.Linear(512, 256, bias=False)
+    net = matrix(512, 256)
     nn.init.ones_(net.weight)
     config = OptimizerConfig(**BF16, weight_decay=0.0)
     narrow_weights(net, config)

@@ -9,9 +9,11 @@ from torch import nn
 
 from spider.config import OptimizerConfig
 from spider.model import build_model
+from spider.model.interface import ParameterGroup
 from spider.model.spider.config import PRESETS, SpiderConfig
 from spider.training import optim
 from spider.training.optim import POLAR_EXPRESS, Optimizer, build_optimizer, polar
+from tests.unit.training.nets import Net
 
 CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5
 
@@ -103,7 +105,7 @@ def test_adamw_group_equals_torchs_adamw():
     ours = nn.Parameter(torch.randn(16, 8))
     theirs = nn.Parameter(ours.detach().clone())
     config = OptimizerConfig(kind="adamw")
-    a = build_optimizer(nn.ParameterDict({"w": ours}), config, lr=1e-2)
+    a = build_optimizer(Net(w=ours), config, lr=1e-2)
     b = torch.optim.AdamW(
         [theirs], lr=5e-3, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
@@ -127,14 +129,13 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
     names = {id(p): n for n, p in model.named_parameters()}
     dealt = [names[id(p)] for g in optimizer.param_groups for p in g["params"]]
     assert sorted(dealt) == sorted(names.values())
-    tables = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
+    groups = model.parameter_groups()
+    tables = {id(p) for name, p in model.named_parameters() if groups[name].role == "table"}
     assert tables
     for group in optimizer.param_groups:
         assert not group["muon"] or kind == "muon"
         for p in group["params"]:
-            spared = (
-                p.ndim < 2 or 1 in p.shape[-2:] or id(p) in tables or getattr(p, "_no_weight_decay", False)
-            )
+            spared = p.ndim < 2 or 1 in p.shape[-2:] or id(p) in tables
             assert (group["weight_decay"] == 0) == bool(spared), names[id(p)]
             assert not (group["muon"] and spared), names[id(p)]
     assert any(g["muon"] for g in optimizer.param_groups) == (kind == "muon")
@@ -143,12 +144,13 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
 def test_decay_embeddings_decays_tables_which_stay_with_adamw(model, kind):
     dealt = build_optimizer(model, OptimizerConfig(kind=kind, decay_embeddings=True), lr=1e-3).param_groups
-    tables = {id(p) for p in model.parameters() if getattr(p, "_is_embedding", False)}
+    groups = model.parameter_groups()
+    tables = {id(p) for name, p in model.named_parameters() if groups[name].role == "table"}
     for group in dealt:
         for p in group["params"]:
             if id(p) in tables:
                 assert group["weight_decay"] == 0.1 and group["decayed"] and not group["muon"]
-            elif p.ndim < 2 or getattr(p, "_no_weight_decay", False):
+            elif p.ndim < 2:
                 assert group["weight_decay"] == 0
     with pytest.raises(ValueError, match=r"cautious_decay\n.*does not use Muon"):
         OptimizerConfig(kind="adamw", cautious_decay=False)
@@ -169,7 +171,7 @@ def test_one_learning_rate_scales_both_kinds_of_parameters(model):
 
 
 def test_state_is_named_by_parameter():
-    layer = nn.Linear(4, 3)
+    layer = Net(weight=nn.Parameter(torch.randn(3, 4)), bias=nn.Parameter(torch.zeros(3)))
     optimizer = build_optimizer(layer, OptimizerConfig(kind="muon"), lr=1e-3)
     assert set(optimizer.tensors(layer)) == {
         "weight.momentum",
@@ -279,21 +281,27 @@ def test_normuon_does_not_move_a_matrix_without_a_gradient():
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
 def test_a_learning_rate_scale_changes_only_its_own_parameter(kind):
+    class Rated(Net):
+        def parameter_groups(self):
+            return {
+                "a": ParameterGroup("matrix", rate=2.5),
+                "b": ParameterGroup("table", rate=75.0),
+                "c": ParameterGroup("matrix"),
+            }
+
     torch.manual_seed(0)
-    net = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in "abc"})
-    net["a"].weight._lr_scale, net["b"].weight._is_embedding = 2.5, True
-    net["b"].weight._lr_scale = 75.0
-    before = {name: layer.weight.detach().clone() for name, layer in net.items()}
+    net = Rated(**{name: nn.Parameter(torch.randn(8, 8) / 8**0.5) for name in "abc"})
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
     plain = build_optimizer(net, OptimizerConfig(kind=kind, weight_decay=0), lr=1e-4)
     plain.set_lr(0.5)
     rates = {id(p): float(g["lr"]) for g in plain.param_groups for p in g["params"]}
     base = 0.5e-4 * (4.0 if kind == "muon" else 1)
-    found = [rates[id(net[name].weight)] for name in "abc"]
+    found = [rates[id(p)] for p in net.parameters()]
     assert found == pytest.approx([2.5 * base, 75 * 0.5e-4, base])
-    for layer in net.values():
-        layer.weight.grad = torch.eye(8)
+    for p in net.parameters():
+        p.grad = torch.eye(8)
     plain.step()
-    moved = [(net[name].weight - before[name]).norm().item() for name in "abc"]
+    moved = [(p - before[name]).norm().item() for name, p in net.named_parameters()]
     assert moved[0] == pytest.approx(2.5 * moved[2], rel=1e-3)
     if kind != "muon":
         assert moved[1] == pytest.approx(75 * moved[2], rel=1e-3)
@@ -301,9 +309,7 @@ def test_a_learning_rate_scale_changes_only_its_own_parameter(kind):
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
 def test_a_scheduled_weight_decay_applies_to_matrices_only(kind):
-    net = nn.Linear(4, 4)
-    nn.init.ones_(net.weight)
-    nn.init.ones_(net.bias)
+    net = Net(weight=nn.Parameter(torch.ones(4, 4)), bias=nn.Parameter(torch.ones(4)))
     optimizer = build_optimizer(net, OptimizerConfig(kind=kind, weight_decay=0.1, eps=1.0), lr=1e-2)
     optimizer.set_scheduled(weight_decay=0.5)
     net.weight.grad, net.bias.grad = torch.full((4, 4), 1.0 if kind == "muon" else 1e-6), torch.zeros(4)
