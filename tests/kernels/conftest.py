@@ -1,4 +1,4 @@
-"""What the tests of kernels share: the interpreter, and compilation for GPUs that are not there.
+"""Fixtures for tests of kernels: the interpreter, and compilation for absent GPUs.
 
 Tests marked ``interpreter`` run kernels on CPU tensors in Triton's interpreter. A kernel is interpreted or
 compiled from the moment it is decorated, so they run in a process of their own, which ``test_interpreter.py``
@@ -21,12 +21,12 @@ from kernels import switch
 
 @pytest.fixture(autouse=True)
 def kernels(request):
-    """Kernels under the interpreter; twins elsewhere, where the choice is the process's own."""
+    """Run kernels under the interpreter, and twins elsewhere, unless the process has chosen."""
     if request.node.get_closest_marker("interpreter"):
         if not switch.INTERPRETED:
             pytest.skip("needs TRITON_INTERPRET=1 in the environment")
         switch.choose("triton")
-        # Makes torch fill what it allocates with NaN, or the largest integer: a place left unwritten shows.
+        # torch fills allocations with NaN, or the largest integer, which reveals elements left unwritten.
         torch.use_deterministic_algorithms(True)
     yield
     switch.choose("auto")
@@ -34,7 +34,7 @@ def kernels(request):
 
 @pytest.fixture
 def compiles(record_property):
-    """``compiles(kernel, num_warps=4, argument="*bf16", CONSTANT=4, ...)``: to machine code, with no spill.
+    """Return ``compiles(kernel, num_warps=4, argument="*bf16", CONSTANT=4, ...)``: compile without spilling.
 
     A string is an argument's type, anything else is a constant. Pointers and sizes are taken to be multiples
     of 16, as torch's allocations and real widths are: that is what lets a load be 16 bytes wide. Registers
@@ -65,7 +65,7 @@ def compiles(record_property):
 
 
 def _resources(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers a thread, and bytes a thread stores to memory for want of registers, from the assembler."""
+    """Return registers and spilled bytes per thread, as the assembler reports them."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     arch = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What kernels are tried with: scores, choices, and maps between tokens and places of the fused buffer."""
+"""Inputs for tests of kernels: scores, choices, and maps between tokens and rows of the fused buffer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kernels.get_fused_mapping import get_fused_mapping_torch
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 WIDTHS = st.sampled_from([1, 3, 16, 100, 2049])
-"""Of rows: less than a tile, a whole number of 16 bytes and not, more than a tile."""
+"""Widths of rows: less than a tile, a multiple of 16 bytes and not, more than a tile."""
 
 
 class Maps(NamedTuple):
     token_to_pos: Tensor
     pos_to_expert: Tensor
     weights: Tensor
-    """(N, K) float32."""
+    """Draw weights (N, K), float32."""
 
 
 @st.composite
 def maps(draw, max_tokens: int = 9) -> Maps:
-    """Any N from 0, K from 1 to 8, E no power of two, masked entries, empty experts, padding, a tail."""
+    """Draw maps: any N from 0, K from 1 to 8, odd E, masked entries, empty experts, padding, a tail."""
     N, K, E = draw(st.integers(0, max_tokens)), draw(st.integers(1, 8)), draw(st.integers(1, 5))
     choice = st.integers(-1, draw(st.integers(0, E - 1)))
     chosen = draw(st.lists(st.lists(choice, min_size=K, max_size=K), min_size=N, max_size=N))
@@ -45,14 +45,14 @@ def maps(draw, max_tokens: int = 9) -> Maps:
 
 
 def maps_of(chosen_NK: Tensor, experts: int, alignment: int = 16) -> Maps:
-    """The maps of given choices, by the twin of the mapping, at their static size."""
+    """Return the maps of the choices at their static size, by the twin of the mapping."""
     mapping = get_fused_mapping_torch(chosen_NK, experts, alignment)
     weights_NK = torch.rand(chosen_NK.shape, generator=torch.Generator().manual_seed(0))
     return Maps(mapping.token_to_pos_NK, mapping.pos_to_expert_P, weights_NK)
 
 
 SOME = (
-    # An odd number of tokens, some masked; all to one expert; none at all.
+    # An odd number of tokens, some masked; all tokens to one expert; no tokens.
     (
         maps_of(torch.randint(-1, 5, (67, 3), generator=torch.Generator().manual_seed(0)), 5),
         2049,
@@ -66,7 +66,7 @@ SOME = (
 
 @st.composite
 def scores(draw) -> Tensor:
-    """(N, E) float32 with many ties, some NaN and infinities; N from 0, E any number."""
+    """Draw scores (N, E), float32, with many ties, some NaN and infinities, for any N from 0 and any E."""
     N, E = draw(st.integers(0, 9)), draw(st.integers(1, 19))
     value = st.one_of(st.integers(-3, 3), st.floats(width=32))
     return torch.tensor(draw(st.lists(value, min_size=N * E, max_size=N * E)), dtype=torch.float32).view(N, E)
@@ -74,7 +74,8 @@ def scores(draw) -> Tensor:
 
 @st.composite
 def choices(draw) -> tuple[Tensor, int, int]:
-    """Choices (N, K), the number of experts, an alignment. Half of the time all tokens take few experts."""
+    """Draw choices (N, K), a number of experts and an alignment; in half of the cases few experts are
+    used."""
     N, K, E = draw(st.integers(0, 20)), draw(st.integers(1, 8)), draw(st.integers(1, 11))
     choice = st.integers(draw(st.sampled_from([-1, 0])), draw(st.integers(0, E - 1)))
     chosen = draw(st.lists(choice, min_size=N * K, max_size=N * K))

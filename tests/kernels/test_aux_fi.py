@@ -1,4 +1,4 @@
-"""The load of experts against counting in plain Python, and its kernels against its twin."""
+"""Compare the load of experts with counts in plain Python, and its kernels with their twin."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ FINITE = EVERY[EVERY.isfinite()].double()
 
 
 def readable(cast: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A cast whose fp8 result can be compared."""
+    """Return a cast whose fp8 result can be compared."""
 
     def read(x: Tensor) -> tuple[Tensor, Tensor]:
         q, inverse = cast(x)
@@ -45,7 +45,7 @@ def readable(cast: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tenso
 
 
 def integers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Up to 15 in size, each row times another power of two, and a row of zeros."""
+    """Return numbers up to 15, each row scaled by another power of two, and a row of zeros."""
     generator = torch.Generator().manual_seed(shape[-1])
     x = torch.randint(-15, 16, shape, generator=generator).to(dtype)
     x = x * 2.0 ** torch.randint(-20, 20, (*shape[:-1], 1), generator=generator)

@@ -1,4 +1,4 @@
-"""The lookup as an op of its own: torch's numbers, and a gradient that no compiler takes apart."""
+"""Test the lookup as a custom op: torch's numbers, and a gradient that a compiler does not decompose."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def gradient(lookup, ids_N: Tensor, table_VD: Tensor, dy_ND: Tensor) -> Tensor:
 
 
 def lookups(V: int, D: int, N: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Half of the ids are the first, as spaces are in a text."""
+    """Return ids of which half are the same, as spaces are in a text."""
     generator = torch.Generator().manual_seed(seed)
     ids_N = torch.randint(0, V, (N,), generator=generator) * torch.randint(0, 2, (N,), generator=generator)
     return ids_N, torch.randn(V, D, generator=generator), torch.randn(N, D, generator=generator)
 
 
 CASES = st.builds(lookups, st.integers(1, 20), st.integers(1, 40), st.integers(0, 99), st.integers(0, 99))
-#: On a GPU (tests/gpu) also for the same bits twice. Beyond 3072 ids torch has another way there.
+#: tests/gpu also checks for the same bits twice. Beyond 3072 ids torch uses another algorithm on a GPU.
 EMBEDDING = Pair(
     partial(gradient, module._embedding),
     partial(gradient, F.embedding),
@@ -41,7 +41,7 @@ EMBEDDING = Pair(
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """The path that a GPU takes."""
+    """Select the path of a GPU."""
     monkeypatch.setattr(module, "_is_on_gpu", lambda table: True)
 
 

@@ -1,4 +1,4 @@
-"""The convolution against sums in plain Python, its kernels against their twins, and its gradients."""
+"""Compare the convolution with sums in plain Python and its kernels with their twins; test gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 def case(windows: tuple[int, ...], K: int, D: int, dtype: torch.dtype = torch.float32) -> Case:
-    """Windows of so many rows; the third row is zero."""
+    """Return windows of these numbers of rows; the third row is zero."""
     generator, N = torch.Generator().manual_seed(D), sum(windows)
     v, taps = (torch.randn(n, D, generator=generator, dtype=torch.float64) for n in (N, K))
     v[2:3] = 0
@@ -87,8 +87,8 @@ def backward_arguments(made: Case) -> tuple:
 
 
 CASES = st.builds(case, WINDOWS, st.integers(1, 5), WIDTHS, DTYPES)
-#: The gradient of c goes through memory in the dtype of v: wide cases alone are exact, and cases of bfloat16
-#: are too rough for what is summed from it.
+#: The gradient of c is stored in the dtype of v. So only wide cases are exact, and bfloat16 is too inexact
+#: for the sums over it.
 WIDE = st.builds(case, WINDOWS, st.integers(1, 5), WIDTHS)
 EDGES = [case((ROWS + 1, 1, 3), 4, 2050), case((5,), 4, 20), case((), 4, 16)]
 CLOSE = dict(rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The gate against sums in plain Python, its kernels against their twins, and its gradients."""
+"""Compare the gate with sums in plain Python and its kernels with their twins; test gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Case(NamedTuple):
 def case(
     shape: tuple[int, int], dtype: torch.dtype = torch.float32, narrow: torch.dtype | None = None
 ) -> Case:
-    """Random rows; the third state and the fourth key are zero. ``narrow``: dtype of key and value."""
+    """Return random rows; the third state and the fourth key are zero; ``narrow`` is the dtype of key and
+    value."""
     generator = torch.Generator().manual_seed(shape[1])
     h, key, value = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
     h[2:3] = 0
@@ -75,7 +76,7 @@ def with_special_values() -> Case:
 
 
 def gate_in_float32(*made) -> Tensor:
-    """The twin in float32: in bfloat16 its own roundings are the larger."""
+    """Run the twin in float32, because in bfloat16 its own rounding errors dominate."""
     out = engram_gate_torch(*(x.float() for x in made[:4]), made[4])
     return out.to(torch.promote_types(made[0].dtype, made[1].dtype))
 
@@ -106,7 +107,7 @@ GATE_BACKWARD = Pair(
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 4)])
 def test_gradients_of_op_and_twin(shape):
     made = case(shape, torch.float64)
-    # The gate is constant below the floor but for a step at zero, where there is no derivative.
+    # Below the floor the gate is constant, except for a step at zero, which has no derivative.
     made.h[2:3], made.key[3:4] = 0.5, 0.25
     arguments = [x.requires_grad_() for x in made[:4]]
     for op in (engram_gate, engram_gate_torch):
@@ -135,7 +136,7 @@ def test_other_shapes_are_refused(place, shape):
 @pytest.mark.parametrize("D", [2048, 4096])
 @pytest.mark.parametrize("rows", ["fp32 fp32 fp32", "fp32 fp32 bf16", "bf16 bf16 bf16"])
 def test_compiles(compiles, rows, D):
-    """The second are the dtypes of h, key and value in the model under autocast."""
+    """The second case has the dtypes of h, key and value in the model under autocast."""
     names = "h", "key", "value", "weight"
     inputs = {name: f"*{dtype}" for name, dtype in zip(names, [*rows.split(), "fp32"], strict=True)}
     fixed = dict(D="i32", scale="fp32", eps="fp32", FLOOR=FLOOR)

@@ -1,4 +1,4 @@
-"""The hash against integers without a bound in plain Python, its kernel against its twin."""
+"""Compare the hash with unbounded integers in plain Python, and its kernel with its twin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 def case(ids: Tensor, orders: list[int], heads: int, start: int) -> Case:
-    """With the model's multipliers and primes."""
+    """Return arguments with the model's multipliers and primes."""
     return Case(
         ids, orders, [multiplier(i) for i in range(max(orders))], primes_from(start, len(orders) * heads)
     )
@@ -34,7 +34,7 @@ def case(ids: Tensor, orders: list[int], heads: int, start: int) -> Case:
 
 @st.composite
 def cases(draw) -> Case:
-    """Few bytes and many BOS; windows shorter than the n-grams; orders in any order; extreme multipliers."""
+    """Draw few bytes, many BOS, windows shorter than the n-grams, unsorted orders, extreme multipliers."""
     B, T = draw(st.integers(0, 3)), draw(st.integers(0, 12))
     byte = st.one_of(st.sampled_from([BYTES.bos, BYTES.bos, BYTES.pad, 0, 97]), st.integers(0, 271))
     ids = torch.tensor(draw(st.lists(byte, min_size=B * T, max_size=B * T)), dtype=torch.int64)
@@ -42,7 +42,7 @@ def cases(draw) -> Case:
     start = draw(st.sampled_from([2, 81_307, 2**31, 2**40]))
     made = case(ids.view(B, T), orders, draw(st.integers(1, 3)), start if start < 2**31 else 2)
     if start >= 2**31:
-        # Any modulus will do for the arithmetic; the next primes so large take long to find.
+        # The arithmetic works for any modulus; large primes take long to find.
         made = made._replace(primes=[start + 1 + 2 * g for g in range(len(made.primes))])
     if draw(st.booleans()):
         extreme = st.sampled_from([-(2**63), 2**63 - 1, -1, 2**62])
@@ -56,7 +56,7 @@ AS_CONFIGURED = case(LONG, [3, 4, 5, 6], 4, 81_307)
 
 
 def by_hand(made: Case) -> list[list[list[int]]]:
-    """Sums and products without a bound, cut to 64 bits once at the end of an n-gram."""
+    """Compute unbounded sums and products, cut to 64 bits once at the end of an n-gram."""
     rows = []
     for ids in made.ids.tolist():
         rows.append([])

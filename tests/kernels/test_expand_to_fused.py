@@ -1,4 +1,4 @@
-"""Expand against a loop in plain Python, its kernel against its twin, and its adjoint."""
+"""Compare expand with a loop in plain Python and its kernel with its twin; test its adjoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def by_hand(x_ND: torch.Tensor, made: Maps) -> torch.Tensor:
 
 
 def poison(made: Maps, D: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows in which NaN and both infinities occur."""
+    """Return rows that contain NaN and both infinities."""
     x_ND = torch.randn(len(made.token_to_pos), D, generator=torch.Generator().manual_seed(D)).to(dtype)
     x_ND.view(-1)[::7], x_ND.view(-1)[::11], x_ND.view(-1)[::13] = torch.nan, torch.inf, -torch.inf
     return x_ND

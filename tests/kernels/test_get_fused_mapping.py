@@ -1,4 +1,4 @@
-"""The mapping against plain Python and by its invariants, and its kernels against its twin."""
+"""Compare the mapping with plain Python and its kernels with their twin; test its invariants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kernels.twins import Pair
 
 
 def by_hand(chosen_NK: Tensor, E: int, alignment: int) -> list[list[int]]:
-    """The fields of a mapping with no rows behind the last segment, by lists."""
+    """Return the fields of a mapping without rows after the last segment, by lists."""
     N, K = chosen_NK.shape
     entries, start, end, count = [], [], [], []
     token_to_pos = [-1] * (N * K)
@@ -56,7 +56,7 @@ def test_invariants(case):
     real_P, real_NK = m.pos_to_expert_P >= 0, chosen_NK >= 0
     assert len(real_P) == static_rows(chosen_NK.numel(), E, alignment) and len(real_P) % alignment == 0
 
-    # Inverse maps: every choice has one row, and the row knows it.
+    # The maps are inverse: every choice has one row, and that row maps back to it.
     places = m.token_to_pos_NK[real_NK].long()
     assert torch.equal(places.sort().values, real_P.nonzero().flatten())
     assert torch.equal(m.pos_to_entry_P[places], real_NK.flatten().nonzero().flatten().int())
@@ -77,7 +77,7 @@ def test_invariants(case):
 
 
 def large(N: int, K: int, E: int) -> Tensor:
-    """More than a block of entries, some masked, some experts out of range, which is masked, too."""
+    """Return more than a block of entries, some masked, some out of range and therefore masked as well."""
     return torch.randint(-2, E + 1, (N, K), generator=torch.Generator().manual_seed(0))
 
 

@@ -1,4 +1,4 @@
-"""The product of experts on a device whose weight gradients are garbage for those without rows."""
+"""Test the experts' product on a device that leaves garbage in the gradient of experts without rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMPTY = [0, 2]
 
 @pytest.fixture
 def garbage(monkeypatch):
-    """torch's product as it is there."""
+    """Imitate torch's product on such a device."""
     real = F.grouped_mm
 
     def spoilt(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fp8 product of experts against the product of exact operands, and what the hardware asks of it."""
+"""Compare the experts' fp8 product with that of exact operands; test the hardware's requirements."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kernels import grouped_mm_fp8 as module
 from kernels.cast_fp8 import cast_columns_fp8, cast_rows_fp8
 from kernels.grouped_mm_fp8 import grouped_mm_fp8
 
-#: The second expert has no rows, and 16 rows at the end belong to nobody.
+#: The second expert has no rows, and the last 16 rows belong to no expert.
 ENDS = torch.tensor([32, 32, 80], dtype=torch.int32)
 P, D, HIDDEN = 96, 64, 48
 
 
 def operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, matrices and the gradient of the result."""
+    """Return rows, matrices and the gradient of the result."""
     generator = torch.Generator().manual_seed(0)
     x_PD = torch.randn(P, D, generator=generator).bfloat16().requires_grad_()
     w_EDF = torch.randn(3, D, HIDDEN, generator=generator).to(dtype).requires_grad_()
@@ -38,7 +38,7 @@ def exact(x_PD: Tensor, w_EDF: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_errs_as_three_bits_of_mantissa_do_and_not_in_the_weight_gradient(dtype):
-    """Rounding to e4m3 errs by 2.6% of a value on average, two such operands by 3.7%."""
+    """Rounding to e4m3 has an error of 2.6% on average, and of 3.7% for two such operands."""
     got, want = results(lambda x, w: grouped_mm_fp8(x, w, ENDS), dtype), results(exact, dtype)
     for a, b, bound in zip(got, want, (0.045, 0.045, 1e-6), strict=True):
         error = (a - b).float().norm() / b.float().norm()
@@ -59,7 +59,7 @@ def test_compiles_without_a_break_to_the_same_numbers():
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_hardware_gets_operands_that_torch_takes(monkeypatch, fast):
-    """torch checks types, strides and alignment of a GPU's product on tensors without content, too."""
+    """torch checks types, strides and alignment of a GPU's product on fake tensors too."""
     monkeypatch.setattr(module, "runs_on", lambda device: True)
     with FakeTensorMode():
         x_PD = torch.empty(P, D, dtype=torch.bfloat16, device="cuda")

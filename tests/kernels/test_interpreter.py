@@ -1,4 +1,4 @@
-"""Every kernel against its twin in Triton's interpreter, in one process of its own (see conftest.py)."""
+"""Run the tests of every kernel in Triton's interpreter, in a separate process (see conftest.py)."""
 
 from __future__ import annotations
 

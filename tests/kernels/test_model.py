@@ -1,4 +1,4 @@
-"""The whole model by kernels beside the same model in torch."""
+"""Compare the whole model by kernels with the same model in torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.unit.model.small import build
 
 @pytest.mark.interpreter
 def test_kernels_give_the_loss_and_the_gradients_that_torch_gives():
-    """Within 1e-4, with every part on and some slots of the batch not valid."""
+    """They agree within 1e-4, with every part on and some rows of the batch not valid."""
     model = build(engram={"byte_orders": [2]}).train()
     tokens_BT = torch.randint(97, 123, (2, 25), generator=torch.Generator().manual_seed(0))
     tokens_BT[1, 3:20] = 97
 
     def results() -> list[torch.Tensor]:
-        torch.manual_seed(0)  # of the boundaries' noise
+        torch.manual_seed(0)  # the noise of boundaries
         loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:]).loss
         return [loss.detach(), *torch.autograd.grad(loss, [*model.parameters()])]
 

@@ -1,4 +1,4 @@
-"""The ops together: a layer of experts against every expert on every token, and under torch.compile."""
+"""Compare a layer of experts by all ops with every expert on every token, also under torch.compile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def layer(x_ND: Tensor, router_ED: Tensor, up_EDF: Tensor, down_EFD: Tensor, bia
     x_PD = expand_to_fused(x_ND, *places)
     gate_PF, up_PF = F.grouped_mm(x_PD, up_EDF, offs=mapping.end_E).chunk(2, dim=-1)
     y_PD = F.grouped_mm(F.silu(gate_PF) * up_PF, down_EFD, offs=mapping.end_E)
-    # The auxiliary and the z-loss, so that every output of the router has a gradient.
+    # The auxiliary loss and the z-loss give every output of the router a gradient.
     extra = (routing.scores_NE.mean(0) * routing.count_E).sum() + routing.logsumexp_N.square().mean()
     return reduce_fused(y_PD, routing.gates_NK, *places) + extra.to(x_ND.dtype)
 
@@ -41,7 +41,7 @@ def dense(x_ND: Tensor, router_ED: Tensor, up_EDF: Tensor, down_EFD: Tensor, bia
 
 
 def values(dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
-    """The arguments of a layer; the bias keeps the last expert empty."""
+    """Return the arguments of a layer; the bias keeps the last expert empty."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (N, D), (E, D), (E, D, 2 * HIDDEN), (E, HIDDEN, D)
     tensors = [torch.randn(shape, generator=generator) * shape[-2] ** -0.5 for shape in shapes]

@@ -1,4 +1,4 @@
-"""Normalising against plain Python, its kernels against their twins, and its gradient."""
+"""Compare normalisation with plain Python and its kernels with their twins; test its gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = st.tuples(st.sampled_from([0, 1, 7, ROWS + 1]), st.integers(1, 8))
 
 
 def weights(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random weights; a row of zeros, one of NaN, one with an infinity, where there are rows enough."""
+    """Return random weights; if N allows, with a row of zeros, one of NaN and one with an infinity."""
     w_NK = torch.rand(shape, generator=torch.Generator().manual_seed(shape[1]), dtype=dtype)
     w_NK[3:4], w_NK[4:5, 0], w_NK[5:6, 0] = 0, torch.nan, torch.inf
     return w_NK

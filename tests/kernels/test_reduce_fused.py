@@ -1,4 +1,4 @@
-"""Reduce against a loop in plain Python, its kernels against their twins, and its gradients."""
+"""Compare reduce with a loop in plain Python and its kernels with their twins; test its gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kernels.twins import Pair
 
 
 def rows(made: Maps, D: int, dtype: torch.dtype) -> Tensor:
-    """Random rows, NaN where there is no token: what grouped products leave there."""
+    """Return random rows; rows of no token are NaN, as grouped products may leave them."""
     y_PD = torch.randn(len(made.pos_to_expert), D, generator=torch.Generator().manual_seed(D)).to(dtype)
     return y_PD.masked_fill(made.pos_to_expert[:, None] < 0, torch.nan)
 
@@ -36,7 +36,7 @@ def by_hand(y_PD: Tensor, w_NK: Tensor | None, made: Maps) -> Tensor:
 
 
 def spoiled(made: Maps) -> Tensor:
-    """Weights that are NaN exactly where they must not count."""
+    """Return weights that are NaN exactly where they are masked."""
     return made.weights.masked_fill(made.token_to_pos < 0, torch.nan)
 
 

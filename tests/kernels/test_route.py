@@ -1,4 +1,4 @@
-"""The fused router against plain Python, its kernels against their twins, and its gradients."""
+"""Compare the fused router with plain Python and its kernels with their twins; test its gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SPECIAL = torch.tensor(
 
 @st.composite
 def cases(draw) -> tuple[Tensor, Tensor | None, int, Tensor | None]:
-    """Logits on a coarse grid: ties are exact, and nothing else is near one. A bias, a mask or none."""
+    """Draw logits on a coarse grid, where ties are exact and no other scores are close; with or without
+    bias and mask."""
     N, E = draw(st.integers(0, 9)), draw(st.integers(1, 19))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     logits_NE = torch.randint(-6, 7, (N, E), generator=generator) / 2
@@ -34,13 +35,13 @@ def cases(draw) -> tuple[Tensor, Tensor | None, int, Tensor | None]:
 
 
 def by_hand(logits_NE, bias_E, k, valid_N) -> list[list]:
-    """Gates, choices, counts and scores by lists."""
+    """Compute gates, choices, counts and scores by lists."""
     E = logits_NE.shape[1]
     gates, chosen, count, all_scores = [], [], [0] * E, []
     for n, row in enumerate(logits_NE.tolist()):
         total = math.fsum(math.exp(x) for x in row)
         s = [math.exp(x) / total for x in row]
-        # Rounded, that scores of equal logits and biases are equal.
+        # Rounding makes the scores of equal logits and biases equal.
         key = [round(s[e] + (0 if bias_E is None else float(bias_E[e])), 6) for e in range(E)]
         best = sorted(range(E), key=lambda e, key=key: (-key[e], e))[:k]
         valid = valid_N is None or bool(valid_N[n])
@@ -81,12 +82,12 @@ def test_bias_selects_but_does_not_weigh():
 
 
 def in_some_dtype(case: tuple, dtype: torch.dtype) -> tuple:
-    """The coarse grid of the logits is exact in bfloat16, too."""
+    """The coarse grid of the logits is exact in bfloat16 as well."""
     return case[0].to(dtype), *case[1:]
 
 
 def gradient(router, used: set[int], logits_NE: Tensor, *case) -> Tensor:
-    """Of a loss made of the outputs ``used``."""
+    """Return the gradient of a loss over the outputs ``used``."""
     logits_NE = logits_NE.detach().requires_grad_()
     out = router(logits_NE, *case)
     generator = torch.Generator().manual_seed(7)
@@ -120,7 +121,7 @@ ROUTE_BACKWARD = Pair(
 @given(cases())
 def test_gradients_of_op_and_twin(case):
     logits_NE, _, k, valid_N = case
-    # A bias that decides alone: a small step of a logit then changes no choice.
+    # The bias alone decides, so a small step of a logit changes no choice.
     bias_E = 2.0 * torch.randperm(logits_NE.shape[1])
     for router in (route, route_torch):
 

@@ -1,4 +1,4 @@
-"""The router's product in pieces: no further from float64 than one in float32, and taken where that holds."""
+"""Test the router's product in pieces: it is at least as close to float64 as float32 is, where it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kernels.twins import Pair
 
 
 def results(product, x_ND: Tensor, w_ED: Tensor, dy_NE: Tensor) -> list[Tensor]:
-    """The logits and the gradient of the weights."""
+    """Return the logits and the gradient of the weights."""
     w_ED = w_ED.detach().requires_grad_()
     y_NE = product(x_ND, w_ED)
     return [y_NE.detach(), torch.autograd.grad(y_NE, w_ED, dy_NE)[0]]
@@ -28,7 +28,7 @@ def routers(N: int, D: int, E: int, seed: int = 0) -> tuple[Tensor, Tensor, Tens
 
 
 EIGHTS = st.integers(1, 5).map(lambda n: 8 * n)
-#: On a GPU (tests/gpu) by its bfloat16 products with sums in float32.
+#: tests/gpu runs these with bfloat16 products and sums in float32.
 ROUTER_LOGITS = Pair(
     partial(results, module._router_logits),
     partial(results, lambda x_ND, w_ED: x_ND.float() @ w_ED.T),
@@ -41,7 +41,7 @@ ROUTER_LOGITS = Pair(
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """The path that a GPU takes."""
+    """Select the path of a GPU."""
     monkeypatch.setattr(module, "_is_on_gpu", lambda x: True)
 
 

@@ -1,4 +1,4 @@
-"""Sums of segments against sums in plain Python, the kernels against their twins, and each as the other's
+"""Compare sums of segments with plain Python and the kernels with their twins; test that the ops are
 adjoint."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Segments(NamedTuple):
 
 
 def segments(edge: list[int], N: int) -> Segments:
-    """Of N rows, cut at these places."""
+    """Return the arguments for N rows cut at these edges."""
     own = [
         next((m for m, (a, b) in enumerate(itertools.pairwise(edge)) if a <= n < b), len(edge) - 1)
         for n in range(N)
@@ -42,7 +42,7 @@ def segments(edge: list[int], N: int) -> Segments:
 
 @st.composite
 def cuts(draw) -> Segments:
-    """Empty segments, none at all, rows before the first and behind the last."""
+    """Draw empty segments, no segments, and rows before the first or after the last."""
     edge = sorted(draw(st.lists(st.integers(0, 12), min_size=1, max_size=9)))
     return segments(edge, edge[-1] + draw(st.integers(0, 3)))
 

@@ -1,4 +1,4 @@
-"""Which implementation runs, and that the package does without Triton."""
+"""Test the choice of implementation, and the package without Triton."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_float64_takes_the_twin():
 
 
 def test_twins_never_wait_for_the_device():
-    with FakeTensorMode():  # in which reading a value raises
+    with FakeTensorMode():  # raises if a value is read
         routing = route_torch(torch.zeros(5, 3), None, 2, valid_N=torch.ones(5, dtype=torch.bool))
         mapping = get_fused_mapping_torch(routing.chosen_NK, 3, 16)
     assert mapping.pos_to_expert_P.shape == (48,)

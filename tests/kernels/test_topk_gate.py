@@ -1,4 +1,4 @@
-"""The gate against sorting in plain Python, and its kernel against its twin."""
+"""Compare the gate with sorting in plain Python, and its kernel with its twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel against its twin in Triton's interpreter."""
+"""Compare every kernel with its twin in Triton's interpreter."""
 
 from __future__ import annotations
 

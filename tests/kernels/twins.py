@@ -1,4 +1,4 @@
-"""A kernel beside its twin: what both are called with, and how close their results must be.
+"""Pairs of a kernel and its twin: their arguments, and the tolerance of their results.
 
 Each test file of an op defines its pairs. ``pairs()`` finds them all, so that the same arguments go through
 Triton's interpreter (``test_twins.py``), through a GPU and through ``compute-sanitizer`` (``tests/gpu``).
@@ -18,21 +18,21 @@ from torch import Tensor
 
 
 class Pair(NamedTuple):
-    """Both are called with the same arguments and return a tensor or several."""
+    """A kernel and its twin, which take the same arguments and return one or several tensors."""
 
     kernel: Callable[..., Any]
     twin: Callable[..., Any]
     cases: st.SearchStrategy[Sequence[Any]]
-    """Arguments to draw, on the CPU."""
+    """Strategy for arguments on the CPU."""
     examples: Sequence[Sequence[Any]] = ()
-    """Arguments that have to be tried: edges, and more rows than one program takes."""
+    """Arguments that are always tested: edge cases, and more rows than one program takes."""
     rtol: float = 0.0
-    """Of float32 results; 0 asks for the same bits. Of bfloat16 ones it is two units in the last place,
-    because the interpreter cuts off where torch rounds."""
+    """Relative tolerance of float32 results; 0 requires the same bits. If it is not 0, bfloat16 results
+    may differ by two units in the last place, because the interpreter truncates where torch rounds."""
     atol: float = 0.0
 
     def check(self, arguments: Sequence[Any], device: str = "cpu") -> None:
-        """The kernel gives what the twin gives, leaves nothing unwritten, and gives the same bits twice."""
+        """Check that the kernel agrees with the twin, writes every element, and gives the same bits twice."""
         arguments = on(device, arguments)
         want = _tensors(self.twin(*arguments))
         with poisoned():
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
 
 def pairs() -> dict[str, Pair]:
-    """Every pair of every test file beside this one, by file and name."""
+    """Return every pair of every test file in this folder, by file and name."""
     found = {}
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         for name, value in vars(import_module(f"tests.kernels.{file.stem}")).items():
@@ -57,12 +57,12 @@ def pairs() -> dict[str, Pair]:
 
 
 def on(device: str, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments, their tensors on ``device``."""
+    """Return the arguments with their tensors moved to ``device``."""
     return [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
 
 
 def run_examples(device: str) -> int:
-    """Call every kernel with its examples; how many calls that were."""
+    """Call every kernel with its examples, and return the number of calls."""
     calls = [(pair, arguments) for pair in pairs().values() for arguments in pair.examples]
     for pair, arguments in calls:
         pair.kernel(*on(device, arguments))
@@ -71,7 +71,7 @@ def run_examples(device: str) -> int:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """torch fills what it allocates with NaN, or the largest integer: a place left unwritten shows."""
+    """Let torch fill allocations with NaN, or the largest integer, which reveals elements left unwritten."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -1,4 +1,4 @@
-"""What the tests of the model share: one thread, a very small model, a text."""
+"""Fixtures for tests of the model: one thread, a very small model, a text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Callable[..., Spider]:
-    """Builds the small model with changes."""
+    """Return a function that builds the small model with changes."""
     return build
 
 
 @pytest.fixture
 def tokens() -> torch.Tensor:
-    """Two windows of 40 ids; the first has a document start in its middle."""
+    """Return two windows of 40 ids; in the first a document starts in the middle."""
     generator = torch.Generator().manual_seed(5)
     tokens_BT = torch.randint(97, 123, (2, 40), generator=generator)
     tokens_BT[torch.rand(2, 40, generator=generator) < 0.2] = 32

@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
 }
 
-#: Changes to it, each a way in which a model may be run.
+#: Changes to it; each selects another way to run a model.
 SWITCHES: dict[str, dict[str, Any]] = {
     "everything": {},
     "overflow": {"boundary": {"capacity": 0.1}},
@@ -67,7 +67,7 @@ def small_config(**changes: Any) -> SpiderConfig:
 
 
 def build(*, busy: bool = True, seed: int = 0, **changes: Any) -> Spider:
-    """The small model with changes; ``busy`` moves every weight off its neutral start."""
+    """Build the small model with changes; ``busy`` moves every weight off its neutral start."""
     torch.manual_seed(seed)
     model = build_model(small_config(**changes))
     if busy:
@@ -78,7 +78,7 @@ def build(*, busy: bool = True, seed: int = 0, **changes: Any) -> Spider:
 
 
 def train(model: Spider, step: Callable[..., ModelOutput]) -> list[float]:
-    """Losses of four bf16 optimizer steps on different batches.
+    """Return the losses of four bf16 optimizer steps on different batches.
 
     ``step`` is the model or a compiled form of it; nothing may be compiled after the first step.
     """
@@ -89,7 +89,7 @@ def train(model: Spider, step: Callable[..., ModelOutput]) -> list[float]:
         torch.manual_seed(i)
         x = torch.randint(97, 123, (2, 41)).to(device)
         with torch.compiler.set_stance("fail_on_recompile" if i else "default"):
-            with torch.autocast(device.type, torch.bfloat16):  # compiled grouped_mm takes nothing else
+            with torch.autocast(device.type, torch.bfloat16):  # compiled grouped_mm supports only bf16
                 loss = step(x[:, :-1], x[:, 1:]).loss
             loss.backward()
         optimizer.step()
@@ -100,7 +100,7 @@ def train(model: Spider, step: Callable[..., ModelOutput]) -> list[float]:
 
 
 def randomised(module: M, seed: int = 0) -> M:
-    """``module`` with every parameter drawn from a normal: a part on its own, with no neutral start left."""
+    """Draw every parameter of ``module`` from a normal distribution, so that none keeps its neutral start."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -109,7 +109,7 @@ def randomised(module: M, seed: int = 0) -> M:
 
 
 class GivenLogits(nn.Module):
-    """In place of a boundary predictor: logits set from outside, to ask what a cut is worth."""
+    """Stand-in for the boundary predictor with logits set by a test, to measure the effect of a cut."""
 
     logits_BT: Tensor
 
@@ -118,7 +118,7 @@ class GivenLogits(nn.Module):
 
 
 def pieces(ids: list[int], sizes: list[int]) -> list[list[int]]:
-    """The ids in pieces of these sizes, in turn."""
+    """Cut the ids into pieces of these sizes, in turn."""
     cut, at = [], 0
     while at < len(ids):
         size = sizes[len(cut) % len(sizes)]

@@ -1,4 +1,4 @@
-"""A very small GPT with nanochat's parts on, ways to change it, and to build it."""
+"""A very small GPT with nanochat's parts, changes to it, and a function that builds it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "short_window": 5,
 }
 
-#: The golf's parts, by which its sizes are counted.
+#: The parts of the parameter golf, for counts of parameters.
 GOLF: dict[str, Any] = {
     "windows": "L",
     "value_embeddings": "none",
@@ -34,13 +34,21 @@ GOLF: dict[str, Any] = {
     "parallel_from": 0,
     "tied": True,
 }
-#: Those of its largest beside.
+#: Further parts of its largest size.
 GOLF_16MB: dict[str, Any] = {
-    **{"hidden": 512, "layers": 11, "heads": 8, "kv_heads": 4, "rope_dim": 16, "slope": 0.5},
-    **{"parallel_from": 7, "norm_scale": True, "skips": True, "xsa": True},
+    "hidden": 512,
+    "layers": 11,
+    "heads": 8,
+    "kv_heads": 4,
+    "rope_dim": 16,
+    "slope": 0.5,
+    "parallel_from": 7,
+    "norm_scale": True,
+    "skips": True,
+    "xsa": True,
 }
 
-#: Changes to it, each a way in which a model may be run.
+#: Changes to it; each selects another way to run a model.
 SWITCHES: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "plain": {"windows": "L", "value_embeddings": "none", "residual_mix": "none", "softcap": None},
@@ -67,7 +75,7 @@ def config_of(**changes: Any) -> GPTConfig:
 
 
 def build_gpt(*, busy: bool = True, seed: int = 0, **changes: Any) -> GPT:
-    """The small model with changes; ``busy`` moves every weight off its neutral start."""
+    """Build the small model with changes; ``busy`` moves every weight off its neutral start."""
     torch.manual_seed(seed)
     model = build_model(config_of(**changes))
     assert isinstance(model, GPT)

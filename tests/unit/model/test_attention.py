@@ -1,4 +1,4 @@
-"""Latent attention against its equation, written out head by head."""
+"""Compare latent attention with its equation, computed head by head."""
 
 from __future__ import annotations
 

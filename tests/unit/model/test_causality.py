@@ -1,4 +1,4 @@
-"""No output sees a later byte: the whole model under every combination of switches, and each part alone.
+"""Test that no output depends on a later byte, for the whole model under every switch and for each part.
 
 Two forward passes of one shape are compared row by row: one over copies of a window, one over copies of which
 row t is changed at place t. In float64 no product's last bit depends on the other rows of a batch of the same
@@ -33,12 +33,12 @@ from spider.tokens import BYTES
 # ------------------------------------------------------------------------------------- the whole model
 
 T = 24
-#: A document's end and the next one's start in the middle, runs of spaces, more words than the low capacity.
+#: A document ends and the next begins in the middle; runs of spaces; more words than the low capacity.
 WINDOW = torch.tensor([*b"ab  c de fgh", BYTES.eos, BYTES.bos, *b"i jkl m nopq"[: T - 14]])
-#: What a byte is changed to, in turn: an ordinary byte, one that closes patches, both ends of a document.
+#: Replacements of a byte, in turn: an ordinary byte, one that closes patches, both ends of a document.
 NEW = (ord("Z"), ord(" "), BYTES.bos, BYTES.eos)
 
-#: Every way of cutting; the low capacities are met long before the window's end.
+#: Every kind of boundaries; the low capacities are exhausted long before the end of the window.
 CUTS: dict[str, dict[str, Any]] = {
     "learned": {"capacity": 1.0},
     "learned, from white space": {"start": "whitespace"},
@@ -48,7 +48,7 @@ CUTS: dict[str, dict[str, Any]] = {
     "fixed": {"kind": "fixed", "stride": 3},
     "none": {"kind": "none"},
 }
-#: Every other switch, with its settings; the tests take the product.
+#: Every other switch with its settings; the tests use their product.
 OTHERS: list[list[dict[str, Any]]] = [
     [{"engram": {"layers": []}}, {"engram": {"layers": [1]}}],
     [{"engram": {"byte_orders": []}}, {"engram": {"byte_orders": [2, 3]}}],
@@ -61,7 +61,7 @@ OTHERS: list[list[dict[str, Any]]] = [
 
 
 def changed_at_each_place(window_T: Tensor, turn: int) -> Tensor:
-    """Copies of the window, (T, T), of which row t has another byte at place t; ``turn`` chooses which."""
+    """Return T copies of the window, (T, T). Row t has another byte at position t; ``turn`` selects it."""
     changed_TT = window_T.repeat(len(window_T), 1)
     for t, old in enumerate(window_T.tolist()):
         choices = [new for new in NEW if new != old]
@@ -80,7 +80,7 @@ def assert_causal(before_BT: Tensor, after_BT: Tensor, what: str, off: float = 0
 
 @pytest.fixture(params=["static", "as many rows as patches"])
 def off(request, monkeypatch) -> float:
-    """How the number of rows is chosen, and how far equal results may be off then."""
+    """Choose the number of rows; yield the tolerance of equal results."""
     static = request.param == "static"
     monkeypatch.setattr(chunking, "shapes_are_static", lambda x, training: static)
     return 0.0 if static else 1e-11
@@ -105,7 +105,7 @@ def test_no_logit_sees_a_later_byte_whatever_is_on(make, monkeypatch, cut):
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_in_training_neither(make, switch, off):
-    # A static number of rows that no change of a byte exhausts for other windows.
+    # The number of rows is static, and changing a byte never takes rows from other windows.
     roomy = {"boundary": {"capacity": 1.0, "spare": 2.4}}
     model = make(**merged(roomy, SWITCHES[switch])).double().train()
 
@@ -132,12 +132,12 @@ N, D = 9, 8
 HEADS = AttentionConfig(heads=2, nope_dim=4, rope_dim=4, v_dim=8, kv_lora_rank=6)
 ROPE = rope_table(N, HEADS.rope_dim, 1e4, torch.device("cpu"))
 SPARE = 16
-#: N windows of N rows in a buffer with rows to spare, where a window might be longer.
+#: N windows of N rows in a buffer with spare rows; a window might be longer.
 WINDOWS = lay_out(torch.full((N,), N), N * N + SPARE, N + 3)
 
 
 def bumped(x_ND: Tensor) -> Tensor:
-    """Copies of ``x_ND``, (N, N, D), of which row t is changed at place t."""
+    """Return N copies of ``x_ND``, (N, N, D). In copy t, row t is changed."""
     return x_ND + torch.eye(len(x_ND), dtype=x_ND.dtype)[..., None] * torch.randn_like(x_ND)
 
 
@@ -149,7 +149,7 @@ def check(part: Callable[[Tensor], Tensor], dim: int = D) -> None:
 
 
 def by_rows(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The part of a core, given windows (N, N, D) as `WINDOWS` has them; the spare rows are not zero."""
+    """Apply a part of the core to windows (N, N, D) laid out as `WINDOWS`; spare rows are not zero."""
 
     def run(x_NND: Tensor) -> Tensor:
         rows_MD = F.pad(x_NND.flatten(0, 1), (0, 0, 0, SPARE), value=1.0)
@@ -206,7 +206,9 @@ def test_halting_and_experts_keep_places_apart(make):
 
     for part, dim in ((halted, D), (by_rows(lambda x: experts(x, WINDOWS.valid_M)[0]), 32)):
         check(part, dim)
-        check(lambda x, part=part: part(x.flip(1)).flip(1), dim)  # and no later place sees an earlier one
+        check(
+            lambda x, part=part: part(x.flip(1)).flip(1), dim
+        )  # reversed: no position depends on an earlier one
 
 
 def test_ngrams():
@@ -227,7 +229,8 @@ def test_boundaries_down_and_up(cut):
 
     def there_and_back(h: Tensor) -> Tensor:
         patches, _, _ = part.cut(tokens, h)
-        # Plus the byte's own state, as in the model: up alone tells it nothing before its patch closes.
+        # The byte's own state is added, as in the model; up alone does not depend on it before its patch
+        # closes.
         return h + part.up(part.down(h, patches), patches)
 
     check(there_and_back)

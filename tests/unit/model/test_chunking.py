@@ -1,4 +1,4 @@
-"""Patches against a Python loop over bytes; capacity; the boundaries' rate and gradient."""
+"""Compare patches with a Python loop over bytes; test capacity, and the rate and gradient of boundaries."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_down_and_up_equal_a_loop_over_bytes(capacity):
 
 
 def test_the_shown_size_of_a_patch_is_bytes_over_patches():
-    """24 bytes in two windows, cut behind every third byte or at each of 6 runs of spaces."""
+    """24 bytes in two windows are cut after every third byte, or at each of 6 runs of spaces."""
     tokens = torch.stack([text("ab cd ef gh ")[0], text("abcdefghi k ")[0]])
     h = torch.zeros(2, 12, D)
     _, fixed, _ = chunker(kind="fixed", stride=3).cut(tokens, h)
@@ -112,7 +112,7 @@ def test_a_predictor_may_start_at_white_space_and_learn_from_there():
     predictor = learned.train().boundary_predictor
     predictor(h, tokens, torch.zeros_like(tokens, dtype=torch.bool)).square().sum().backward()
     for name, parameter in predictor.named_parameters():
-        if "hidden" not in name:  # behind an output map that starts at zero
+        if "hidden" not in name:  # it feeds an output map that starts at zero
             assert parameter.grad.abs().sum() > 0, name
 
 
@@ -125,7 +125,8 @@ def test_flexi_loss_is_free_between_its_two_ends_and_linear_outside():
 
 
 def test_a_boundary_has_the_gradient_of_what_cutting_changes_for_the_bytes_that_read_it():
-    """Exactly that times the sigmoid's slope, where the loss is linear in what is read."""
+    """The gradient is that difference times the slope of the sigmoid, if the loss is linear in what is
+    read."""
     module = chunker(capacity=1.0).double()
     module.boundary_predictor = given = GivenLogits()
     h = torch.randn(1, 12, D, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The training step is one graph, forward and backward, and stays that graph from step to step."""
+"""Test that the training step compiles to one graph, forward and backward, and is not recompiled."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EVERYTHING = {
 @pytest.mark.parametrize(
     ("backend", "options", "loops"),
     [
-        # Traced, differentiated, decomposed and partitioned as for inductor, then run op by op.
+        # Traced, differentiated, decomposed and partitioned as for Inductor, then run op by op.
         ("aot_eager_decomp_partition", None, 2),
-        # To machine code. That is 80 small kernels and a minute of g++ where its cache is empty, with one
-        # loop and scalar code; 110 and twice that with two loops and vectors.
+        # Compiled to machine code. With one loop and scalar code these are 80 small kernels and a minute of
+        # g++ with an empty cache; with two loops and vectors 110 kernels and two minutes.
         pytest.param(
             "inductor",
             {"cpp.simdlen": 1, "fallback_random": True},

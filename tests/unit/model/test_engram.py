@@ -1,4 +1,4 @@
-"""N-gram hashes against Python's integers, document starts, and the memory's equation."""
+"""Compare n-gram hashes with Python's integers; test document starts and Engram's equation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def ngram_rows(tokens_BT: torch.Tensor, orders: list[int], primes: list[int]) ->
 
 
 def wrap(value: int) -> int:
-    """To signed 64 bits."""
+    """Wrap an integer to signed 64 bits."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def oracle(tokens: list[int], t: int, order: int, multipliers: Sequence[int]) -> int:
-    """The mix of the n-gram ending at t, with unbounded integers."""
+    """Return the mix of the n-gram that ends at t, computed with unbounded integers."""
     start = max((i for i in range(t + 1) if tokens[i] == BYTES.bos), default=0)
     mixed = 0
     for i in range(order):

@@ -1,4 +1,4 @@
-"""The interface of families, on the smallest one, and what is said of a family that is none."""
+"""Test the contract of families on the smallest one, and the errors for packages that break it."""
 
 import sys
 
@@ -122,7 +122,7 @@ def test_a_family_without_a_model_says_so_where_it_is_built(tmp_path, monkeypatc
 
 
 def _package(tmp_path, monkeypatch, config, model=""):
-    """A family ``broken`` on the path."""
+    """Put a family ``broken`` on Python's path."""
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""The GPT: its counts, its equations against others' code, each switch's causality and gradients."""
+"""Test the GPT: counts, equations against other implementations, causality and gradients of each switch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_parameters_of_the_golfs_sizes(size, preset, block, count):
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_gpt_flops_per_token_agree_with_the_flop_counter(switch):
     model, x = build_gpt(**merged(SWITCHES[switch], {"windows": "L"})), text(2, 128)
-    # The counter does not know the CPU's fused attention.
+    # The counter ignores the CPU's fused attention.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(x)
     counted = 3 * counter.get_total_flops() / x.numel()
@@ -109,8 +109,10 @@ def test_it_is_described_by_its_parts():
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("switch", ["nanochat", "plain", "golf", "looped"])
 def test_activations_are_estimated_within_a_fifth(switch, narrow):
-    """What a forward pass really keeps, weights and their copies apart; of more ids than a CPU attends to by
-    plain products in bf16."""
+    """Compare the estimate with what a forward pass keeps, without weights and their copies.
+
+    The window is longer than those for which a CPU computes attention by plain products in bf16.
+    """
     model, x = build_gpt(hidden=64, **merged(SWITCHES[switch], {"windows": "L"})), text(1, 640)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -135,7 +137,7 @@ def test_activations_are_estimated_within_a_fifth(switch, narrow):
 
 
 def reference(weights: dict[str, Tensor], tokens_BT: Tensor, layers: int, heads: int, cap: float) -> Tensor:
-    """nanochat's model without value embeddings, scalars and windows, written out: the logits."""
+    """Return the logits of nanochat's model without value embeddings, scalars and windows, written out."""
 
     def rms(x):
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -174,7 +176,7 @@ def test_logits_are_those_of_a_model_written_out():
 
 @pytest.mark.parametrize("groups", [4, 2])
 def test_logits_are_those_of_transformers(groups):
-    """Its rotation is by -theta: the halves of each head of q and k change places."""
+    """Its rotation is by -theta, so the halves of each head of q and k are swapped."""
     nanochat = pytest.importorskip("transformers.models.nanochat")
     model, x = build_gpt(**{**PLAIN, "softcap": 15.0, "kv_heads": groups}).eval(), text(2, 40)
     c = model.config
@@ -276,8 +278,10 @@ def test_skips_give_the_second_half_what_the_first_left():
 
 
 def test_the_norm_of_layer_n_is_one_over_the_root_of_its_number():
-    """Counted from one: the first layer reads the stream at a root mean square of 1, the fourth at 1/2. Both
-    norms of a layer are scaled, and none is without ``norm_scale``."""
+    """Layers count from one: the first reads the stream at a root mean square of 1, the fourth at 1/2.
+
+    Both norms of a layer are scaled; without ``norm_scale`` none is.
+    """
     x = text(1, 30)
     for scaled in (True, False):
         model, seen = build_gpt(norm_scale=scaled), list[tuple[nn.Module, Tensor]]()
@@ -306,7 +310,7 @@ def test_xsa_leaves_nothing_along_the_positions_own_value():
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_no_logit_sees_a_later_id(switch):
-    """Row t of a batch is changed at place t: in float64 nothing before it moves, to the bit."""
+    """Row t of a batch is changed at position t. In float64 the outputs before it keep every bit."""
     T = 14
     model = build_gpt(**SWITCHES[switch]).double().eval()
     same = text(1, T).expand(T, T)
@@ -319,7 +323,7 @@ def test_no_logit_sees_a_later_id(switch):
 
 
 def test_a_window_ends_where_it_says():
-    """One S layer below the last, of which only the place itself is then read."""
+    """Below the last layer there is one S layer, and of the last only the position itself is read."""
     model = build_gpt(layers=2, windows="S", short_window=5).double().eval()
     torch.nn.init.zeros_(model.blocks[1].attention.out.weight)
     x, t = text(1, 20), 15
@@ -332,7 +336,8 @@ def test_a_window_ends_where_it_says():
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_gradients_reach_every_parameter(switch):
-    """After one step, for some begin at zero, and what they multiply has none before."""
+    """The test takes one step first: some parameters start at zero, and their factors have no gradient
+    before."""
     model = build_gpt(busy=False, **SWITCHES[switch])
     x = text(2, 32, size=272)
     for _ in range(3):
@@ -424,8 +429,10 @@ def test_angles_are_at_least_float32_whatever_the_weights_are():
 
 
 def test_bf16_weights_see_2048_positions_as_float32_does():
-    """The same weights, rounded to bfloat16 once, run in both types. Windows of 5 make neighbours matter:
-    positions 1,000 and 1,001 are one number in bfloat16."""
+    """The same weights, rounded to bfloat16 once, run in both types.
+
+    Windows of 5 make neighbours matter: positions 1,000 and 1,001 are the same number in bfloat16.
+    """
     narrow = build_gpt(busy=False, windows="SSSL", qk_gain=4.0)
     with torch.no_grad():
         for parameter in narrow.parameters():
@@ -458,7 +465,7 @@ def test_bf16_stays_near_float32(stream):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_loss_of_many_ids_is_made_piece_by_piece(tied, monkeypatch):
-    """The same nats and gradients as at once."""
+    """Computed in pieces, nats and gradients equal those computed at once."""
     monkeypatch.setattr(gpt, "_POSITIONS", 7)
     model, x = build_gpt(vocab_size=5000, layers=1, tied=tied), text(2, 20, size=5000)
     labels = x.roll(-1, 1)
@@ -517,7 +524,7 @@ print("torch._dynamo" in sys.modules)
 
 
 class Pairs:
-    """Ids from 272 on stand for two bytes."""
+    """Tokens from 272 on stand for two bytes."""
 
     bytes_of = torch.tensor([1] * 256 + [0] * 16 + [2] * 28, dtype=torch.uint8).numpy()
 

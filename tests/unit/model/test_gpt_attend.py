@@ -1,4 +1,4 @@
-"""What a GPT's positions see: windows and documents by mask, by a kernel's offsets, and from a cache."""
+"""Test which positions a GPT sees: windows and documents by mask, by offsets, and from a cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from spider.model.gpt.attend import Cache, View, attend, causal_mask, document_o
 from spider.processes.parallel import compile_forward
 
 CPU = torch.device("cpu")
-#: Two rows of 20: documents of 6, 1 and 9 and padding of 4; one of 20.
+#: Two rows of 20: documents of 6, 1 and 9 tokens and 4 of padding; one document of 20.
 SEGMENTS = torch.tensor([[1] * 6 + [2] + [3] * 9 + [0] * 4, [1] * 20])
 
 
 def seen_by_hand(T: int, window: int | None, segments_BT: Tensor | None) -> Tensor:
-    """bool (B, T, T), by the definition."""
+    """Return what each position sees, bool (B, T, T), by the definition."""
     rows = 1 if segments_BT is None else len(segments_BT)
     seen = torch.zeros(rows, T, T, dtype=torch.bool)
     for b, t, s in itertools.product(range(rows), range(T), range(T)):
@@ -48,14 +48,14 @@ def test_offsets_are_where_documents_begin_then_the_end(most):
     found = document_offsets(SEGMENTS, 2 * (most + 1))
     assert found.dtype == torch.int32 and len(found) == 2 * (most + 1) + 1
     assert found.tolist()[:5] == [0, 6, 7, 16, 20] and set(found.tolist()[5:]) == {40}
-    same_number = torch.tensor([[1, 1, 1], [1, 1, 1]])  # of two rows they are two documents
+    same_number = torch.tensor([[1, 1, 1], [1, 1, 1]])  # documents of two rows, despite the equal number
     assert document_offsets(same_number, 3).tolist() == [0, 3, 6, 6]
 
 
 @pytest.fixture
 def kernel(monkeypatch) -> Iterator[list[int]]:
-    """The GPU's kernel by its definition, on a CPU, so that all but its numbers is tried here; yields of how
-    many documents each call was told."""
+    """Replace the GPU's kernel by its definition on a CPU, which tests everything but its numerics; yield the
+    number of documents of each call."""
     calls: list[int] = []
 
     def twin(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size=(-1, -1)):
@@ -130,8 +130,10 @@ def test_a_cache_holds_what_the_next_positions_see_in_a_fixed_buffer(window):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_steps_are_one_graph_over_batches_and_documents():
-    """Forward and backward with every part, traced and run op by op, the loss in pieces;
-    batches and what documents are in them change nothing."""
+    """Trace forward and backward with every part and the loss in pieces, and run them op by op.
+
+    Other batches and other documents cause no recompilation.
+    """
     torch.compiler.reset()
     counters.clear()
     changes = SWITCHES["golf"] | {"vocab_size": 4100, "layers": 2, "recurrence": {"last": 0, "loops": 2}}

@@ -1,4 +1,4 @@
-"""Reading a stream piece by piece gives a GPT's logits of reading it at once, however it is cut."""
+"""Test that a GPT's logits of a stream do not depend on the pieces in which it is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NGRAM = {"orders": [1, 2], "match_orders": [2], "candidates": 4, "hidden": 8, "s
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12], [40]])
 def test_every_cut_has_the_logits_of_a_whole_pass(switch, sizes):
-    """Eight times as many ids as the short window shows."""
+    """The stream is eight times as long as the short window."""
     model, x = build_gpt(**SWITCHES[switch]).double().eval(), text(1, 40)
     stream = model.incremental(48)
     assert isinstance(stream, Incremental)

@@ -26,7 +26,7 @@ B, T, D, EPS = 2, 5, 6, 1e-6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
 ROPE = rope_table(T, 4, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"a b c"), list(b"de fg")])
-#: Windows of four and three rows, the null patch in front; the last three rows are spare.
+#: Windows of four and three rows, the null patch first; the last three rows are spare.
 WINDOWS = lay_out(torch.tensor([4, 3]), B * T, 4)
 FILLED = WINDOWS.valid_M & (WINDOWS.number_M > 0)
 CLOSE = torch.arange(B * T)
@@ -149,8 +149,8 @@ def test_part(build):
     randomised(part).double()
     torch.manual_seed(0)
     x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    # gradcheck moves its inputs in place, and these are the parameters themselves. The layer is made of
-    # parts that are checked in full: one random direction is enough for it.
+    # gradcheck changes its inputs in place, and these are the parameters themselves. The parts of the layer
+    # are checked in full, so one random direction is enough for it.
     inputs, fast = (x, *part.parameters()), build is core_layer
     assert torch.autograd.gradcheck(lambda x, *_: function(x), inputs, fast_mode=fast)
 

@@ -1,4 +1,4 @@
-"""Adaptive computation time: weights that sum to one, and when a patch stops."""
+"""Test adaptive computation time: weights sum to one, and patches halt at the right loop."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ EPSILON = 0.01
 
 
 def run(probabilities: list[list[float]], states: torch.Tensor, epsilon: float = EPSILON):
-    """Halting over given p, one row a patch, one column a loop; ``states`` are (loops, 1, patches, D)."""
+    """Run halting over the given p, one row per patch and one column per loop; states (loops, 1, patches,
+    D)."""
     p_LR = torch.tensor(probabilities, dtype=states.dtype)
     module = Halting(states.shape[-1], epsilon, 0.0).to(states.dtype)
     module.init_weights()
     state = module.start(states[0])
     for r, h in enumerate(states):
-        module.bias = torch.nn.Parameter(p_LR[:, r].logit())  # the weight is zero: p is what the bias says
+        module.bias = torch.nn.Parameter(p_LR[:, r].logit())  # the weight is zero, so the bias sets p
         state = module(state, h, last=r == len(states) - 1)
     return state
 
 
-#: 0 and 1, the threshold and its neighbours, and anything else.
+#: 0 and 1, the threshold and its neighbours, and arbitrary values.
 PROBABILITIES = st.one_of(
     st.sampled_from([0.0, 1.0, EPSILON, 0.5, 1 - EPSILON, 1 - EPSILON - 1e-7, 1 - EPSILON + 1e-7, 1e-30]),
     st.floats(0, 1),
@@ -41,7 +42,7 @@ PROBABILITIES = st.one_of(
 @settings(max_examples=60)
 def test_weights_of_every_patch_sum_to_one(rows, epsilon, dtype):
     R = len(rows[0])
-    # State r is the r-th unit vector, so that the output is the weights themselves.
+    # State r is the r-th unit vector, so the output is the weights themselves.
     one_hot = torch.eye(R, dtype=dtype)[:, None, None].expand(R, 1, len(rows), R)
     state = run(rows, one_hot, epsilon)
     weight_LR = state.output_MD[0].double()

@@ -1,4 +1,4 @@
-"""Reading a stream piece by piece gives the logits of reading it at once, for every prefix."""
+"""Test that a stream read piece by piece has the logits of one pass, for every prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spider.tokens import BYTES
 
 
 def whole(model, ids: list[int], context: int, n_loops: int | None = None) -> torch.Tensor:
-    """Logits of one forward pass over a window of ``context``, those of the ids."""
+    """Return the logits of the ids from one forward pass over a window of ``context`` bytes."""
     window = torch.tensor([ids + [BYTES.pad] * (context - len(ids))])
     with torch.no_grad():
         return model(window, n_loops=n_loops).logits[0, : len(ids)]

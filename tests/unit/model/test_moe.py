@@ -1,4 +1,4 @@
-"""Experts: one result by every path, unbiased gates, exact counts, balance."""
+"""Test the experts: every path gives one result, gates are unbiased, counts exact, and the load balances."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def valid(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_hand(module: MoE, x_D: torch.Tensor) -> torch.Tensor:
-    """One token through its experts, one at a time."""
+    """Compute one token through its experts, one at a time."""
     p = (x_D @ module.router.weight.T).softmax(-1)
     chosen = (p + module.balance_bias).topk(module.config.top_k).indices
     total = torch.zeros_like(x_D)
@@ -74,7 +74,7 @@ def test_grouped_and_loop_have_the_same_gradients_even_with_an_idle_expert():
 
 @pytest.fixture
 def ops(monkeypatch):
-    """The path that a GPU takes, in which every op then runs its twin."""
+    """Select the path of a GPU; every op then runs its twin."""
     for module in (experts, engram, chunking):
         monkeypatch.setattr(module, "use_triton", lambda x: True)
 
@@ -87,7 +87,7 @@ def test_ops_have_the_result_and_the_gradients_of_torch(request):
         if way == "ops":
             request.getfixturevalue("ops")
         module = moe(shared_hidden=8)
-        module.balance_bias[3] = -10.0  # an expert with no token at all
+        module.balance_bias[3] = -10.0  # an expert without tokens
         entering = x.clone().requires_grad_()
         y, stats = module(entering, mask)
         (y[mask].square().sum() + stats.aux + stats.z).backward()
@@ -111,7 +111,7 @@ def test_no_part_of_the_model_by_ops_has_a_graph_break(ops):
 
 
 def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
-    """What Inductor would make float atomics of on a GPU: sums into places that an index names."""
+    """Find the ops that Inductor turns into float atomics on a GPU: sums into indexed rows."""
     monkeypatch.setattr(embedding, "_is_on_gpu", lambda table: True)
     torch.compiler.reset()
     found: list[str] = []
@@ -167,7 +167,7 @@ def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing
 
 
 def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager():
-    """Only the forward pass says that the router is not to be narrowed."""
+    """Only the forward pass keeps the router out of autocast."""
     torch.compiler.reset()
     x, results = torch.randn(2, 8, 16), []
     for compiled in (False, True):
@@ -198,7 +198,7 @@ def test_counts_are_exact_and_leave_invalid_slots_out():
 
 
 def test_the_losses_of_the_router_are_their_formulas():
-    """The first is that of Switch over valid tokens: E times the sum of used share times mean probability."""
+    """The first is Switch's loss over valid tokens: E times the sum of load share times mean probability."""
     module, x = moe(), torch.randn(2, 8, 16)
     mask = valid(x)
     mask[1, 3:] = False
@@ -212,7 +212,7 @@ def test_the_losses_of_the_router_are_their_formulas():
 def test_the_bias_spreads_a_collapsed_load():
     module = moe(bias_rate=0.005)
     with torch.no_grad():
-        module.router.weight[0] += 0.5  # one expert that nearly everyone prefers
+        module.router.weight[0] += 0.5  # nearly all tokens prefer one expert
     x = torch.randn(4, 64, 16) + 0.5
 
     def busiest() -> float:
@@ -233,14 +233,14 @@ def test_the_bias_spreads_a_collapsed_load():
 @pytest.mark.parametrize(
     ("boundary", "patches"),
     [
-        ({"kind": "fixed", "stride": 3}, 4 * (1 + 10)),  # of 30 bytes, and the null patch
+        ({"kind": "fixed", "stride": 3}, 4 * (1 + 10)),  # 30 bytes, and the null patch
         ({"kind": "none"}, 4 * 30),
         ({"rate": 0.2, "capacity": 0.5}, 4 * (1 + 6)),
-        ({"rate": 0.5, "capacity": 0.2}, 4 * (1 + 6)),  # no more than there are rows for
+        ({"rate": 0.5, "capacity": 0.2}, 4 * (1 + 6)),  # limited by the number of rows
     ],
 )
 def test_the_example_for_timing_experts_holds_the_patches_of_its_windows(boundary, patches):
-    """Four windows of 30 bytes, counted by hand; rows beyond the patches choose no expert."""
+    """Four windows of 30 bytes are counted by hand; spare rows choose no expert."""
     model = build(boundary=boundary)
     part, x_ND = model.fp8_parts().example(4, 30, torch.device("cpu"))
     choosing_N = (part.routing.chosen_NK >= 0).all(1)

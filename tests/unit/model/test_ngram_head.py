@@ -1,4 +1,4 @@
-"""The head that prices an index's candidates: alone, and in a model that is trained, compiled and read on."""
+"""Test the n-gram head alone, and in a model that is trained, compiled and read as a stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ D = 16
 
 
 def candidates(*shape: int, seed: int = 0) -> Tensor:
-    """What an n-gram index may say: up to five candidates, all different, and any numbers."""
+    """Return logits, states and random candidates: up to five per position, all different, with any
+    counts."""
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randint(0, 256, (*shape, LAYOUT.width), generator=generator, dtype=torch.uint8)
     there, symbols, *_ = LAYOUT.split(draw)
@@ -41,7 +42,7 @@ def candidates(*shape: int, seed: int = 0) -> Tensor:
 
 
 def chosen(candidates_W: Tensor) -> list[int]:
-    """Ids of a place's candidates."""
+    """Return the ids of a position's candidates."""
     there, symbols, *_ = LAYOUT.split(candidates_W)
     return [BYTES.eos if s == END else s for s in symbols[: int(there)].tolist()]
 
@@ -95,7 +96,7 @@ def test_probabilities_sum_to_one_and_none_is_zero_also_under_autocast(head):
 
 
 def test_what_is_no_candidate_is_not_looked_at(head):
-    """Bytes behind the last candidate price nothing."""
+    """Bytes after the last candidate have no effect."""
     randomised(head)
     logits, h, proposed = given()
     LAYOUT.split(proposed)[0].zero_()
@@ -130,7 +131,7 @@ def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
         after.copy_(before.flip(1))
     different = [len(set(chosen(row))) == LAYOUT.candidates for row in proposed]
     a, b = head(logits, h, proposed), head(logits, h, turned)
-    torch.testing.assert_close(a[different], b[different], rtol=1e-3, atol=1e-3)  # another order of sums
+    torch.testing.assert_close(a[different], b[different], rtol=1e-3, atol=1e-3)  # the order of sums differs
     assert sum(different) > 10
 
 
@@ -145,11 +146,11 @@ def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
     ],
 )
 def test_the_estimate_of_activations_is_what_a_forward_pass_keeps(shape):
-    """Each shape has another part that takes most: features, hidden units, the state, the logits."""
+    """In each shape another part dominates: features, hidden units, the state, the logits."""
     places, part = 50, NgramHead(D, NgramConfig.model_validate(shape), BYTES)
     part.init_weights()
     h, logits = torch.randn(places, D), torch.randn(places, BYTES.size, requires_grad=True) * 1
-    # Weights are not activations, and the network keeps its state whether it has this head or not.
+    # Weights are not activations, and the network keeps its state with or without this head.
     own = {t.untyped_storage().data_ptr() for t in [*part.parameters(), *part.buffers(), h]}
     kept = {}
 

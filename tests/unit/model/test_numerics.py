@@ -1,4 +1,4 @@
-"""bf16 autocast beside float32: each part, and the whole model.
+"""Compare bf16 autocast with float32, for each part and for the whole model.
 
 A product under autocast rounds what enters and what leaves it to 8 significant bits, that is by at most half
 of U = 2^-8 each, in no one direction: k products in a row are off by about k U of the result's norm, and that
@@ -53,7 +53,7 @@ def remembered(engram: Engram, x: Tensor) -> Tensor:
     return engram(x.flatten(0, 1), engram.read(*READ), WINDOWS.number_M)
 
 
-#: Products in a row, and the part.
+#: Number of consecutive products, and the part.
 PARTS: dict[str, tuple[int, Callable[[Spider, Tensor], Tensor]]] = {
     "attention": (5, lambda m, x: m.prelude[0].attention(x, ROPE)),
     "swiglu": (2, lambda m, x: m.prelude[0].ffn(x)),
@@ -90,8 +90,11 @@ def test_patches_are_averaged_and_read_in_float32(make):
 
 
 def test_whole_model(make, tokens):
-    """About twice the worst of several seeds: the parts' errors are random and partly cancel in the residual
-    stream; a gradient goes through every product twice."""
+    """The bounds are about twice the worst of several seeds.
+
+    The errors of the parts are random and partly cancel in the residual stream; a gradient goes through every
+    product twice.
+    """
     labels = tokens.roll(-1, 1)
     for seed in range(5):
         model = make(seed=seed, boundary={"kind": "whitespace"}, moe=None, recurrence={"halting": False})

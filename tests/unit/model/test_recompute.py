@@ -1,4 +1,4 @@
-"""What is computed twice under each way of recomputation, and that a compiler follows it."""
+"""Test what each kind of recomputation computes twice, eagerly and compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYERS = {"layers": 1, "loops": 1, "lora_rank": 0}
 
 
 class Count(TorchDispatchMode):
-    """Calls of ops, by name."""
+    """Count calls of ops by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Count(TorchDispatchMode):
 
 
 def calls(checkpointing: object) -> tuple[int, int]:
-    """Of products and of rotations or norms in a forward and a backward pass."""
+    """Count matrix products and SiLUs in a forward and a backward pass."""
     model = build(recurrence={**LAYERS, "checkpointing": checkpointing}, engram={"layers": []}).train()
     x = torch.randint(97, 123, (2, 41))
     with Count() as counted:
@@ -45,8 +45,8 @@ def test_each_way_computes_again_what_it_says():
     ways = {way: calls(way) for way in ("none", True, "selective", "full")}
     products, others = ({way: of[i] for way, of in ways.items()} for i in (0, 1))
     assert products["none"] == products["selective"] < products[True] < products["full"]
-    # Of three layers: the core's (experts and a shared one), and a dense one before and after it; and one of
-    # the boundaries'.
+    # SiLUs: two in the core's layer (experts and shared expert), one in each dense layer before and after it,
+    # one in the boundary predictor.
     assert others == {"none": 5, True: 7, "selective": 9, "full": 9}
 
 

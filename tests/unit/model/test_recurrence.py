@@ -1,4 +1,4 @@
-"""The looped core: stability, what each loop adds, truncated gradients, halting's ends."""
+"""Test the looped core: stability, the effect of each loop, truncated gradients, halting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spider.model.spider.windows import equal_windows
 
 
 def enter(model, length: int = 9):
-    """Random patches and what the core needs besides, indexes included."""
+    """Return random patches and the other inputs of the core, Engram's included."""
     torch.manual_seed(1)
     dtype = next(model.parameters()).dtype
     e = torch.randn(2 * length, model.config.hidden, dtype=dtype)
@@ -28,8 +28,9 @@ def enter(model, length: int = 9):
     ("scale", "injection"), [(1e-3, True), (1.0, True), (30.0, True), (1e3, True), (30.0, False)]
 )
 def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale, injection):
-    """What the blocks add does not grow, and each feature of the state stays within the bound of a linear
-    time-invariant system, ``|h_R| <= |h_0| + (Dt |B e| + max |y|) min(R, 1 / (1 - A))``."""
+    """The output of the blocks does not grow, and each feature of the state stays within the bound of a
+    linear time-invariant system, ``|h_R| <= |h_0| + (Dt |B e| + max |y|) min(R, 1 / (1 - A))``.
+    """
     R = 1000
     model = make(recurrence={"injection": injection}, engram={"layers": [0, 1]})
     core = model.eval().core
@@ -121,7 +122,7 @@ def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, 
     halting.register_forward_pre_hook(lambda module, inputs: first.append(inputs[1]))
     with torch.no_grad():
         one = model(tokens, n_loops=1, trace=True)
-        # Patches that point one way stop at once, the rest go on; the boundary is between two of them.
+        # Patches that point one way halt at once, the others continue.
         halting.weight.copy_(100 * first[0][0])
         score = (rms_norm(first[0], 1e-6) * halting.weight).sum(-1) * halting.weight.numel() ** -0.5
         halting.bias.copy_(5 - score[one.trace.patches.windows.valid_M].median())
@@ -133,7 +134,7 @@ def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, 
     assert torch.equal(z[0].z_MD[at_once], z[1].z_MD[at_once])
     assert not (z[0].z_MD == z[1].z_MD)[~at_once].all(-1).any()
 
-    # Of the whole model, the bytes that have read nothing but such patches.
+    # In the whole model this holds for the bytes that read only such patches.
     loops_BT = many.trace.loops_M[many.trace.patches.row_BT]
     only_BT = loops_BT.cummax(1).values == 1
     assert 0 < only_BT.sum() < only_BT.numel()

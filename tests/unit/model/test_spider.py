@@ -1,4 +1,4 @@
-"""The whole model: gradients, sizes, determinism, precision, learning."""
+"""Test the whole model: gradients, sizes, determinism, precision, learning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_training_gives_every_parameter_a_finite_gradient(make, tokens, switch):
         model(tokens, tokens.roll(-1, 1)).loss.backward()
     for name, parameter in model.named_parameters():
         if "halting" in name and switch == "one_loop":
-            continue  # the weight of an only loop is 1, whatever p
+            continue  # with one loop its weight is 1 for every p
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().sum() > 0, name
@@ -41,8 +41,10 @@ def test_language_model_loss_alone_reaches_the_boundary_predictor(make, tokens):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_language_model_loss_pushes_a_cut_where_cutting_lowers_it(make, seed):
-    """256 continuations of one text: some are likelier with a cut before them, some without. The gradient is
-    that of a straight line through a curved model, so it must agree where the difference is clear."""
+    """Of 256 continuations of one text, some are likelier with a cut before them, some without.
+
+    The gradient is a linear approximation, so it must agree in sign where the difference is clear.
+    """
     model, at, N = make(seed=seed, boundary={"capacity": 1.0}).eval(), 11, 256
     model.chunker.boundary_predictor = given = GivenLogits()
     tokens = torch.randint(97, 123, (1, 24)).repeat(N, 1)
@@ -166,7 +168,7 @@ def test_recomputation_changes_neither_gradients_nor_load(make, tokens, n_loops,
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = model(tokens, tokens.roll(-1, 1), n_loops=n_loops).loss
         loss.backward()
-    # The selective way casts a weight in each loop, so that its gradients are summed in float32.
+    # Selective recomputation casts a weight in each loop, so its gradients are summed in float32.
     most = 2**-6 if (checkpointing, dtype) == ("selective", torch.bfloat16) else 0
     for (name, a), b in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
         assert (a.grad - b.grad).norm() <= most * a.grad.norm(), name
@@ -190,13 +192,13 @@ def test_no_loops_are_refused(make, tokens):
 
 @pytest.mark.parametrize("switch", ["everything", "no_patches", "dense", "fixed"])
 def test_flops_per_token_agree_with_the_flop_counter(make, switch):
-    # The counter knows neither grouped_mm nor the CPU's fused attention: count the paths made of plain
-    # products.
+    # The counter ignores grouped_mm and the CPU's fused attention, so the paths of plain products are
+    # counted.
     model = make(
         **merged(SWITCHES[switch], {} if switch == "dense" else {"moe": {"implementation": "loop"}})
     ).eval()
     x = torch.randint(0, 256, (2, 128))
-    if model.chunker.boundary_predictor is not None:  # a text that is cut at the wanted rate
+    if model.chunker.boundary_predictor is not None:  # make a text that is cut at the wanted rate
         given = model.chunker.boundary_predictor = GivenLogits()
         given.logits_BT = torch.full((2, 128), -1.0)
         given.logits_BT[:, 3::4] = 1.0

@@ -1,4 +1,4 @@
-"""The core's flat buffer: what its rows compute is what each window computes alone, however they lie."""
+"""Test the core's flat buffer: every layout computes what each window computes alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spider.model.spider.model import Spider
 from spider.model.spider.windows import Windows, equal_windows, lay_out
 
 HERE = torch.device("cpu")
-#: Windows of a batch by their rows; the buffer's, and the longest that a window may be.
+#: Rows of each window of a batch, rows of the buffer, and the most rows of a window.
 LAYOUTS = {
     "as many rows as there are": ([3, 1, 7, 2], 13, 7),
     "to spare": ([3, 1, 7, 2], 32, 7),
@@ -31,7 +31,7 @@ LAYOUTS = {
 
 @pytest.fixture
 def static(monkeypatch):
-    """Sizes as in training on a GPU."""
+    """Use static sizes, as in training on a GPU."""
     monkeypatch.setattr(chunking, "shapes_are_static", lambda x, training: True)
 
 
@@ -81,7 +81,7 @@ def test_a_fault_in_one_window_stays_there():
 def by_offsets(
     q: Tensor, k: Tensor, v: Tensor, at: Tensor, to: Tensor, longest: int, same: int, *, window_size: object
 ) -> Tensor:
-    """What torch's kernel computes, sequence by sequence."""
+    """Compute what torch's kernel computes, sequence by sequence."""
     assert at is to and at.dtype == torch.int32 and longest == same and window_size == (-1, 0)
     assert at[0] == 0 and at[-1] == len(q) and at.diff().min() >= 0 and at.diff().max() <= longest
     sequences = [[x[a:b].transpose(0, 1) for x in (q, k, v)] for a, b in itertools.pairwise(at)]
@@ -123,7 +123,7 @@ def test_torch_has_that_kernel_with_that_signature():
 
 
 CLEAR = 1e9
-"""A logit that no noise changes."""
+"""A logit so large that no noise changes its sign."""
 
 
 def chunker(**changes: object) -> tuple[Chunker, GivenLogits]:
@@ -137,7 +137,7 @@ def chunker(**changes: object) -> tuple[Chunker, GivenLogits]:
 def test_static_rows_are_92_percent_useful_at_the_rate_of_spider_1b_and_hold_all_patches(
     static, seed, spare, rows
 ):
-    """Windows whose rates differ, as those of texts do."""
+    """The rates of windows differ, as those of texts do."""
     config, (B, T) = SpiderConfig().boundary, (112, 256)
     part, given = chunker(**config.model_dump() | {"spare": spare})
     generator = torch.Generator().manual_seed(seed)
@@ -150,7 +150,7 @@ def test_static_rows_are_92_percent_useful_at_the_rate_of_spider_1b_and_hold_all
 
 
 def test_what_does_not_fit_is_cut_off_where_it_closes_last_whatever_follows(static):
-    """Windows that would all close at every second byte, in rows for every fourth."""
+    """Every window would close at every second byte, but there are rows for every fourth."""
     B, T = 16, 32
     part, given = chunker(rate=0.25, spare=0.0, capacity=1.0)
     given.logits_BT = torch.full((B, T), -CLEAR)
@@ -161,11 +161,11 @@ def test_what_does_not_fit_is_cut_off_where_it_closes_last_whatever_follows(stat
     assert room == B * T / 4 and patches.filled_M.sum() == patches.closes_BT.sum() == room
     assert metrics["patch_overflow"] == 0.5 / 2 and metrics["patch_fill"] == 1
     assert patches.closes_BT[:, : T // 2].sum() == room, "the first half of every window, all of which fits"
-    # Other closes from byte 11 on change nothing before it.
+    # Changed boundaries from byte 11 on do not affect earlier bytes.
     given.logits_BT[:, 11:] = given.logits_BT[:, 11:].flip(0, 1)
     again, _, _ = part.cut(tokens, h)
     assert torch.equal(again.closes_BT[:, :11], patches.closes_BT[:, :11])
-    # In evaluation there is room for every patch, and no window depends on the others.
+    # In evaluation every patch has a row, and no window depends on the others.
     evaluated, metrics, _ = part.eval().cut(tokens, h)
     assert metrics["patch_overflow"] == 0 and len(evaluated.filled_M) == B * (T + 1)
 
