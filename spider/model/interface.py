@@ -146,33 +146,32 @@ class Model(nn.Module):
         super().__init__()
         self.register_module("ngram", None)
 
-    if TYPE_CHECKING:
-
-        def __call__(
-            self,
-            tokens_BT: Tensor,
-            labels_BT: Tensor | None = None,
-            *,
-            n_loops: int | None = None,
-            reduction: Literal["mean", "none"] = "mean",
-            trace: bool = False,
-            candidates_BTW: Tensor | None = None,
-            **documents: Tensor,
-        ) -> ModelOutput:
-            """Predict the next token at every position of ``tokens_BT`` (int64); a family's ``forward``.
-
-            Args:
-                labels_BT: the next token of each position, `IGNORED` where there is no target.
-                n_loops: runs of the looped part (default: the configuration's).
-                reduction: "mean" for training; "none" returns each position's cross entropy in nats, 0 where
-                    the label is ignored.
-                trace: return `ModelOutput.trace`.
-                candidates_BTW: uint8, candidates for the next byte; required if the model has an n-gram head.
-                documents: ``segments_BT``, the number of each token's document within its row, 0 for padding;
-                    only for a family whose configuration sets `DOCUMENTS`.
-            """
-
     # ------------------------------------------------------------------------------------ a family implements
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        labels_BT: Tensor | None = None,
+        *,
+        n_loops: int | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+        trace: bool = False,
+        candidates_BTW: Tensor | None = None,
+    ) -> ModelOutput:
+        """Predict the next token at every position of ``tokens_BT`` (int64).
+
+        A family whose configuration sets `DOCUMENTS` also takes ``segments_BT``: the number of each token's
+        document within its row, 0 for padding.
+
+        Args:
+            labels_BT: the next token of each position, `IGNORED` where there is no target.
+            n_loops: runs of the looped part (default: the configuration's).
+            reduction: "mean" for training; "none" returns each position's cross entropy in nats, 0 where the
+                label is ignored.
+            trace: return `ModelOutput.trace`.
+            candidates_BTW: uint8, candidates for the next byte; required if the model has an n-gram head.
+        """
+        raise NotImplementedError
 
     def parameters_by_part(self) -> dict[str, int]:
         """Return the number of parameters of each part, under names for people; the sum is that of
@@ -217,8 +216,9 @@ class Model(nn.Module):
         on_meta = any(parameter.is_meta for parameter in self.parameters())
         with _SkipRandomInit() if on_meta else contextlib.nullcontext():
             for module in self.modules():
-                if hasattr(module, "init_weights"):
-                    module.init_weights()
+                init_weights: Callable[[], None] | None = getattr(module, "init_weights", None)
+                if init_weights is not None:
+                    init_weights()
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
         """Return a stream of at most ``context`` tokens. Its logits equal those of one forward pass over the
@@ -367,7 +367,7 @@ class Reader:
 def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]:
     """Return the parameters (a tied one once) and persistent buffers, as ``{prefix}{name}``."""
     persistent = model.state_dict()
-    named = dict(model.named_parameters())
+    named: dict[str, Tensor] = dict(model.named_parameters())
     named |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     return {prefix + name: tensor.detach() for name, tensor in named.items()}
 

@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_model_and_of_the_stages():
 
 
 def allocated(tensors) -> int:
-    """Bytes of the n-gram index behind tensors; what a quantized one is made of counts."""
+    """Return the bytes of storage behind tensors; the parts of a quantized tensor count."""
     parts = []
     for t in tensors:
         names = t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else None

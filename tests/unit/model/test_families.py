@@ -59,7 +59,7 @@ def test_a_stream_without_a_cache_gives_the_logits_of_one_pass_and_keeps_its_con
 def test_it_is_described_and_its_parts_add_up():
     told = describe(configuration({"family": TOY}), "r")
     assert told["parameters"] == sum(told["parameters_by_part"].values()) == 2 * 272 * 16
-    assert told["stages"][0]["n_loops"] == 1 and told["stages"][0]["ngram"]["activations"] > 0
+    assert told["stages"][0]["n_loops"] == 1 and told["stages"][0]["memory"]["activations"] > 0
 
 
 def test_a_family_without_loops_takes_no_n_loops():

@@ -472,7 +472,7 @@ def test_the_loss_of_many_ids_is_made_piece_by_piece(tied, monkeypatch):
     labels[0, 3:9] = IGNORED
     found = []
     for many in (4096, 5000):
-        monkeypatch.setattr(gpt, "_MANY_IDS", many)
+        monkeypatch.setattr(gpt, "_LARGE_VOCABULARY", many)
         model.zero_grad()
         model(x, labels).loss.backward()
         nats = model(x, labels, reduction="none").loss

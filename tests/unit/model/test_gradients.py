@@ -124,7 +124,7 @@ def injection() -> tuple[nn.Module, Function]:
 
 def lora() -> tuple[nn.Module, Function]:
     part = LoopLoRA(D, 2, loops=2)
-    return part, lambda x: tuple(part.adapt(x, part.of_loop(r)) for r in (0, 1, 7))
+    return part, lambda x: tuple(part.adapt(x, part.loop_scale(r)) for r in (0, 1, 7))
 
 
 def rms_norm() -> tuple[nn.Module, Function]:

@@ -58,7 +58,7 @@ PARTS: dict[str, tuple[int, Callable[[Spider, Tensor], Tensor]]] = {
     "attention": (5, lambda m, x: m.prelude[0].attention(x, ROPE)),
     "swiglu": (2, lambda m, x: m.prelude[0].ffn(x)),
     "experts": (2, lambda m, x: m.core.layers[0].ffn(x, VALID)[0]),
-    "lora": (2, lambda m, x: m.core.lora.adapt(x, m.core.lora.of_loop(1))),
+    "lora": (2, lambda m, x: m.core.lora.adapt(x, m.core.lora.loop_scale(1))),
     "engram": (1, lambda m, x: remembered(m.core.layers[1].engram, x)),
     "predictor": (2, lambda m, x: m.chunker.boundary_predictor(x, TOKENS, VALID)),
     "dense block": (7, lambda m, x: m.prelude[0](x, ROPE)[0]),
