@@ -164,7 +164,7 @@ class Model(nn.Module):
         document within its row, 0 for padding.
 
         Args:
-            labels_BT: the next token of each position, `IGNORED` where there is no target.
+            labels_BT: the next token of each position, `spider.tokens.IGNORED` where there is no target.
             n_loops: runs of the looped part (default: the configuration's).
             reduction: "mean" for training; "none" returns each position's cross entropy in nats, 0 where the
                 label is ignored.
