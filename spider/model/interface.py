@@ -75,7 +75,7 @@ class Inspector(Protocol):
     """Observer of a family's inner workings; evaluation stores its figures and the report draws them."""
 
     segments: str
-    """What the model cuts a text into, for example ``patches``."""
+    """Name of the segments into which the model cuts a text, for example ``patches``."""
 
     uncut: str | None
     """One sentence that explains why the model does not cut its text; None for a model that does."""

@@ -26,7 +26,7 @@ from spider.model.layers import causal_attention
 
 
 class View(NamedTuple):
-    """What the positions of a batch see."""
+    """Keys that the positions of a batch see."""
 
     window: int | None = None
     mask: Tensor | None = None

@@ -139,7 +139,7 @@ class RecurrenceConfig(Block):
     checkpointing: Annotated[
         bool | Literal["selective", "full"], BeforeValidator(lambda value: value != "none" and value)
     ] = True
-    """What the backward pass recomputes instead of keeping. true: the recurrent layers; full: all layers;
+    """Activations that the backward pass recomputes. true: the recurrent layers; full: all layers;
     selective: all layers except matrix products and attention; false or none: nothing."""
 
     @property

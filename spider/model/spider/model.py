@@ -77,7 +77,7 @@ _WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|ngram"
 
 @dataclass
 class Trace:
-    """What the parts did with each byte and patch, for inspection."""
+    """Treatment of each byte and patch by the parts, for inspection."""
 
     patches: Patches
     """Patches of the batch."""
