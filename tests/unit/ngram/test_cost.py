@@ -53,7 +53,7 @@ def test_describe_estimates_from_the_runs_own_text_once_it_is_encoded(shards, tm
     (own,) = describe(config, "r")["counted_text"]
     assert own["text"] == splits["ngram"].tokens + splits["train"].tokens
     render(describe(config, "r"))
-    assert f"Its n-gram index of {quantity(own['text'], 'B')} of text: " in " ".join(
+    assert f"N-gram index of {quantity(own['text'], 'B')} of text: " in " ".join(
         capsys.readouterr().out.split()
     )
 
