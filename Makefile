@@ -39,13 +39,13 @@ test-long: .venv/dev-ready
 lint: .venv/dev-ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/snakefmt --check Snakefile rules
+	@$(BIN)/snakefmt --check Snakefile workflow rules
 	@$(BIN)/mypy
 
 format: .venv/dev-ready
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/snakefmt Snakefile rules
+	@$(BIN)/snakefmt Snakefile workflow rules
 
 ui: .venv/run-ready
 	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui $(ARGS)

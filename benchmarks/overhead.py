@@ -47,7 +47,7 @@ from spider.training.metrics import read_rows
 from spider.training.stage import data_digest, train
 
 sys.path.append(str(ROOT))
-from tests.servers import BadLine, mlflow_server
+from tests.servers import SlowConnection, mlflow_server
 
 DELAY = 5.0
 WAYS = ("untracked", "SQLite", "slow server")
@@ -120,7 +120,7 @@ def training(spec: StageSpec, results: Results, way: str, server: str) -> Traine
 
     os.environ["SPIDER_TRACKING"] = "off" if way == "untracked" else "on"
     os.environ.pop("MLFLOW_TRACKING_URI", None)
-    line = BadLine(int(server.rsplit(":", 1)[1]))
+    line = SlowConnection(int(server.rsplit(":", 1)[1]))
     line.delay = DELAY
     if way == "slow server":
         os.environ["MLFLOW_TRACKING_URI"] = line.uri

@@ -1,6 +1,10 @@
-"""Helpers shared by the rules: the validated configuration and what each job's inputs are.
+"""The configuration of the workflow, and what the rules derive from it: inputs, params and resources of jobs.
 
-Nothing here touches the network, and a job that parses this file again writes nothing.
+Parsing this file uses no network, and a job that parses it again writes nothing. Snakemake documents no interface
+for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
+and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
+another executor), `dag.needrun_jobs` (refusing before the first job), `main_snakefile` and `config_settings` (the
+commands in the terminal summary). The tests of the workflow cover each of them.
 """
 
 import atexit
@@ -13,17 +17,18 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from spider import requests, tracking
+from spider import tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.files import digest
+from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
 from spider.unlock import enter
 
 
 def checked(function, *arguments):
-    """Return the function's value; where it raises an error for the user, end Snakemake with that message."""
+    """Return the value of a function. After an error for the user, end Snakemake with its message."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -31,15 +36,16 @@ def checked(function, *arguments):
 
 
 IS_MODULE = not workflow.modifier.is_main_snakefile()
+IS_DRY_RUN = workflow.output_settings.dryrun
 
-# A dry run removes no lock. Neither does a module: the lock is that of the workflow around it.
+# A dry run removes no lock. Neither does a module, because the lock belongs to the workflow around it.
 PRESENCE = None
 if workflow.is_main_process:
-    PRESENCE = enter(Path.cwd(), change=not (IS_MODULE or workflow.output_settings.dryrun))
+    PRESENCE = enter(Path.cwd(), change=not (IS_MODULE or IS_DRY_RUN))
 
-# A job that a scheduler started parses this file again, and the configuration file may have been edited by then. So
-# the workflow hands its own configuration down in a variable: the path of its snapshot, or the configuration itself
-# in a module, whose handlers do not run. Each module of a workflow has a variable of its own.
+# A scheduler's job parses this file again, and the user may have edited the configuration by then. So the main
+# process hands its configuration down in a variable: the path of its snapshot, or in a module, whose handlers do
+# not run, the configuration itself. Each module has a variable of its own.
 HANDED_DOWN = "SPIDER_CONFIG"
 if IS_MODULE:
     HANDED_DOWN += "_" + digest([workflow.modifier.namespace, workflow.modifier.modify_path("results")])
@@ -56,7 +62,7 @@ pathvars:
     benchmarks="<results>/benchmarks",
 
 
-# A workflow that takes this one as a module may move the results folder, by its `prefix:` or `pathvars:`.
+# The workflow around a module may move the results folder by `prefix:` or `pathvars:`.
 RESULTS = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>/spider.json"))).parent
 checked(check_root, RESULTS)
 if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != "a":
@@ -65,7 +71,7 @@ if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != 
         "name a relative folder"
     )
 
-# Every job reads this file, `--config` overrides included. Its name is a digest of its text, so it never changes.
+# Every job reads this file, which includes `--config` overrides. Its name is a digest of its text.
 SNAPSHOT = snapshot(RESULTS, config)
 if workflow.is_main_process:
     os.environ[HANDED_DOWN] = packed(config if IS_MODULE else str(SNAPSHOT))
@@ -82,21 +88,22 @@ wildcard_constraints:
     seq_len=r"\d+",
     run="[A-Za-z0-9][A-Za-z0-9_-]*",
     stage="[A-Za-z0-9][A-Za-z0-9_-]*",
+    compressed="(/compressed)?",
     shape="[0-9a-f]{16}",
     counted="[0-9a-f]{16}",
     text="split|full",
 
 
 def command(wildcards, output):
-    """Return the words that every job begins with: the `spider` beside this interpreter, and its configuration.
+    """Return the words that begin every job: `spider` of this environment, and the configuration.
 
-    A scheduler sends SIGTERM to all processes of a job. The trap keeps the shell alive until the command, which may
-    be saving, has ended. The handlers of a module do not run, so each of its jobs writes the snapshot itself, and a
-    job script's interpreter gets a path without spaces here.
-    The function takes ``output`` because Snakemake then leaves the param out of its records: the place of a file is
-    not a reason to make it again.
+    A scheduler sends SIGTERM to all processes of a job. The trap keeps the shell alive until the command ends,
+    which may save a checkpoint first. The handlers of a module do not run, so each of its jobs writes the snapshot.
+    Snakemake does not record a param whose function takes ``output``: a moved folder is no reason to run a job
+    again.
     """
     if workflow.non_local_exec:
+        # The script of a scheduler's job names the interpreter without quotes.
         try:
             sys.executable = one_word(sys.executable)
         except ValueError as error:
@@ -109,75 +116,105 @@ def command(wildcards, output):
     return f"trap : TERM; {shlex.join(map(str, words))}"
 
 
-def stages(run):
-    return [stage.name for stage in CONFIG.runs[run].stages]
+# ------------------------------------------------------------------------------------------------- resources
+
+REQUESTS = Requests(CONFIG, RESULTS)
+RESOURCES = {name: run.resources.model_dump() for name, run in CONFIG.runs.items()}
 
 
-def evaluations(runs):
-    """Of each stage of these runs."""
-    return [f"<results>/runs/{run}/{stage}/evaluation.json" for run in runs for stage in stages(run)]
+def growing(value):
+    """Return a resource that grows with each attempt. A profile may cap it."""
+    return lambda wildcards, attempt: attempt * (value(wildcards) if callable(value) else value)
 
 
-def samples(runs):
-    """Return what each stage of these runs writes."""
-    names = ("sample.json", "sample.txt")
-    return [f"<results>/runs/{run}/{stage}/{name}" for run in runs for stage in stages(run) for name in names]
+def all_gpus(wildcards):
+    """Return the number of GPUs of a run. A dry run warns at its end if this machine lacks them."""
+    reason = missing_gpus(wildcards.run)
+    if reason and IS_DRY_RUN:
+        warn_at_end(reason)
+    return RESOURCES[wildcards.run]["gpus"]
 
 
-def figures(runs):
-    """Return the figures of each stage of these runs."""
-    names = ("loss.svg", "inside.svg", "boundaries.html")
-    return [f"<results>/runs/{run}/{stage}/{name}" for run in runs for stage in stages(run) for name in names]
+def one_gpu(wildcards):
+    """Return the number of GPUs of a job that is one process: one if the run has any."""
+    return min(1, all_gpus(wildcards))
 
 
-def stage_spec(wildcards):
-    return CONFIG.stage(wildcards.run, wildcards.stage)
+def several_nodes(wildcards):
+    """Return the number of nodes of a training on several, else None, so that the resource is not set."""
+    nodes = RESOURCES[wildcards.run]["nodes"]
+    return nodes if nodes > 1 else None
 
 
-def scoring(wildcards):
-    """Return the settings that decide the scores of a stage."""
-    return stage_spec(wildcards).evaluation.scoring()
+@cache
+def missing_gpus(run):
+    """Return why this machine cannot give a run its GPUs, or None. Another executor's jobs run elsewhere.
+
+    Snakemake has a number of `nodes` where the executor is not the local one.
+    """
+    gpus = RESOURCES[run]["gpus"]
+    here = workflow.is_main_process and workflow.resource_settings.nodes is None
+    return lacking_gpus(gpus) if gpus and here else None
 
 
-#: Names of the datasets that keep documents for the n-gram index.
-WITH_NGRAMS = [name for name, dataset in CONFIG.datasets.items() if dataset.ngram]
+@cache
+def warn_at_end(reason):
+    """Print a warning once, after all that Snakemake prints."""
+    atexit.register(print, f"Warning: {reason}", file=sys.stderr)
+
+
+def refuse_missing_gpus():
+    """Stop before the first job if a job of this invocation requests GPUs that this machine lacks."""
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.resources.get("gpu")]
+    reasons = {missing_gpus(job.wildcards.run) for job in jobs} - {None}
+    if reasons:
+        raise WorkflowError(*sorted(reasons), "Nothing was started.")
+
+
+# -------------------------------------------------------------------------------------------------- datasets
+
+
+def dataset_of(wildcards):
+    return CONFIG.datasets[wildcards.dataset]
 
 
 @cache
 def parts_of(dataset):
-    """Return the parts of a dataset by name, each with what it is made from."""
+    """Return the parts of a dataset by name, each with the file or the piece that it is made from."""
     return checked(CONFIG.parts, dataset)
 
 
 def watched(files):
-    """Return the user's own files as inputs, so that editing one of them runs the job again.
+    """Return the user's own files as inputs, so that a job runs again after an edit.
 
-    Snakemake takes braces in a name for a wildcard; in the place of such a file its folder is watched.
+    Snakemake takes braces in a name for a wildcard, so the folder of such a file is watched instead.
     """
     return sorted({local(str(Path(file).parent if "{" in Path(file).name else file)) for file in files})
 
 
-def there(key, run, files):
-    """Return the user's own files that a key of a run names; end Snakemake where one of them is missing.
-
-    Snakemake would name the file but not the key.
-    """
+def existing(key, files):
+    """Return the user's own files that a key names. A missing one ends Snakemake, which would not name the key."""
     missing = [file for file in files if not Path(file).exists()]
     if missing:
-        sys.exit(f"Error: runs.{run}.{key}: {missing[0]}: no such file or folder")
-    return files
-
-
-def raw_identity(wildcards):
-    """Return what decides the content of a downloaded or imported part."""
-    dataset = CONFIG.datasets[wildcards.dataset]
-    return dataset.source.identity(parts_of(wildcards.dataset)[wildcards.part], dataset)
+        sys.exit(f"Error: {key}: {missing[0]}: no such file or folder")
+    return watched(files)
 
 
 def own_files(wildcards):
     """Return the user's own files that a part is read from."""
-    source = CONFIG.datasets[wildcards.dataset].source
-    return watched(source.own_files(parts_of(wildcards.dataset)[wildcards.part]))
+    return watched(dataset_of(wildcards).source.own_files(parts_of(wildcards.dataset)[wildcards.part]))
+
+
+def raw_identity(wildcards):
+    """Return what decides the content of a downloaded or imported part."""
+    dataset = dataset_of(wildcards)
+    return dataset.source.identity(parts_of(wildcards.dataset)[wildcards.part], dataset)
+
+
+def encoding_identity(wildcards):
+    """Return what decides the ids of a part, besides its text and its tokenizer."""
+    dataset = dataset_of(wildcards)
+    return dataset.encoding() | dataset.source.encoding(wildcards.part)
 
 
 def part_files(pattern):
@@ -185,141 +222,54 @@ def part_files(pattern):
     return lambda wildcards: expand(f"<results>/{pattern}", part=parts_of(wildcards.dataset), **wildcards)
 
 
-def raw_dataset(dataset):
-    """Return the dataset whose downloaded parts a dataset is made from: itself, or the one that it is like."""
-    return CONFIG.datasets[dataset].like or dataset
-
-
 def raw_part(wildcards):
-    """Return the file that a part is encoded from. Token ids that others have written are read where they lie."""
-    if CONFIG.datasets[wildcards.dataset].source.TOKENS:
+    """Return the file that a part is encoded from. Imported token ids are read where they lie."""
+    if dataset_of(wildcards).source.TOKENS:
         return local(parts_of(wildcards.dataset)[wildcards.part])
-    return f"<results>/raw/{raw_dataset(wildcards.dataset)}/{wildcards.part}.parquet"
+    return f"<results>/raw/{CONFIG.raw(wildcards.dataset)}/{wildcards.part}.parquet"
 
 
 def raw_records(wildcards):
-    """Return the record of each downloaded part of a dataset."""
-    if CONFIG.datasets[wildcards.dataset].source.TOKENS:
+    """Return the records of the downloaded parts of a dataset."""
+    if dataset_of(wildcards).source.TOKENS:
         return []
-    raw = f"<results>/raw/{raw_dataset(wildcards.dataset)}/{{part}}.json"
+    raw = f"<results>/raw/{CONFIG.raw(wildcards.dataset)}/{{part}}.json"
     return expand(raw, part=parts_of(wildcards.dataset))
 
 
 def tokenizer_file(wildcards):
     """Return the tokenizer that encodes a dataset, or nothing for bytes."""
-    dataset = CONFIG.datasets[wildcards.dataset]
+    dataset = dataset_of(wildcards)
     if dataset.source.own_tokenizer:
         return local(dataset.source.own_tokenizer)
     return f"<results>/tokenizers/{dataset.tokenizer}/tokenizer.json" if dataset.tokenizer else []
-
-
-def encoding_identity(wildcards):
-    """Return what decides the ids of a part."""
-    dataset = CONFIG.datasets[wildcards.dataset]
-    return dataset.encoding() | dataset.source.encoding(wildcards.part)
 
 
 def learned_from(wildcards):
     """Return the parts that a tokenizer is learned from."""
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
     parts = list(parts_of(tokenizer.data))[: tokenizer.parts]
-    return expand(f"<results>/raw/{raw_dataset(tokenizer.data)}/{{part}}.parquet", part=parts)
+    return expand(f"<results>/raw/{CONFIG.raw(tokenizer.data)}/{{part}}.parquet", part=parts)
 
 
 def tokenizer_identity(wildcards):
-    """What is learned, and from which of their documents."""
+    """Return what decides a tokenizer, besides the text that it is learned from."""
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
     return {**tokenizer.changed(exclude={"data", "parts"}), **CONFIG.datasets[tokenizer.data].held_out()}
 
 
-def ngram_records(wildcards):
-    """Of each part, where there is an n-gram index: else a share that is new would leave finished parts alone, for
-    Snakemake compares no params of a job of which an output was never made and none asks for."""
-    pattern = "shards/{dataset}/ngram/{part}.json"
-    return part_files(pattern)(wildcards) if wildcards.dataset in WITH_NGRAMS else []
+#: Names of the datasets that keep documents for an n-gram index.
+WITH_NGRAMS = [name for name, dataset in CONFIG.datasets.items() if dataset.ngram]
 
 
 def metadata(dataset):
-    """Return the index that a stage trains from; a stream has none."""
-    index = f"<results>/shards/{dataset}/metadata.json"
-    return [] if CONFIG.datasets[dataset].source.STREAMED else index
-
-
-def reader_of(wildcards):
-    """Return a run that reads this n-gram index; it says what to count."""
-    runs = (
-        run for run, block in CONFIG.runs.items() if block.data == wildcards.dataset and block.model.ngram
-    )
-    return next(run for run in runs if CONFIG.runs[run].model.ngram.counted == wildcards.counted)
-
-
-def counted_for(wildcards, output):
-    """Return a run that reads this n-gram index, for the command alone.
-
-    The path of the n-gram index holds all that decides its content. A param that takes ``output`` is not recorded,
-    so another run that reads the same n-gram index is no reason to count again.
-    """
-    return reader_of(wildcards)
-
-
-def from_size(request, name):
-    """Return a resource that follows from the size of a job's text, and grows with each attempt."""
-    return lambda wildcards, attempt: attempt * getattr(request(wildcards), name)
-
-
-def counting_of(wildcards):
-    """Return what counting a part requests."""
-    tokens, _ = size_of(wildcards.dataset, ("ngram", "train"), wildcards.part)
-    return requests.counting(tokens, len(CONFIG.runs[reader_of(wildcards)].model.ngram.contexts))
-
-
-def merging_of(wildcards):
-    """Return what merging the counts of all parts requests."""
-    splits = ("ngram", "train") if wildcards.text == "full" else ("ngram",)
-    tokens, _ = size_of(wildcards.dataset, splits)
-    kinds = len(CONFIG.runs[reader_of(wildcards)].model.ngram.contexts)
-    return requests.merging(tokens, kinds, threads=2)
-
-
-def packing_of(wildcards):
-    """Return what packing a dataset requests."""
-    tokens, documents = size_of(wildcards.dataset, ("train",))
-    return requests.packing(tokens, documents, int(wildcards.seq_len))
-
-
-def size_of(dataset, splits, part=None):
-    """Return the tokens and the documents of these splits of a dataset, or of one of its parts.
-
-    Until the dataset is indexed this is an estimate; Snakemake evaluates it again when the job can start.
-    """
-    index = RESULTS / "shards" / dataset / "metadata.json"
-    if not index.exists():
-        parts = CONFIG.datasets[dataset].source.parts() if part is None else [part]
-        size = sum(estimated_size(dataset, one) for one in parts)
-        return size, size / 1000
-    indexed = splits_in(index, index.stat().st_mtime_ns)
-    shards = [shard for split in splits for shard in indexed.get(split, {"shards": []})["shards"]]
-    chosen = [shard for shard in shards if part is None or shard["part"] == part]
-    return sum(shard["tokens"] for shard in chosen), sum(shard["documents"] for shard in chosen)
-
-
-@cache
-def splits_in(index, changed):
-    """Return the splits that an index describes, read once for each time that it changed."""
-    return json.loads(index.read_text())["splits"]
-
-
-def estimated_size(dataset, part):
-    """Estimate the bytes of text in a part that is not encoded: thrice its file's, or a gigabyte without one."""
-    file = RESULTS / "raw" / raw_dataset(dataset) / f"{part}.parquet"
-    size = CONFIG.datasets[dataset].source.estimated_bytes(parts_of(dataset)[part])
-    if file.exists():
-        size = max(size, file.stat().st_size)
-    return 3 * size if size else 1e9
+    """Return the file that describes the shards of a dataset. A stream has none."""
+    streamed = CONFIG.datasets[dataset].source.STREAMED
+    return [] if streamed else f"<results>/shards/{dataset}/metadata.json"
 
 
 def indexes(*texts):
-    """The indexes that a stage's model reads, if it reads any."""
+    """Return an input function that names the n-gram indexes of a run, if its model reads any."""
 
     def files(wildcards):
         run = CONFIG.runs[wildcards.run]
@@ -329,146 +279,127 @@ def indexes(*texts):
     return files
 
 
+def ngram_reader(wildcards, output):
+    """Return a run that reads an n-gram index, for the command.
+
+    The path of an index contains all that decides it. Snakemake does not record a param whose function takes
+    ``output``, so another run that reads the same index is no reason to count again.
+    """
+    return CONFIG.ngram_reader(wildcards.dataset, wildcards.counted)
+
+
+# ------------------------------------------------------------------------------------------- runs and stages
+
+
+@cache
+def spec_of(run, stage):
+    return CONFIG.stage(run, stage)
+
+
+def stage_spec(wildcards):
+    return spec_of(wildcards.run, wildcards.stage)
+
+
+def stage_folders(*runs):
+    """Return the folders of the stages of these runs."""
+    return [f"<results>/runs/{run}/{stage.name}" for run in runs for stage in CONFIG.runs[run].stages]
+
+
+def model_folders(*runs):
+    """Return the folders of the stages of these runs, and those of their compressed models."""
+    compressed = [run for run in runs if CONFIG.runs[run].compress]
+    return stage_folders(*runs) + [f"{stage_folders(run)[-1]}/compressed" for run in compressed]
+
+
+def scores(*runs):
+    """Return the scores and samples of these runs."""
+    names = ("evaluation.json", "sample.json", "sample.txt")
+    return expand("{folder}/{name}", folder=model_folders(*runs), name=names)
+
+
+def measured(*runs):
+    """Return all that is measured, written and drawn of these runs."""
+    figures = ("loss.svg", "inside.svg", "boundaries.html")
+    drawn = expand("{folder}/{name}", folder=stage_folders(*runs), name=figures)
+    answered = [run for run in runs if CONFIG.runs[run].harness]
+    return scores(*runs) + drawn + [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
+
+
 def packed_rows(wildcards):
-    """The plan of a stage's rows, where they are packed."""
+    """Return the plan of the rows of a stage, if they are packed."""
     spec = stage_spec(wildcards)
     packed = f"<results>/shards/{spec.data}/packed-{spec.settings.seq_len}.json"
     return packed if spec.settings.packing == "best_fit" else []
 
 
+def previous_receipt(wildcards):
+    """Return the receipt of the stage before. The first stage has none."""
+    before = stage_folders(wildcards.run)[: stage_spec(wildcards).index]
+    return f"{before[-1]}/train.json" if before else []
+
+
 def task_files(wildcards):
-    """Return the user's own files that a stage's questions are read from."""
-    asked = stage_spec(wildcards).evaluation.tasks
-    found = [there(f"evaluation.tasks.{name}", wildcards.run, task.files()) for name, task in asked.items()]
-    return watched(path for files in found for path in files)
-
-
-def harness_results(runs):
-    """Of the last stage of those of these runs that are asked standard tasks."""
-    asked = [run for run in runs if CONFIG.runs[run].harness]
-    return [f"<results>/runs/{run}/{stages(run)[-1]}/harness.json" for run in asked]
-
-
-def measured(runs):
-    """Return all that is measured, written and drawn of these runs."""
-    of_stages = evaluations(runs) + samples(runs) + figures(runs)
-    of_compressed = compressed(runs, "evaluation.json", "sample.json", "sample.txt")
-    return of_stages + of_compressed + harness_results(runs)
-
-
-def compressed(runs, *names):
-    """Return the files of these names beside the compressed last stages of these runs."""
-    folders = [
-        f"<results>/runs/{run}/{stages(run)[-1]}/compressed" for run in runs if CONFIG.runs[run].compress
+    """Return the user's own files that the questions of a stage are read from."""
+    tasks = stage_spec(wildcards).evaluation.tasks
+    found = [
+        existing(f"runs.{wildcards.run}.evaluation.tasks.{name}", task.files())
+        for name, task in tasks.items()
     ]
-    return [f"{folder}/{name}" for folder in folders for name in names]
+    return sorted({file for files in found for file in files})
 
 
 def compress_identity(wildcards):
-    """How a run is compressed; any stage may be, by naming its file."""
+    """Return how a run is compressed. A target may name any stage of any run."""
     return (CONFIG.runs[wildcards.run].compress or CompressConfig()).changed()
 
 
-def harness_asked(wildcards):
-    """A run's block; any stage of any run may be asked, by naming the file."""
+def harness_config(wildcards):
+    """Return the block of a run. A target may name any stage of any run."""
     return CONFIG.runs[wildcards.run].harness or HarnessConfig()
 
 
 def harness_files(wildcards):
     """Return the files that the user's own tasks are read from."""
-    return watched(there("harness.include", wildcards.run, harness_asked(wildcards).files()))
+    return existing(f"runs.{wildcards.run}.harness.include", harness_config(wildcards).files())
 
 
 def harness_options(wildcards):
-    """What the command is told."""
-    asked = harness_asked(wildcards)
-    words = ["--tasks", ",".join(asked.tasks), "--batch", str(asked.batch)]
-    for option, value in (("include", asked.include), ("items", asked.items), ("shots", asked.shots)):
+    """Return the options of the command for a run."""
+    block = harness_config(wildcards)
+    words = ["--tasks", ",".join(block.tasks), "--batch", str(block.batch)]
+    for option, value in (("include", block.include), ("items", block.items), ("shots", block.shots)):
         words += [f"--{option}", str(value)] if value is not None else []
-    return shlex.join([*words, "--online"] if asked.online else words)
+    return shlex.join([*words, "--online"] if block.online else words)
 
 
-def previous_receipt(wildcards):
-    """The receipt of the stage before; the first stage starts from nothing."""
-    before = stages(wildcards.run)[: stage_spec(wildcards).index]
-    return f"<results>/runs/{wildcards.run}/{before[-1]}/train.json" if before else []
+# ---------------------------------------------------------------------------------------------------- report
 
 
 def shown(path, category, what):
-    """A file that Snakemake's own report shows as well, with the caption of its name."""
-    stage = {"stage": "{stage}"} if "{stage}" in path else {}
+    """Return an output that Snakemake's report shows, with the caption of its name."""
+    stage = next((label for label in ("{stage}{compressed}", "{stage}") if label in path), None)
     return report(
         f"<results>/{path}",
         caption=f"captions/{Path(path).stem}.rst",
         category=category,
         subcategory="{run}" if stage else None,
-        labels={**stage, "what": what},
+        labels={"stage": stage, "what": what} if stage else {"what": what},
     )
 
 
-def job_resource(name):
-    """What a run asks for of its `resources:`."""
-    return lambda wildcards: getattr(CONFIG.runs[wildcards.run].resources, name)
-
-
-def all_gpus(wildcards):
-    """Return the number of GPUs that a run asks for. A plan says at its end that this machine lacks them."""
-    if workflow.dryrun and missing_gpus(wildcards.run) and not SAID:
-        SAID.append(wildcards.run)
-        atexit.register(print, f"Warning: {missing_gpus(wildcards.run)}", file=sys.stderr)
-    return CONFIG.runs[wildcards.run].resources.gpus
-
-
-def one_gpu(wildcards):
-    """Return the number of GPUs of a job that is one process: one, if the run asks for any."""
-    return min(1, all_gpus(wildcards))
-
-
-#: The run of which a plan said that GPUs are missing.
-SAID = []
-
-
-@cache
-def missing_gpus(run):
-    """Return why this machine cannot give a run its GPUs, or None; the jobs of a scheduler run elsewhere.
-
-    Snakemake has a number of `nodes` where another executor than the local one starts the jobs.
-    """
-    gpus = CONFIG.runs[run].resources.gpus
-    here = workflow.is_main_process and workflow.resource_settings.nodes is None
-    return lacking_gpus(gpus) if gpus and here else None
-
-
-def refuse_missing_gpus():
-    """Stop before the first job where jobs that are needed ask for GPUs that this machine lacks."""
-    jobs = [job for job in workflow.dag.needrun_jobs() if job.resources.get("gpu")]
-    reasons = {missing_gpus(job.wildcards.run) for job in jobs} - {None}
-    if reasons:
-        raise WorkflowError(*sorted(reasons), "Nothing was started.")
-
-
-def several_nodes(wildcards):
-    """The number of nodes of a training that takes several; else None: a resource that is not set at all."""
-    nodes = CONFIG.runs[wildcards.run].resources.nodes
-    return nodes if nodes > 1 else None
-
-
-def longer(minutes):
-    """A time limit that grows with each attempt; where a profile caps it, up to there."""
-    return lambda wildcards, attempt: attempt * minutes
-
-
 def finish(status):
-    """Close the tracked run of this invocation; after a success, show what was reached."""
+    """Close the tracked run of this invocation, and print what a successful one reached."""
     tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
         from spider.report.terminal import Invocation, terminal_summary
 
-        snakefile, given = Path(workflow.main_snakefile).resolve(), workflow.config_settings
-        config = RESULTS.absolute() / "config.yaml"  # one file with all that several files and `--config` say
-        if not given.config and len(given.configfiles) < 2:
-            config = next(iter(given.configfiles), None)
+        snakefile, settings = Path(workflow.main_snakefile).resolve(), workflow.config_settings
+        config = (
+            RESULTS.absolute() / "config.yaml"
+        )  # one file with the content of several files and `--config`
+        if not settings.config and len(settings.configfiles) < 2:
+            config = next(iter(settings.configfiles), None)
         started = Invocation(
             config=config,
             snakefile=None if snakefile.parent == Path.cwd().resolve() else snakefile,

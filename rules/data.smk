@@ -1,4 +1,4 @@
-"""Text to shards: one download and one encode job a part, one index a dataset, its tokenizer, its packed rows."""
+"""Text to shards: download and encode each part, then index the dataset. A dataset may also have packed rows."""
 
 
 rule download:
@@ -10,10 +10,10 @@ rule download:
     log:
         "<logs>/download/{dataset}/{part}.log",
     benchmark:
-        "<benchmarks>/download/{dataset}/{part}.tsv"
+        "<benchmarks>/download/raw/{dataset}/{part}.tsv"
     resources:
-        mem_mb=2000,
-        runtime=longer(240),
+        mem_mb=growing(2000),
+        runtime=growing(240),
     params:
         spider=command,
         identity=raw_identity,
@@ -29,11 +29,11 @@ rule tokenizer:
     log:
         "<logs>/tokenizer/{tokenizer}.log",
     benchmark:
-        "<benchmarks>/tokenizer/{tokenizer}.tsv"
+        "<benchmarks>/tokenizer/tokenizers/{tokenizer}/tokenizer.tsv"
     threads: 2
     resources:
-        mem_mb=4000,
-        runtime=longer(60),
+        mem_mb=growing(4000),
+        runtime=growing(60),
     params:
         spider=command,
         identity=tokenizer_identity,
@@ -52,10 +52,10 @@ rule encode:
     log:
         "<logs>/encode/{dataset}/{part}.log",
     benchmark:
-        "<benchmarks>/encode/{dataset}/{part}.tsv"
+        "<benchmarks>/encode/shards/{dataset}/train/{part}.tsv"
     resources:
-        mem_mb=2000,
-        runtime=longer(120),
+        mem_mb=growing(2000),
+        runtime=growing(120),
     params:
         spider=command,
         identity=encoding_identity,
@@ -63,7 +63,7 @@ rule encode:
         "{params.spider} --log {log:q} data encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
 
 
-# A rule's outputs are the same for all its jobs, so datasets with an n-gram index have one of their own.
+# All jobs of a rule have the same outputs, so datasets with an n-gram split have a rule of their own.
 if WITH_NGRAMS:
 
     use rule encode as encode_with_ngrams with:
@@ -80,7 +80,12 @@ if WITH_NGRAMS:
 rule index:
     input:
         part_files("shards/{dataset}/train/{part}.json"),
-        ngram_records,
+        # Snakemake compares no params of a job whose output no other job reads. So an index reads these records,
+        # or a changed share of documents for the n-gram index would leave finished parts as they are.
+        branch(
+            lambda wildcards: dataset_of(wildcards).ngram,
+            then=part_files("shards/{dataset}/ngram/{part}.json"),
+        ),
         raw_records,
         tokenizer_file,
     output:
@@ -88,14 +93,14 @@ rule index:
     log:
         "<logs>/index/{dataset}.log",
     benchmark:
-        "<benchmarks>/index/{dataset}.tsv"
+        "<benchmarks>/index/shards/{dataset}/metadata.tsv"
     threads: 2
     resources:
-        mem_mb=1000,
-        runtime=longer(10),
+        mem_mb=growing(1000),
+        runtime=growing(10),
     params:
         spider=command,
-        identity=lambda wildcards: CONFIG.datasets[wildcards.dataset].changed(),
+        identity=lambda wildcards: dataset_of(wildcards).changed(),
     shell:
         "{params.spider} --log {log:q} data index {wildcards.dataset} --threads {threads} --output {output:q}"
 
@@ -108,10 +113,10 @@ rule pack:
     log:
         "<logs>/pack/{dataset}-{seq_len}.log",
     benchmark:
-        "<benchmarks>/pack/{dataset}-{seq_len}.tsv"
+        "<benchmarks>/pack/shards/{dataset}/packed-{seq_len}.tsv"
     resources:
-        mem_mb=from_size(packing_of, "mem_mb"),
-        runtime=from_size(packing_of, "minutes"),
+        mem_mb=growing(lambda w: REQUESTS.packing(w.dataset, int(w.seq_len)).mem_mb),
+        runtime=growing(lambda w: REQUESTS.packing(w.dataset, int(w.seq_len)).minutes),
     params:
         spider=command,
     shell:

@@ -1,55 +1,69 @@
-"""Checkpoints to numbers: score each stage on held-out text, let it write, draw figures, compare all stages.
+"""Checkpoints to numbers: score each stage on held-out text, sample from it, draw figures, compare all stages.
 
-Scoring, sampling and drawing are three rules: another prompt or a lost figure scores no checkpoint again.
-Drawing reads JSON files only, and needs neither torch nor a GPU.
+A stage and its compressed model share the rules evaluate and sample. Scoring, sampling and drawing are separate, so
+another prompt or a lost figure scores no checkpoint again. Drawing reads JSON files, and uses no torch and no GPU.
 """
+
+
+def receipt(wildcards):
+    """Return the file that names the weights of a stage, or of its compressed model."""
+    name = "compressed/compress.json" if wildcards.compressed else "train.json"
+    return f"<results>/runs/{wildcards.run}/{wildcards.stage}/{name}"
+
+
+def compressed_option(wildcards):
+    return "--compressed" if wildcards.compressed else ""
 
 
 rule evaluate:
     input:
-        receipt="<results>/runs/{run}/{stage}/train.json",
+        receipt=receipt,
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
         ngram=indexes("full"),
         tasks=task_files,
     output:
-        "<results>/runs/{run}/{stage}/evaluation.json",
+        "<results>/runs/{run}/{stage}{compressed}/evaluation.json",
     log:
-        "<logs>/evaluate/{run}/{stage}.log",
+        "<logs>/evaluate/{run}/{stage}{compressed}.log",
     benchmark:
-        "<benchmarks>/evaluate/{run}/{stage}.tsv"
-    threads: job_resource("threads")
+        "<benchmarks>/evaluate/runs/{run}/{stage}{compressed}/evaluation.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=one_gpu,
-        mem_mb=job_resource("mem_mb"),
-        runtime=longer(30),
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        runtime=growing(30),
     params:
         spider=command,
-        identity=scoring,
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.scoring(),
+        compressed=compressed_option,
     shell:
-        "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} --threads {threads}"
+        "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} {params.compressed} "
+        "--threads {threads}"
 
 
 rule sample:
     input:
-        receipt="<results>/runs/{run}/{stage}/train.json",
+        receipt=receipt,
         ngram=indexes("full"),
     output:
-        "<results>/runs/{run}/{stage}/sample.json",
-        shown("runs/{run}/{stage}/sample.txt", "Samples", "generated text"),
+        "<results>/runs/{run}/{stage}{compressed}/sample.json",
+        shown("runs/{run}/{stage}{compressed}/sample.txt", "Samples", "generated text"),
     log:
-        "<logs>/sample/{run}/{stage}.log",
+        "<logs>/sample/{run}/{stage}{compressed}.log",
     benchmark:
-        "<benchmarks>/sample/{run}/{stage}.tsv"
-    threads: job_resource("threads")
+        "<benchmarks>/sample/runs/{run}/{stage}{compressed}/sample.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=one_gpu,
-        mem_mb=job_resource("mem_mb"),
-        runtime=longer(30),
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        runtime=growing(30),
     params:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
+        compressed=compressed_option,
     shell:
-        "{params.spider} --log {log:q} sample {wildcards.run}/{wildcards.stage} --threads {threads}"
+        "{params.spider} --log {log:q} sample {wildcards.run}/{wildcards.stage} {params.compressed} "
+        "--threads {threads}"
 
 
 rule draw:
@@ -59,14 +73,15 @@ rule draw:
     output:
         shown("runs/{run}/{stage}/loss.svg", "Training", "loss curve"),
         shown("runs/{run}/{stage}/inside.svg", "Inside the model", "inside the model"),
-        shown("runs/{run}/{stage}/boundaries.html", "Inside the model", "text as the model cuts it"),
+        shown("runs/{run}/{stage}/boundaries.html", "Inside the model", "text in the patches of the model"),
     log:
         "<logs>/draw/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/draw/{run}/{stage}.tsv"
+        "<benchmarks>/draw/runs/{run}/{stage}/loss.tsv"
+    localrule: True
     resources:
-        mem_mb=2000,
-        runtime=longer(10),
+        mem_mb=growing(2000),
+        runtime=growing(10),
     params:
         spider=command,
     shell:
@@ -83,12 +98,12 @@ rule harness:
     log:
         "<logs>/harness/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/harness/{run}/{stage}.tsv"
-    threads: job_resource("threads")
+        "<benchmarks>/harness/runs/{run}/{stage}/harness.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=one_gpu,
-        mem_mb=job_resource("mem_mb"),
-        runtime=longer(120),
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        runtime=growing(120),
     params:
         spider=command,
         options=harness_options,
@@ -98,9 +113,7 @@ rule harness:
 
 rule compare:
     input:
-        evaluations(CONFIG.runs),
-        samples(CONFIG.runs),
-        compressed(CONFIG.runs, "evaluation.json"),
+        scores(*CONFIG.runs),
     output:
         "<results>/report/table.md",
         shown("report/table.html", "Comparison", "bits per byte, table"),
@@ -110,10 +123,11 @@ rule compare:
     log:
         "<logs>/compare.log",
     benchmark:
-        "<benchmarks>/compare/compare.tsv"
+        "<benchmarks>/compare/report/table.tsv"
+    localrule: True
     resources:
-        mem_mb=2000,
-        runtime=longer(10),
+        mem_mb=growing(2000),
+        runtime=growing(10),
     params:
         spider=command,
     shell:

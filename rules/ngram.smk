@@ -1,7 +1,7 @@
-"""Shards to indexes: count each part, then merge the counts of all.
+"""Shards to n-gram indexes: count each part, then merge the counts of all parts.
 
-An n-gram index is known by its dataset and the digest of what it was counted with, so runs share it. Training reads
-the one of the n-gram index split alone; whatever reads the model afterwards, that with the training text merged in.
+Runs share an index. Its path has the dataset and a digest of the settings that decide the counts. Training reads the
+index of the n-gram split; everything after it reads the full one, which includes the training split.
 """
 
 
@@ -13,13 +13,13 @@ rule count_ngrams:
     log:
         "<logs>/count_ngrams/{dataset}/{counted}-{part}.log",
     benchmark:
-        "<benchmarks>/count_ngrams/{dataset}/{counted}-{part}.tsv"
+        "<benchmarks>/count_ngrams/ngram/{dataset}/{counted}/counts/{part}.tsv"
     resources:
-        mem_mb=from_size(counting_of, "mem_mb"),
-        runtime=from_size(counting_of, "minutes"),
+        mem_mb=growing(lambda w: REQUESTS.counting(w.dataset, w.counted, w.part).mem_mb),
+        runtime=growing(lambda w: REQUESTS.counting(w.dataset, w.counted, w.part).minutes),
     params:
         spider=command,
-        run=counted_for,
+        run=ngram_reader,
     shell:
         "{params.spider} --log {log:q} data count-ngrams {params.run} {wildcards.part} --output {output:q}"
 
@@ -32,15 +32,15 @@ rule build_ngrams:
     log:
         "<logs>/build_ngrams/{dataset}/{counted}-{text}.log",
     benchmark:
-        "<benchmarks>/build_ngrams/{dataset}/{counted}-{text}.tsv"
+        "<benchmarks>/build_ngrams/ngram/{dataset}/{counted}/{text}/index.tsv"
     threads: 2
     resources:
-        mem_mb=from_size(merging_of, "mem_mb"),
-        runtime=from_size(merging_of, "minutes"),
+        mem_mb=growing(lambda w: REQUESTS.merging(w.dataset, w.counted, w.text).mem_mb),
+        runtime=growing(lambda w: REQUESTS.merging(w.dataset, w.counted, w.text).minutes),
     params:
         spider=command,
-        run=counted_for,
-        full=lambda wildcards: "--full" if wildcards.text == "full" else "",
+        run=ngram_reader,
+        full=branch(lambda wildcards: wildcards.text == "full", then="--full", otherwise=""),
     shell:
         "{params.spider} --log {log:q} data build-ngrams {params.run} {input.counts:q} --output {output:q} "
         "{params.full} --threads {threads}"

@@ -1,10 +1,10 @@
-"""Everything about a run on one page, also a part of Snakemake's own report; a scaling law through a sweep."""
+"""A page for each run, which Snakemake's report includes, and a scaling law for a sweep."""
 
 
 rule report:
     input:
         "<results>/report/summary.json",
-        lambda wildcards: measured([wildcards.run]),  # so that the page has the costs and commands of all of it
+        lambda wildcards: measured(wildcards.run),  # The page shows the costs and commands of all these jobs.
     output:
         report(
             "<results>/report/runs/{run}.html",
@@ -15,10 +15,11 @@ rule report:
     log:
         "<logs>/report/{run}.log",
     benchmark:
-        "<benchmarks>/report/{run}.tsv"
+        "<benchmarks>/report/report/runs/{run}.tsv"
+    localrule: True
     resources:
-        mem_mb=2000,
-        runtime=longer(10),
+        mem_mb=growing(2000),
+        runtime=growing(10),
     params:
         spider=command,
     shell:
@@ -29,7 +30,7 @@ if CONFIG.scaling:
 
     rule scaling:
         input:
-            evaluations(CONFIG.sweeps[CONFIG.scaling]),
+            expand("{folder}/evaluation.json", folder=stage_folders(*CONFIG.sweeps[CONFIG.scaling])),
         output:
             "<results>/report/scaling.md",
             shown("report/scaling.svg", "Comparison", "scaling law"),
@@ -37,10 +38,11 @@ if CONFIG.scaling:
         log:
             "<logs>/scaling.log",
         benchmark:
-            "<benchmarks>/scaling/scaling.tsv"
+            "<benchmarks>/scaling/report/scaling.tsv"
+        localrule: True
         resources:
-            mem_mb=2000,
-            runtime=longer(10),
+            mem_mb=growing(2000),
+            runtime=growing(10),
         params:
             spider=command,
         shell:

@@ -1,9 +1,9 @@
 """Shards to checkpoints: measure each shape of a run once, then train stage after stage.
 
-Only what decides the weights may train a stage again: its resolved settings (params), its data and the stage
-before it (inputs). Checkpoints and metrics lie beside the receipt, undeclared, so that a failed or killed job
-keeps them and the next one goes on from there. A warm-up is named by the digest of what it measures: a new
-stage of a known shape needs none, and one of a new shape leaves the others' alone.
+Only three things may train a stage again: its resolved settings (params), its data and the stage before it (inputs).
+Checkpoints and metrics lie beside the receipt and are no outputs, so a failed or killed job keeps them and the next one
+resumes. The name of a warm-up has a digest of what it measures: a new stage of a known shape needs none, and one of a
+new shape leaves the others alone.
 """
 
 
@@ -13,16 +13,18 @@ rule warmup:
     log:
         "<logs>/warmup/{run}-{shape}.log",
     benchmark:
-        "<benchmarks>/warmup/{run}/{shape}.tsv"
-    threads: job_resource("threads")
+        "<benchmarks>/warmup/runs/{run}/warmup-{shape}.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=one_gpu,
-        mem_mb=job_resource("mem_mb"),
-        # On a GPU it compiles: the step in each candidate, and every product in fp8.
-        runtime=lambda wildcards, attempt: longer(90 if all_gpus(wildcards) else 30)(wildcards, attempt),
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        # On a GPU it compiles each candidate for the step, and every matrix product in fp8.
+        runtime=growing(branch(all_gpus, then=90, otherwise=30)),
     params:
         spider=command,
-        stage=lambda w: next(s for s in stages(w.run) if CONFIG.stage(w.run, s).shape == w.shape),
+        stage=lambda w: next(
+            stage.name for stage in CONFIG.runs[w.run].stages if spec_of(w.run, stage.name).shape == w.shape
+        ),
     shell:
         "{params.spider} --log {log:q} warmup {wildcards.run}/{params.stage} --threads {threads}"
 
@@ -39,16 +41,16 @@ rule train:
     log:
         "<logs>/train/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/train/{run}/{stage}.tsv"
-    threads: job_resource("threads")
+        "<benchmarks>/train/runs/{run}/{stage}/train.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=all_gpus,
-        mem_mb=job_resource("mem_mb"),
-        # A later attempt goes on from the last checkpoint of the one before.
-        runtime=lambda wildcards, attempt: attempt * job_resource("runtime")(wildcards),
-        processes=job_resource("processes"),
-        nodes=job_resource("nodes"),
-        # In the words of Snakemake's Slurm executor: one task on each node, which the job starts itself.
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        # The next attempt resumes from the last checkpoint.
+        runtime=growing(lookup(dpath="{run}/runtime", within=RESOURCES)),
+        processes=lookup(dpath="{run}/processes", within=RESOURCES),
+        nodes=lookup(dpath="{run}/nodes", within=RESOURCES),
+        # For Snakemake's Slurm executor: one task on each node, which the job starts itself.
         mpi=lambda wildcards: several_nodes(wildcards) and "srun",
         tasks=several_nodes,
         tasks_per_gpu=lambda wildcards: several_nodes(wildcards) and 0,

@@ -1,4 +1,4 @@
-"""The bounds on what the jobs that count, merge and pack hold in memory, and what they request for it.
+"""Memory and time that jobs request by the size of their text, and the bounds on their buffers.
 
 The first four constants bound the buffers of counting and merging, so the memory of these jobs does not grow
 with the text. Packing holds a few numbers for each piece of a document. Running times grow with the text. All
@@ -9,7 +9,13 @@ This module imports neither NumPy nor Numba, because Snakemake imports it for ea
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spider.config import Config
 
 #: Symbols of a text that are counted at a time.
 PIECE = 1 << 25
@@ -62,3 +68,63 @@ def packing(tokens: float, documents: float, seq_len: int) -> Request:
 def _minutes(seconds: float) -> int:
     """Return a time limit in minutes: half an hour for starting and slow disks, and the work itself."""
     return 30 + round(seconds / 60)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of the jobs of a workflow, by the size of the datasets below ``root``.
+
+    Sizes are estimates until a dataset is indexed. Snakemake evaluates a request again before its job starts.
+    """
+
+    config: Config
+    root: Path
+
+    def counting(self, dataset: str, counted: str, part: str) -> Request:
+        """Return the request of a job that counts a part for the n-gram index of these settings."""
+        tokens, _ = self.size(dataset, ("ngram", "train"), part)
+        return counting(tokens, self._kinds(dataset, counted))
+
+    def merging(self, dataset: str, counted: str, text: str) -> Request:
+        """Return the request of a job that merges the counts of all parts, ``full`` or of the split."""
+        tokens, _ = self.size(dataset, ("ngram", "train") if text == "full" else ("ngram",))
+        return merging(tokens, self._kinds(dataset, counted), threads=2)
+
+    def packing(self, dataset: str, seq_len: int) -> Request:
+        """Return the request of a job that packs a dataset into rows."""
+        tokens, documents = self.size(dataset, ("train",))
+        return packing(tokens, documents, seq_len)
+
+    def size(self, dataset: str, splits: tuple[str, ...], part: str | None = None) -> tuple[float, float]:
+        """Return the tokens and the documents of these splits of a dataset, or of one of its parts."""
+        index = self.root / "shards" / dataset / "metadata.json"
+        if not index.exists():
+            parts = self.config.dataset(dataset).source.parts() if part is None else [part]
+            size = sum(self._estimated(dataset, one) for one in parts)
+            return size, size / 1000
+        described = _splits(index, index.stat().st_mtime_ns)
+        shards = [shard for split in splits for shard in described.get(split, {"shards": []})["shards"]]
+        chosen = [shard for shard in shards if part in (None, shard["part"])]
+        return sum(shard["tokens"] for shard in chosen), sum(shard["documents"] for shard in chosen)
+
+    def _estimated(self, dataset: str, part: str) -> float:
+        """Estimate the bytes of text in a part: three times those of its file, or a gigabyte without one."""
+        file = self.root / "raw" / self.config.raw(dataset) / f"{part}.parquet"
+        source = self.config.dataset(dataset).source
+        size = source.estimated_bytes(source.item(part))
+        if file.exists():
+            size = max(size, file.stat().st_size)
+        return 3 * size if size else 1e9
+
+    def _kinds(self, dataset: str, counted: str) -> int:
+        """Return the number of kinds of contexts in an n-gram index."""
+        ngram = self.config.runs[self.config.ngram_reader(dataset, counted)].model.ngram
+        assert ngram is not None
+        return len(ngram.contexts)
+
+
+@cache
+def _splits(index: Path, changed: int) -> dict[str, Any]:
+    """Return the splits that an index describes, read once after each change."""
+    splits: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["splits"]
+    return splits

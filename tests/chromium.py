@@ -1,11 +1,11 @@
-"""A headless browser for tests and for pictures of pages: Debian's Chromium, driven by playwright.
+"""A headless browser for tests and for pictures of pages: Debian's Chromium under playwright.
 
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 390, "height": 844})
         page.goto(path.as_uri())
 
-Playwright's own browsers are not used: they are a download that a closed network does not have. A test asks
-for the fixture `browser` of tests/browser/conftest.py, which skips where Debian's cannot be installed.
+A machine without a network cannot download playwright's own browsers. Tests use the fixture `browser` of
+tests/browser/conftest.py, which skips where Debian's Chromium is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "/usr/bin/chromium"
 
-#: As root Chromium has no sandbox. The others keep it from calling home and from needing a GPU.
+#: Root must turn the sandbox off. The other flags avoid network requests and the GPU.
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -33,7 +33,7 @@ FLAGS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window; it and all its pages close at the end."""
+    """Return a browser without a window, which closes with all its pages at the end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -34,7 +34,7 @@ def environment_of_before():
 
 
 def pytest_runtest_setup(item):
-    """Skip, and say why, what needs a compiler that cannot work here."""
+    """Skip a test that needs a compiler which cannot work here."""
     if item.get_closest_marker("inductor"):
         import torch
 
@@ -45,14 +45,14 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Whole workflows and servers first: they wait a lot, and what waits at the end has nothing beside it."""
+    """Run workflows and servers first. They mostly wait, so other tests can run beside them."""
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/workflow", "tests/browser")))
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Registers and spills of the kernels that were compiled; what was left out, in one line."""
+    """Print registers and spills of the compiled kernels, and a line about missing packages."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    kernels = [told for report in reports for name, told in report.user_properties if name == "kernel"]
+    kernels = [value for report in reports for name, value in report.user_properties if name == "kernel"]
     if kernels:
         terminalreporter.section("kernels compiled")
         terminalreporter.write_line("\n".join(sorted(set(kernels))))

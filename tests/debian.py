@@ -1,7 +1,7 @@
-"""Programs that tests run for real and that pip does not have: they are taken from Debian.
+"""Programs from Debian that tests need and pip does not have.
 
-A test that needs one asks here. Where it is missing the test skips, and a line at the end of the run says
-what was left out (tests/conftest.py). With SPIDER_TEST_INSTALL=1, which `.ci/run` sets, root installs it.
+Where a program is missing the test skips, and a line at the end of the run names it (tests/conftest.py). With
+SPIDER_TEST_INSTALL=1, which `.ci/run` sets, root installs it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LEFT_OUT = "NOT INSTALLED: "
 
 
 def need(packages: dict[str, str]) -> None:
-    """Have each package's program there: ``{"munge": "/usr/sbin/munged"}``, package to a file that it brings.
+    """Install or require packages: ``{"munge": "/usr/sbin/munged"}``, each with a file that it brings.
 
-    Packages are installed once, whichever test comes first; the lock keeps two test processes out of apt.
+    The first test that needs a package installs it. A lock keeps two test processes out of apt.
     """
     with FileLock("/tmp/spider-tests-apt.lock", mode=0o666):
         missing = [package for package, program in packages.items() if not Path(program).exists()]
@@ -39,12 +39,12 @@ def need(packages: dict[str, str]) -> None:
 
 
 def left_out(reasons: list[str]) -> str | None:
-    """One line on the tests that were skipped for want of packages, from the reasons of all that were."""
+    """Return a line about the tests that skipped without their packages, from the reasons of all skips."""
     wanted = [reason.partition(LEFT_OUT)[2].split() for reason in reasons if LEFT_OUT in reason]
     if not wanted:
         return None
     names = " ".join(sorted({name for names in wanted for name in names}))
     return (
-        f"left out: {len(wanted)} tests, for want of {names}; to run them: `sudo apt-get install {names}`, "
+        f"left out: {len(wanted)} tests, without {names}; to run them: `sudo apt-get install {names}`, "
         f"or as root `{ALLOWED}=1 make test`, which installs that"
     )

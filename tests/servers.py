@@ -1,6 +1,6 @@
-"""Real servers for tests, on loopback and gone afterwards: PostgreSQL, MLflow, and a bad line to either.
+"""Real servers for tests on loopback: PostgreSQL, MLflow, and a slow connection to either.
 
-Each is a context manager, has a port of its own and writes only into the folder that it is given.
+Each is a context manager with a port of its own, and writes only into its folder.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ def free_port() -> int:
 
 
 def _initdb() -> Path:
-    """Debian keeps each version of PostgreSQL in a folder of its own: the newest there is."""
+    """Return `initdb` of the newest PostgreSQL. Debian has a folder for each version."""
     return max(Path("/usr/lib/postgresql").glob("*/bin/initdb"), default=Path("/usr/lib/postgresql/initdb"))
 
 
 @contextmanager
 def postgresql(password: str, *databases: str) -> Iterator[str]:
-    """A PostgreSQL that asks user ``spider`` for a password; its address without a database's name.
+    """Start PostgreSQL with a user ``spider``, and return its address without the name of a database.
 
-    It refuses to run as root: then the system's user ``nobody`` owns its processes and its folder, which is
-    where that user can reach it.
+    PostgreSQL refuses to run as root, so root starts it as another user.
     """
     need({"postgresql": str(_initdb())})
     programs = _initdb().parent
@@ -65,7 +64,7 @@ def postgresql(password: str, *databases: str) -> Iterator[str]:
     run = {"check": True, "cwd": folder, "capture_output": True}
     try:
         subprocess.run([*become, programs / make[0], *make[1:]], **run)
-        # Its output to a file: a pipe would stay open for as long as it runs.
+        # The server would keep a pipe open, so its output goes to a file.
         subprocess.run(
             [*control, "-w", "-o", options, "-l", folder / "log", "start"], **run | {"capture_output": False}
         )
@@ -82,12 +81,12 @@ def postgresql(password: str, *databases: str) -> Iterator[str]:
 def mlflow_server(
     folder: Path, store: str, *, admin: tuple[str, str] | None = None, users: str = ""
 ) -> Iterator[str]:
-    """MLflow's own server; its address.
+    """Start MLflow's server and return its address.
 
     Args:
-        store: database that it keeps everything in; artifacts lie in ``folder``.
-        admin: name and password of the first user, where it shall ask for one.
-        users: database for the users, where it shall ask.
+        store: database of runs and models. Artifacts lie in ``folder``.
+        admin: name and password of the first user, for a server with passwords.
+        users: database of the users, for a server with passwords.
     """
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
@@ -114,7 +113,7 @@ def mlflow_server(
         (folder / "auth.ini").write_text(
             "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
             f"database_uri = {users}\nadmin_username = {admin[0]}\nadmin_password = {admin[1]}\n"
-            "auth_cache_ttl_seconds = 600\n"  # or each call hashes the password anew
+            "auth_cache_ttl_seconds = 600\n"  # Without it each request hashes the password again.
             "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
         )
         environment |= {
@@ -122,9 +121,9 @@ def mlflow_server(
             "MLFLOW_FLASK_SERVER_SECRET_KEY": "of tests",
         }
         command += ["--app-name", "basic-auth"]
-    with open(folder / "server.log", "w") as said:
+    with open(folder / "server.log", "w") as output:
         server = subprocess.Popen(
-            command, env=environment, stdout=said, stderr=said, start_new_session=True, cwd=folder
+            command, env=environment, stdout=output, stderr=output, start_new_session=True, cwd=folder
         )
     try:
         wait_for_http(f"{uri}/health", server, folder / "server.log")
@@ -136,7 +135,7 @@ def mlflow_server(
 
 
 def wait_for_http(url: str, process: subprocess.Popen, log: Path, seconds: float = 180) -> None:
-    """Wait until something answers, whatever it says."""
+    """Wait until a server answers, with any status."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -150,10 +149,10 @@ def wait_for_http(url: str, process: subprocess.Popen, log: Path, seconds: float
             time.sleep(0.25)
 
 
-class BadLine:
-    """A line to a server that holds back each request for ``delay`` seconds, or is cut.
+class SlowConnection:
+    """A proxy that delays each request by ``delay`` seconds, until `cut` closes it.
 
-    It works on bytes, not on HTTP: what a client sends is passed on late, what the server answers at once.
+    It passes on bytes and does not read HTTP. Answers pass at once.
     """
 
     def __init__(self, port: int) -> None:
@@ -166,8 +165,8 @@ class BadLine:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Close the line under whoever speaks; nobody is let in again."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next client
+        """Close all connections, and accept no new ones."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # This wakes the thread that waits for a client.
         self._listener.close()
         for end in list(self._open):
             with suppress(OSError):

@@ -98,7 +98,7 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
     spec = session.config.dataset(dataset)
     parts = list(session.config.parts(dataset))
     records = [output.parent / "train" / f"{part}.json" for part in parts]
-    raw = spec.like or dataset
+    raw = session.config.raw(dataset)
     tokenizer_file = session.tokenizer_of(dataset)
     inputs = [*records, tokenizer_file] if tokenizer_file else records
     if spec.source.TOKENS:

@@ -80,9 +80,8 @@ def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | 
     data = results.shards(spec.evaluation.data or spec.data)
     inputs = [folder.receipt, data / "metadata.json"]
     settings = spec.evaluation.scoring()
-    with session.tracked(
-        "evaluate_compressed", f"{run}/{stage}", settings, inputs, [folder.evaluation]
-    ) as job:
+    name = f"{run}/{stage}/compressed"
+    with session.tracked("evaluate", name, settings, inputs, [folder.evaluation]) as job:
         prepare_torch(threads)
         measured = evaluate(
             folder.receipt,
@@ -115,10 +114,10 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
     spec = session.config.stage(*stage)
     trained = results.stage(*stage)
     folder = CompressedFolder(trained.compressed) if compressed else trained
-    rule = "sample_compressed" if compressed else "sample"
+    name = "/".join([*stage, "compressed"] if compressed else stage)
     outputs = [folder.sample_text, folder.sample]
     settings = spec.evaluation.sampling()
-    with session.tracked(rule, "/".join(stage), settings, [folder.receipt], outputs) as job:
+    with session.tracked("sample", name, settings, [folder.receipt], outputs) as job:
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)
         if compressed:

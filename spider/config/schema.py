@@ -103,6 +103,18 @@ class Config(Block):
         except ConfigError as error:
             raise ConfigError(f"datasets.{dataset}.{error}") from None
 
+    def raw(self, dataset: str) -> str:
+        """Return the dataset whose downloaded parts a dataset is encoded from: itself, or its ``like``."""
+        return self.dataset(dataset).like or dataset
+
+    def ngram_reader(self, dataset: str, counted: str) -> str:
+        """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""
+        return next(
+            name
+            for name, run in self.runs.items()
+            if run.data == dataset and run.model.ngram and run.model.ngram.counted == counted
+        )
+
     def tokenizer(self, name: str) -> TokenizerConfig:
         if name not in self.tokenizers:
             raise ConfigError(f"tokenizers: {none_such('tokenizer', name, self.tokenizers)}")

@@ -1,9 +1,12 @@
 """Find the jobs that made a run, and add up their seconds, processor time, memory, and energy of GPUs.
 
-A job is found by its benchmark file, which Snakemake writes, and by its tracking record, which holds its
-command line. Seconds, processor time and memory are Snakemake's, of the job's last attempt. Energy is in the
-tracking record of a job whose GPUs count joules (``system/gpu_energy_joules``); that of a processor is never
-estimated. Jobs of a dataset are counted in full for each run that uses it.
+A job belongs to a run if its output lies where the files of the run lie (`Needed`), so a new rule needs no
+entry here. Snakemake writes the benchmark file of a job, which has the path of the job's first output:
+``benchmarks/{rule}/{path}.tsv``. The tracking record of a job lists all its outputs.
+
+Seconds, processor time and memory are Snakemake's, of the last attempt. Energy is in the tracking record of a
+job whose GPUs count joules (``system/gpu_energy_joules``). The energy of a processor is never estimated.
+A job that made a dataset counts in full for each run that uses the dataset.
 """
 
 from __future__ import annotations
@@ -15,34 +18,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from spider.config import Config
 from spider.results import Results
-
-#: What a job of each rule makes a part of, in the order of the flow.
-FLOW: dict[str, Literal["raw", "tokenizer", "dataset", "run"]] = {
-    "download": "raw",
-    "tokenizer": "tokenizer",
-    "encode": "dataset",
-    "index": "dataset",
-    "pack": "dataset",
-    "count_ngrams": "dataset",
-    "build_ngrams": "dataset",
-    "warmup": "run",
-    "train": "run",
-    "evaluate": "run",
-    "sample": "run",
-    "draw": "run",
-    "harness": "run",
-    "compress": "run",
-    "evaluate_compressed": "run",
-    "sample_compressed": "run",
-}
-#: Rules of the whole results folder, and of the page that shows the costs.
-SHARED = ("compare", "scaling", "report")
-#: Rules with a job for each part of a dataset.
-_OF_PARTS = ("download", "encode", "count_ngrams")
 
 
 class RuleCost(NamedTuple):
@@ -60,85 +39,67 @@ class RuleCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Needed:
-    """The names of what a run is made from; they tell its jobs from those of other runs."""
+    """The files that a run is made from."""
 
     run: str
-    stages: tuple[str, ...]
-    datasets: frozenset[str]
-    """Datasets that it trains on or is scored on."""
-    tokenizers: frozenset[str]
-    raw: frozenset[str]
-    """Datasets whose downloaded parts it needs."""
-    rows: frozenset[str]
-    """``dataset/seq_len`` of its packed rows."""
-    counted: str
-    """Digest of the settings of its n-gram index; empty if it has none or is not in the configuration."""
+    paths: tuple[str, ...]
+    """Regular expressions for the beginning of paths in the results folder, in the order of the flow."""
 
     @classmethod
     def of(
         cls, config: Config, run: str, specs: Sequence[tuple[str, dict[str, Any]]], datasets: Iterable[str]
     ) -> Needed:
         """Return what a run needs, from the names and specs of its stages, as JSON, and its datasets."""
-        used = frozenset(datasets)
+        used = sorted(set(datasets))
         known = {name: config.datasets[name] for name in used if name in config.datasets}
-        tokenizers = frozenset(one.tokenizer for one in known.values() if one.tokenizer)
-        sources = used | {config.tokenizers[name].data for name in tokenizers}
-        likes = {name: config.datasets[name].like for name in sources if name in config.datasets}
-        packed = [spec for _, spec in specs if spec["settings"].get("packing") == "best_fit"]
-        ngram = config.runs[run].model.ngram if run in config.runs else None
-        return cls(
-            run=run,
-            stages=tuple(name for name, _ in specs),
-            datasets=used,
-            tokenizers=tokenizers,
-            raw=frozenset(likes.get(name) or name for name in sources),
-            rows=frozenset(f"{spec['data']}/{spec['settings']['seq_len']}" for spec in packed),
-            counted=ngram.counted if ngram else "",
+        tokenizers = sorted({dataset.tokenizer for dataset in known.values() if dataset.tokenizer})
+        sources = sorted({*used, *(config.tokenizers[name].data for name in tokenizers)})
+        raw = dict.fromkeys(
+            (config.datasets[name].like or name) if name in config.datasets else name for name in sources
         )
+        rows = dict.fromkeys(
+            f"{spec['data']}/packed-{spec['settings']['seq_len']}"
+            for _, spec in specs
+            if spec["settings"].get("packing") == "best_fit"
+        )
+        ngram = config.runs[run].model.ngram if run in config.runs else None
+        paths = [f"raw/{name}/" for name in raw]
+        paths += [f"tokenizers/{name}/" for name in tokenizers]
+        paths += [f"shards/{name}/(?!packed-)" for name in used]
+        paths += [rf"shards/{name}\." for name in rows]
+        if ngram:
+            paths += [f"ngram/{name}/{ngram.counted}/" for name in used]
+        paths += [f"runs/{run}/[^/]+$"]
+        paths += [f"runs/{run}/{stage}/" for stage, _ in specs]
+        return cls(run=run, paths=tuple(paths))
 
-    def includes(self, rule: str, name: str) -> bool:
-        """Return whether the job ``name`` of a rule, ``owner/part``, is one that the run needs."""
-        owner, _, part = name.partition("/")
-        if rule in SHARED:
-            return False
-        if rule == "pack":
-            return name in self.rows
-        kind = FLOW.get(rule, "run")
-        if kind == "run":
-            return owner == self.run and (rule == "warmup" or part in self.stages)
-        return owner in {"raw": self.raw, "tokenizer": self.tokenizers, "dataset": self.datasets}[kind]
+    def position(self, made: Sequence[str]) -> int | None:
+        """Return the place in the flow of a job that made these files, or None for a job of others."""
+        for i, pattern in enumerate(self.paths):
+            if any(re.match(pattern, path) for path in made):
+                return i
+        return None
 
     def jobs(self, records: Iterable[dict[str, Any]]) -> list[Job]:
         """Return the jobs of the run among tracking records, in the order of the flow."""
         jobs = [Job.read(record) for record in records]
-        own = [job for job in jobs if self.includes(job.rule, job.name) and self._counts(job)]
-        return sorted(own, key=self._place)
-
-    def _counts(self, job: Job) -> bool:
-        """Return False for counts with the settings of another run."""
-        return job.rule not in ("count_ngrams", "build_ngrams") or any(
-            f"/{self.counted}/" in path for path in job.outputs
-        )
-
-    def _place(self, job: Job) -> tuple[int, int, str, float]:
-        """Return where a job stands: datasets rule by rule, then the run stage by stage."""
-        rules, stage = [*FLOW], job.name.partition("/")[2]
-        rule = rules.index(job.rule) if job.rule in FLOW else len(rules)
-        of_stage = self.stages.index(stage) + 1 if stage in self.stages else 0
-        return of_stage, rule, job.name, job.started
+        placed = [(self.position(job.outputs), job) for job in jobs]
+        own = [(place, job.first_ended, job) for place, job in placed if place is not None]
+        return [job for *_, job in sorted(own, key=lambda one: one[:2])]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job, as its tracking record has it."""
+    """A job as its tracking record describes it."""
 
     rule: str
-    name: str
-    """``owner/part``: the dataset, tokenizer or run, and what of it."""
     command: str | None
     """Command line; None for a job that was recorded without one."""
     commit: str | None
     started: float
+    """Beginning of its last attempt, in seconds since the epoch."""
+    first_ended: float
+    """End of its first attempt. Its inputs existed by then, so these times order jobs."""
     finished: bool
     outputs: tuple[str, ...]
     joules: float
@@ -147,16 +108,15 @@ class Job:
     @classmethod
     def read(cls, record: dict[str, Any]) -> Job:
         """Return the job of a record."""
-        rule, name = record["tags"].get("spider.rule", ""), record["tags"].get("spider.name", "")
-        if rule == "harness":  # its name is a path: runs/demo/main/train.json
-            name = "/".join(name.split("/")[1:3])
+        started = record.get("started", 0.0)
+        ended = [one["time"] for one in record["metrics"] if one["key"] == "seconds"]
         energy = [one["value"] for one in record["metrics"] if one["key"] == "system/gpu_energy_joules"]
         return cls(
-            rule=rule,
-            name=name,
+            rule=record["tags"].get("spider.rule", ""),
             command=record.get("command"),
             commit=record["tags"].get("git.commit"),
-            started=record.get("started", 0.0),
+            started=started,
+            first_ended=min(ended, default=started),
             finished=record.get("status") == "finished",
             outputs=tuple(file["path"] for file in record.get("outputs", ())),
             joules=sum(energy),
@@ -164,72 +124,65 @@ class Job:
 
 
 def commands(jobs: Sequence[Job], run: str) -> list[str]:
-    """Return the commands of a run's finished jobs, one job for all parts of a dataset.
+    """Return the commands of a run's finished jobs, one command for all parts of a dataset.
 
-    Runs share n-gram indexes, so ``count_ngrams`` and ``build_ngrams`` may have been started for another run
-    with the same settings. They are shown for this one.
+    Runs share n-gram indexes, so a job may name another run with the same settings. The name of this run
+    replaces that one.
     """
-    # A later job of the same name takes the place of an earlier one.
-    newest = {(job.rule, job.name): job for job in jobs if job.finished and job.command}
-    groups = defaultdict[tuple[str, str], list[Job]](list)
-    for job in newest.values():
-        of_parts = job.rule in _OF_PARTS
-        groups[job.rule, job.name.partition("/")[0] if of_parts else job.name].append(job)
+    finished = [job for job in jobs if job.finished and job.command]
+    newest = {(job.rule, job.outputs[0]): job for job in sorted(finished, key=lambda job: job.started)}
+    groups = defaultdict[tuple[str, Path], list[Job]](list)
+    for job in finished:
+        made = Path(job.outputs[0])
+        if newest[job.rule, job.outputs[0]] is job:
+            groups[job.rule, made.parent if made.stem.isdecimal() else made].append(job)
     lines = []
     for (rule, _), alike in groups.items():
+        alike.sort(key=lambda job: job.outputs[0])
         words = shlex.split(alike[0].command or "")
         if rule in ("count_ngrams", "build_ngrams"):
-            words[2] = run  # data count-ngrams RUN ...
-        more = f"   # and so on, to {alike[-1].name.partition('/')[2]}" if len(alike) > 1 else ""
+            words[words.index(rule.replace("_", "-")) + 1] = run
+        more = f"   # and so on, to {Path(alike[-1].outputs[0]).stem}" if len(alike) > 1 else ""
         lines.append(f"spider --config run.yaml {shlex.join(words)}{more}")
     return list(dict.fromkeys(lines))
 
 
 def costs(results: Results, needed: Needed, jobs: Iterable[Job]) -> list[RuleCost]:
     """Return one row for each rule that left benchmark files of jobs of the run, in the order of the flow."""
-    joules: dict[str, float] = defaultdict(float)
+    folder = results.root / "benchmarks"
+    found = []
+    for path in folder.rglob("*.tsv"):
+        rule, _, made = path.relative_to(folder).as_posix().partition("/")
+        place = needed.position([made])
+        if place is not None:
+            found.append((place, path.stat().st_mtime, rule, path))
+    files = defaultdict[str, list[Path]](list)
+    for *_, rule, path in sorted(found):
+        files[rule].append(path)
+    energy = defaultdict[str, float](float)
     for job in jobs:
-        joules[job.rule] += job.joules
-    table = []
-    for rule in _timed(results):
-        folder = results.root / "benchmarks" / rule
-        paths = [path for path in sorted(folder.rglob("*.tsv")) if _is_of(needed, rule, path, folder)]
-        if rows := [row for path in paths for row in _rows(path)]:
-            cpu, peak = ([row[name] for row in rows if name in row] for name in ("cpu_time", "max_rss"))
-            table.append(
-                RuleCost(
-                    rule=rule,
-                    jobs=len(paths),
-                    seconds=sum(row["s"] for row in rows),
-                    cpu_seconds=sum(cpu) if cpu else None,
-                    peak_mb=max(peak, default=None),
-                    joules=joules[rule] or None,
-                )
-            )
-    return table
+        energy[job.rule] += job.joules
+    return [_cost(rule, paths, energy[rule]) for rule, paths in files.items()]
 
 
-def _timed(results: Results) -> list[str]:
-    """Return the rules that left benchmark files, in the order of the flow, rules of others at the end."""
-    found = {path.name for path in (results.root / "benchmarks").glob("*/")}
-    return [rule for rule in FLOW if rule in found] + sorted(found - FLOW.keys())
-
-
-def _is_of(needed: Needed, rule: str, path: Path, folder: Path) -> bool:
-    """Return whether a benchmark file is of a job that the run needs."""
-    name = path.relative_to(folder).with_suffix("").as_posix()
-    if rule in ("count_ngrams", "build_ngrams"):  # dataset/settings-part
-        owner, _, part = name.partition("/")
-        return needed.includes(rule, owner) and part.startswith(f"{needed.counted}-")
-    if rule == "pack":  # dataset-seq_len
-        name = re.sub(r"-(\d+)$", r"/\1", name)
-    return needed.includes(rule, name)
+def _cost(rule: str, paths: Sequence[Path], joules: float) -> RuleCost:
+    """Return the cost of the jobs of a rule that left these benchmark files."""
+    rows = [row for path in paths for row in _rows(path)]
+    cpu = [row["cpu_time"] for row in rows if "cpu_time" in row]
+    return RuleCost(
+        rule=rule,
+        jobs=len(paths),
+        seconds=sum(row["s"] for row in rows),
+        cpu_seconds=sum(cpu) if cpu else None,
+        peak_mb=max((row["max_rss"] for row in rows if "max_rss" in row), default=None),
+        joules=joules or None,
+    )
 
 
 def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
-    """Wall seconds of all jobs of each rule, most expensive first, from ``{benchmarks}/{rule}/**.tsv``."""
-    seconds: dict[str, float] = defaultdict(float)
-    for path in sorted(benchmarks.glob("*/**/*.tsv")):
+    """Return the wall seconds of all jobs of each rule, most expensive first."""
+    seconds = defaultdict[str, float](float)
+    for path in sorted(benchmarks.rglob("*.tsv")):
         seconds[path.relative_to(benchmarks).parts[0]] += sum(row["s"] for row in _rows(path))
     return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
@@ -238,11 +191,15 @@ def _rows(path: Path) -> list[dict[str, float]]:
     """Return what Snakemake measured of each attempt, without the values that it wrote as NA."""
     with open(path, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f, delimiter="\t"))
-    try:
-        return [
-            {name: float(row[name]) for name in ("s", "cpu_time", "max_rss")
-             if name == "s" or row.get(name, "NA") not in ("NA", "-", "")}
-            for row in rows
-        ]  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)") from None
+    measured = []
+    for row in rows:
+        try:
+            values = {
+                name: float(row[name])
+                for name in ("cpu_time", "max_rss")
+                if row.get(name, "NA") not in ("NA", "-", "")
+            }
+            measured.append({"s": float(row["s"]), **values})
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{path}: not a Snakemake benchmark file (no seconds in column s)") from None
+    return measured

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, installed where it is missing."""
+    """Return Debian's Chromium. The test skips where it is missing."""
     need({"chromium": PROGRAM})
     with chromium() as opened:
         yield opened

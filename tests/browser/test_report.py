@@ -1,4 +1,4 @@
-"""The page of a run in a real browser: on a phone, on a desk, in the dark, on paper."""
+"""The page of a run in a real browser: on a phone, on a wide screen, in dark mode, in print."""
 
 import pytest
 
@@ -18,22 +18,22 @@ def path(tmp_path_factory):
 
 @pytest.fixture(params=[(390, "light"), (390, "dark"), (1280, "light")], ids=str)
 def page(browser, path, request):
-    """The page, opened; ``page.problems`` is what the browser complained of."""
+    """Open the page. ``page.problems`` collects errors of the browser, ``page.requested`` its requests."""
     width, scheme = request.param
     page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
-    page.problems, page.asked = [], []
+    page.problems, page.requested = [], []
     page.on("console", lambda message: page.problems.append(message.text))
     page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.on("request", lambda request: page.asked.append(request.url))
+    page.on("request", lambda request: page.requested.append(request.url))
     page.goto(path.as_uri())
     yield page
     page.close()
 
 
-def test_it_opens_without_a_complaint_and_asks_for_nothing(page, path):
+def test_the_page_opens_without_errors_and_requests_no_other_file(page, path):
     page.wait_for_load_state("networkidle")
     assert page.problems == []
-    assert [url for url in page.asked if not url.startswith("data:")] == [path.as_uri()]
+    assert [url for url in page.requested if not url.startswith("data:")] == [path.as_uri()]
     assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
     assert page.evaluate("window.hacked") is None
 
@@ -45,7 +45,7 @@ def test_nothing_is_wider_than_the_screen(page):
     assert page.evaluate(wider) == []
 
 
-def test_letters_are_legible_and_stand_out_from_the_page(page):
+def test_letters_are_large_enough_and_have_contrast(page):
     assert (
         page.evaluate("""Math.min(...[...document.querySelectorAll('main *')].filter(one => one.textContent)
         .map(one => parseFloat(getComputedStyle(one).fontSize)))""")
@@ -58,7 +58,7 @@ def test_letters_are_legible_and_stand_out_from_the_page(page):
     assert abs(light - dark) > 450
 
 
-def test_a_value_is_read_out_under_the_pointer(page):
+def test_a_chart_shows_the_value_under_the_pointer(page):
     plot = page.locator(".plot").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
@@ -68,14 +68,14 @@ def test_a_value_is_read_out_under_the_pointer(page):
     assert not page.locator(".tooltip").first.is_visible()
 
 
-def test_it_prints_all_of_it_on_a_few_pages(page):
+def test_the_page_prints_completely_on_a_few_sheets(page):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("[...document.querySelectorAll('details')].every(one => one.open)")
     pdf = page.pdf(prefer_css_page_size=True)
     assert pdf.startswith(b"%PDF") and 2 <= pdf.count(b"/Type /Page\n") <= 12
 
 
-def test_the_comparison_of_several_runs_is_whole_at_1200_pixels(browser, tmp_path):
+def test_the_comparison_of_several_runs_fits_into_1200_pixels(browser, tmp_path):
     compare(mixed(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
     page = browser.new_page(viewport={"width": 1200, "height": 800})
     try:

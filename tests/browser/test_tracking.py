@@ -1,7 +1,7 @@
-"""A small run from end to end, tracked by a real server with passwords on a real PostgreSQL, and looked at.
+"""A real MLflow server with passwords, on a real PostgreSQL, tracks a small run from end to end.
 
-The run is made once. Its commands share a process, which saves importing torch nine times; that the workflow
-starts them one by one is for tests/workflow.
+The run is made once. Its commands share a process, which saves importing torch nine times. The tests in
+tests/workflow start them one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from spider.files import read_json
-from tests.servers import BadLine, free_port, mlflow_server, postgresql, wait_for_http
+from tests.servers import SlowConnection, free_port, mlflow_server, postgresql, wait_for_http
 from tests.workflow.conftest import SMALL, Workflow
 
 SPIDER = Path(sys.executable).parent / "spider"
@@ -95,14 +95,14 @@ def server(database, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def as_ada(server):
-    """The environment of somebody who may write to the server."""
+    """Return the environment of a user who may write to the server."""
     password = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": SECRETS["ada"]}
     return clean_environment(MLFLOW_TRACKING_URI=server, HF_TOKEN=SECRETS["hub"], **password)
 
 
 @pytest.fixture(scope="module")
 def small_run(as_ada, tmp_path_factory):
-    """The results folder of two small runs that were tracked while they were made."""
+    """Return the results folder of two small runs that the server tracked."""
     folder = Workflow(tmp_path_factory.mktemp("run")).folder
     config = copy.deepcopy(SMALL)
     run = config["runs"].pop("small") | {"stages": [{"name": "only", "max_steps": 20}]}
@@ -114,13 +114,13 @@ def small_run(as_ada, tmp_path_factory):
     command = [sys.executable, "-c", PIPELINE]
     done = subprocess.run(command, cwd=folder, env=as_ada, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "results/logs/said.log").write_text(done.stdout + done.stderr)
+    (folder / "results/logs/printed.log").write_text(done.stdout + done.stderr)
     return folder / "results"
 
 
 @pytest.fixture
 def client(monkeypatch, as_ada, server):
-    """Speaks to the server as Ada."""
+    """Return a client of the server with the password of Ada."""
     from mlflow import MlflowClient
 
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
@@ -135,17 +135,17 @@ def spider(results: Path, *arguments: str, environment: dict[str, str]) -> subpr
     )
 
 
-def look(client, whose="lab"):
-    """(jobs, the workflow, trainings, models) in the experiments of that name."""
+def tracked(client, experiment="lab"):
+    """Return the jobs, the workflow, the trainings and the models in the experiments of that name."""
     ids = {e.name: e.experiment_id for e in client.search_experiments()}
-    pipeline = client.search_runs([ids[f"{whose}/Pipeline"]])
+    pipeline = client.search_runs([ids[f"{experiment}/Pipeline"]])
     jobs = [r for r in pipeline if r.data.tags["spider.kind"] == "job"]
     (workflow,) = [r for r in pipeline if r.data.tags["spider.kind"] == "workflow"]
     return (
         jobs,
         workflow,
-        client.search_runs([ids[f"{whose}/Training"]]),
-        client.search_logged_models([ids[f"{whose}/Training"]]),
+        client.search_runs([ids[f"{experiment}/Training"]]),
+        client.search_logged_models([ids[f"{experiment}/Training"]]),
     )
 
 
@@ -158,10 +158,11 @@ def rows_of(results, run, key):
     return [(row["step"], row["metrics"][key]) for row in map(json.loads, rows)]
 
 
-def check_all_is_there_once(client, results, whose="lab"):
-    jobs, workflow, trainings, models = look(client, whose)
+def check_complete(client, results, experiment="lab"):
+    """Check that the server has everything once, and return the trainings and the models."""
+    jobs, workflow, trainings, models = tracked(client, experiment)
     assert sorted(r.info.run_name for r in jobs if not r.info.run_name.startswith("warmup")) == sorted(JOBS)
-    assert len(jobs) == len(JOBS) + 2  # a warm-up for each run
+    assert len(jobs) == len(JOBS) + 2  # Each run has a warm-up.
     assert {r.info.status for r in (*jobs, workflow, *trainings)} == {"FINISHED"}
     assert {r.data.tags.get("mlflow.parentRunId") for r in jobs} == {workflow.info.run_id}
     assert sorted(r.info.run_name for r in trainings) == sorted(RUNS) and len(models) == len(RUNS)
@@ -174,13 +175,14 @@ def check_all_is_there_once(client, results, whose="lab"):
         scores = {m.key: m.value for m in model.metrics}
         assert scores["bpb"] == evaluation["bpb"] and scores["bpb_strict"] == evaluation["bpb_strict"]
         at_loops = curve(client, training, "val/bpb_at_loops/only")
-        assert [bpb for _, bpb in at_loops] == evaluation["loops"]["bpb"]
+        (figure,) = evaluation["results"]["loops"]["figures"]
+        assert [bpb for _, bpb in at_loops] == figure["values"]
         used = {(i.dataset.name, i.dataset.digest) for i in training.inputs.dataset_inputs}
         assert used == {("text", read_json(results / "shards/text/metadata.json")["digest"])}
         assert training.data.tags["spider.spec.only"] and training.data.params["only.settings.lr"] == "0.001"
         files = {f.path for f in client.list_artifacts(training.info.run_id, "only")}
         assert {"only/evaluation.json", "only/sample.txt", "only/loss.svg"} <= files
-        name = f"{whose}.{run}"
+        name = f"{experiment}.{run}"
         (version,) = client.search_model_versions(f"name = '{name}'")
         assert (version.source, version.tags["bpb"]) == (f"models:/{model.model_id}", str(evaluation["bpb"]))
         assert client.get_model_version_by_alias(name, "best").version == version.version
@@ -188,7 +190,7 @@ def check_all_is_there_once(client, results, whose="lab"):
 
 
 def test_a_whole_run_arrives_on_a_server_with_passwords_on_postgresql(small_run, client):
-    trainings, _ = check_all_is_there_once(client, small_run)
+    trainings, _ = check_complete(client, small_run)
     found = client.search_runs(
         [trainings[0].info.experiment_id], "params.`model.recurrence.loops` = '1' and metrics.bpb < 9"
     )
@@ -204,22 +206,22 @@ def test_a_model_is_loaded_from_the_server_and_predicts(small_run, client, serve
     assert row["text"] and row["bytes"] == 17 and 0 < row["bits_per_byte"] < 9
 
 
-def test_what_is_sent_again_is_there_once(small_run, client, as_ada):
+def test_records_that_are_sent_again_are_there_once(small_run, client, as_ada):
     (small_run / "tracking/sent.json").unlink()
     done = spider(small_run, "track", "sync", environment=as_ada)
     assert done.returncode == 0 and "jobs" in done.stdout, done.stdout + done.stderr
-    check_all_is_there_once(client, small_run)
+    check_complete(client, small_run)
 
 
 @pytest.mark.long
-def test_it_arrives_in_a_postgresql_without_a_server_too(small_run, client, database):
+def test_a_run_arrives_in_postgresql_without_a_server(small_run, client, database):
     environment = clean_environment(MLFLOW_TRACKING_URI=f"{database}/mlflow")
     done = spider(small_run, "track", "sync", environment=environment)
     assert done.returncode == 1 and "send to the server's address instead of its database" in done.stdout
     environment |= {"SPIDER_TRACKING_EXPERIMENT": "direct"}
     done = spider(small_run, "track", "sync", environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    check_all_is_there_once(client, small_run, "direct")
+    check_complete(client, small_run, "direct")
 
 
 def test_a_wrong_password_is_named_and_loses_nothing(small_run, as_ada, server):
@@ -235,7 +237,7 @@ def test_a_wrong_password_is_named_and_loses_nothing(small_run, as_ada, server):
 
 
 @pytest.mark.long
-def test_somebody_without_permission_is_told_so_and_can_log_to_experiments_of_his_own(
+def test_a_user_without_permission_gets_an_error_and_can_log_to_experiments_of_his_own(
     small_run, as_ada, client, server
 ):
     from mlflow.server.auth.client import AuthServiceClient
@@ -249,7 +251,7 @@ def test_somebody_without_permission_is_told_so_and_can_log_to_experiments_of_hi
     assert done.returncode == 1 and "this user may not write there (403)" in done.stdout
     done = spider(small_run, "track", "sync", environment=as_bob | {"SPIDER_TRACKING_EXPERIMENT": "of-bob"})
     assert done.returncode == 0, done.stdout + done.stderr
-    check_all_is_there_once(client, small_run, "of-bob")
+    check_complete(client, small_run, "of-bob")
     sent.write_bytes(before)
 
 
@@ -266,10 +268,10 @@ def test_a_wrong_password_of_the_database_is_named_at_once(small_run, database):
 
 def test_no_secret_is_in_any_file_of_the_run(small_run, client, server):
     files = [path for path in small_run.parent.rglob("*") if path.is_file()]
-    assert {"sender.log", "config.yaml", "said.log"} <= {path.name for path in files}
+    assert {"sender.log", "config.yaml", "printed.log"} <= {path.name for path in files}
     secrets = [text.encode() for text in SECRETS.values()]
     assert [path for path in files for text in secrets if text in path.read_bytes()] == []
-    jobs, workflow, *_ = look(client)
+    jobs, workflow, *_ = tracked(client)
     shown = [str(run.to_dictionary()) for run in (*jobs, workflow)]
     assert not any(secret in text for text in shown for secret in SECRETS.values())
 
@@ -286,7 +288,7 @@ rows.parent.mkdir(parents=True)
 longest = 0
 with tracking.training(results, spec, dataset=("text", "0123", "local")), open(rows, "a") as f:
     step = left = 0
-    while left < 50:  # steps after the line was cut
+    while left < 50:  # steps after the connection broke
         began = time.perf_counter()
         f.write(json.dumps({"step": step, "time": time.time(), "metrics": {"train/loss": 1.0}}) + "\\n")
         f.flush()
@@ -297,25 +299,25 @@ print(longest, step)
 """
 
 
-def test_a_slow_line_that_then_breaks_costs_training_nothing_and_all_arrives_later(
+def test_a_slow_connection_that_breaks_delays_no_step_and_loses_no_record(
     small_run, as_ada, client, server, tmp_path
 ):
-    line = BadLine(int(server.rsplit(":", 1)[1]))
-    line.delay = 3
+    connection = SlowConnection(int(server.rsplit(":", 1)[1]))
+    connection.delay = 3
     cut = tmp_path / "cut"
     command = [sys.executable, "-c", TRAINER, tmp_path, small_run / "config.yaml", cut]
-    environment = as_ada | {"MLFLOW_TRACKING_URI": line.uri, "SPIDER_TRACKING_EXPERIMENT": "slow"}
+    environment = as_ada | {"MLFLOW_TRACKING_URI": connection.uri, "SPIDER_TRACKING_EXPERIMENT": "slow"}
     trainer = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
-    while line.requests < 2:  # it is spoken to, slowly
+    while connection.requests < 2:
         assert trainer.poll() is None and time.monotonic() < deadline, trainer.communicate()
         time.sleep(0.1)
-    line.cut()
+    connection.cut()
     cut.touch()
-    said, warned = trainer.communicate(timeout=60)
-    longest, steps = said.split()
+    printed, warned = trainer.communicate(timeout=60)
+    longest, steps = printed.split()
     assert float(longest) < 1, "a step waited for the store"
     assert "`spider track sync` sends what is missing" in warned
     environment |= {"MLFLOW_TRACKING_URI": server}
@@ -333,17 +335,17 @@ def test_a_slow_line_that_then_breaks_costs_training_nothing_and_all_arrives_lat
 
 @pytest.fixture(scope="module")
 def pages(small_run):
-    """`spider track ui` of the run's own SQLite store, which did not exist before: (address, its process)."""
+    """Start `spider track ui` on a new SQLite store of the run, and return its address and process."""
     port = free_port()
     command = [SPIDER, "--config", small_run / "config.yaml", "track", "ui", "--port", str(port)]
     log = small_run.parent / "ui.log"
-    with open(log, "w") as said:
+    with open(log, "w") as output:
         process = subprocess.Popen(
             command,
             cwd=small_run.parent,
             env=clean_environment(),
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:
@@ -354,7 +356,7 @@ def pages(small_run):
         process.wait(30)
 
 
-def test_the_pages_are_on_loopback_only(pages):
+def test_the_user_interface_listens_on_loopback_only(pages):
     address, process = pages
     family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     bound = {
@@ -366,12 +368,12 @@ def test_the_pages_are_on_loopback_only(pages):
     assert bound == {("127.0.0.1", int(address.rsplit(":", 1)[1]))}
 
 
-def test_a_person_finds_the_runs_and_compares_two_checkpoints(pages, browser, small_run):
+def test_a_user_finds_the_runs_and_compares_two_checkpoints(pages, browser, small_run):
     from mlflow import MlflowClient
 
     address, _ = pages
     client = MlflowClient(address)
-    trainings, models = check_all_is_there_once(client, small_run)
+    trainings, models = check_complete(client, small_run)
     experiment = trainings[0].info.experiment_id
     page = browser.new_page(viewport={"width": 1500, "height": 950})
     page.set_default_timeout(90_000)
@@ -388,8 +390,10 @@ def test_a_person_finds_the_runs_and_compares_two_checkpoints(pages, browser, sm
     )
     lines = page.locator(".js-plotly-plot .scatterlayer .trace path.js-line")
     lines.nth(1).wait_for(state="attached")
-    drawn = {line.get_attribute("d") for line in lines.all()}  # each is drawn twice, once for the match
-    assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # of four points
+    drawn = {
+        line.get_attribute("d") for line in lines.all()
+    }  # MLflow draws each line twice, once for the pointer.
+    assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # Four points make three segments.
     for run in RUNS:
         assert page.get_by_role("link", name=run, exact=True).count()
 

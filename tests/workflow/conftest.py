@@ -1,4 +1,4 @@
-"""Real `snakemake` runs of the real Snakefile, on a model and a text small enough for a test."""
+"""Run the real Snakefile by the real `snakemake`, on a model and a text that are small enough for a test."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .forked import run_snakemake
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 
-#: Seconds after which a workflow run is taken to hang.
+#: Seconds after which a run of the workflow counts as hung.
 PATIENCE = 500
 
-#: Of the command line's settings; no job of a workflow may heed them.
-SEEDS_VARIABLES = {"LR": "0.5", "SEQ_LEN": "no number"}
+#: Variables that set options of `spider train`. The jobs of a workflow must ignore them.
+TRAIN_VARIABLES = {"LR": "0.5", "SEQ_LEN": "no number"}
 
 SMALL = {
     "datasets": {"text": {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.1}},
@@ -65,9 +65,9 @@ SMALL = {
 def finished(
     process: subprocess.Popen[str], patience: float, waits_for: Callable[[], str] = lambda: ""
 ) -> tuple[str, int]:
-    """What a snakemake printed and its exit status; if it hangs, it is killed with all that it started.
+    """Return what a Snakemake process printed, and its exit status. Kill it and its children if it hangs.
 
-    Each minute it is printed what it waits for, so that a test that hangs says on what.
+    Print once a minute what it waits for, which shows why a test hangs.
     """
     began = time.monotonic()
     try:
@@ -86,7 +86,7 @@ def finished(
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 90) -> None:
-    """Until it holds, while the process lives."""
+    """Wait until a condition holds, while the process lives."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -94,8 +94,8 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], se
         time.sleep(0.05)
 
 
-def said(log: Path) -> str:
-    """What a log holds; nothing while Snakemake deletes that of the attempt before."""
+def text_of(log: Path) -> str:
+    """Return the text of a log, or nothing while Snakemake deletes the log of the attempt before."""
     with contextlib.suppress(FileNotFoundError):
         return log.read_text()
     return ""
@@ -112,15 +112,15 @@ def jobs_in(output: str) -> dict[str, int]:
 
 
 class Workflow:
-    """A folder with a configuration and a text, in which the project's workflow is run."""
+    """A folder with a configuration and a text, where the project's workflow runs."""
 
-    #: Whether a run may be forked (`run_snakemake`).
+    #: Whether a run may fork from a server process (`run_snakemake`).
     forked = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: dict[str, Any] = copy.deepcopy(SMALL)
-        if (folder / "text.jsonl").exists():  # a copy's is as old as what was made of it
+        if (folder / "text.jsonl").exists():  # In a copy, the text has to stay older than its outputs.
             return
         with open(folder / "text.jsonl", "w") as f:
             for i in range(200):
@@ -163,7 +163,7 @@ class Workflow:
     ) -> str:
         """Run Snakemake to its end and return its output, after checking that it succeeded (or failed).
 
-        With variables of its own it starts as a user would start it. Else it is forked, which is quicker.
+        With environment variables it starts as a user starts it. Otherwise it is forked, which is faster.
         """
         if environment or not self.forked:
             output, status = finished(self.start(*arguments, **environment), patience, self.waits_for)
@@ -174,17 +174,17 @@ class Workflow:
         return output
 
     def waits_for(self) -> str:
-        """Why it is not done yet, as far as can be known."""
+        """Return why the run has not ended yet."""
         return "still running"
 
     def planned(self, *targets: str) -> dict[str, int]:
-        """Return the jobs by rule that a run would do now, without the parts of the workflow themselves."""
+        """Return the number of jobs by rule that a run would start now, without the targets themselves."""
         jobs = jobs_in(self("--dry-run", *targets))
         return {rule: count for rule, count in jobs.items() if rule not in targets}
 
 
 def untracked(folder: Path) -> Workflow:
-    """Tracking is off, so that what is timed and killed is the pipeline alone."""
+    """Return a workflow without tracking, which costs each job some seconds."""
     made = Workflow(folder)
     made.config["tracking"] = {"enabled": False}
     return made
@@ -192,12 +192,12 @@ def untracked(folder: Path) -> Workflow:
 
 @pytest.fixture
 def workflow(tmp_path: Path) -> Workflow:
-    """A fresh folder."""
+    """Return an untracked workflow in an empty folder."""
     return untracked(tmp_path)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder to be copied, made by the first that asks in any process of this run of the tests."""
+    """Return a folder to copy. The first test that needs it makes it, in any process of this test session."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -213,7 +213,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All is done but the trainings."""
+    """Return a folder with data and warm-up, and no training."""
 
     def make(folder: Path) -> None:
         untracked(folder)("--until", "index", "warmup")
@@ -223,24 +223,24 @@ def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained_folder(prepared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All is done, beside variables of the environment that must not matter."""
+    """Return the folder of a finished workflow, which ran with environment variables that must not matter."""
 
     def make(folder: Path) -> None:
         shutil.copytree(prepared_folder, folder, dirs_exist_ok=True, symlinks=True)
-        untracked(folder)(**SEEDS_VARIABLES)
+        untracked(folder)(**TRAIN_VARIABLES)
 
     return made_once(tmp_path_factory, "trained", make)
 
 
 @pytest.fixture
 def prepared(prepared_folder: Path, tmp_path: Path) -> Workflow:
-    """A copy of the folder in which all is done but the trainings: what a test is about begins at once."""
+    """Return a copy of the folder with data and warm-up, whose next job is a training."""
     shutil.copytree(prepared_folder, tmp_path, dirs_exist_ok=True, symlinks=True)
     return untracked(tmp_path)
 
 
 @pytest.fixture
 def trained(trained_folder: Path, tmp_path: Path) -> Workflow:
-    """A copy of the folder in which all is done."""
+    """Return a copy of the folder of a finished workflow."""
     shutil.copytree(trained_folder, tmp_path, dirs_exist_ok=True, symlinks=True)
     return untracked(tmp_path)

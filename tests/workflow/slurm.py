@@ -1,10 +1,11 @@
 """A real Slurm of two nodes on loopback, for the tests that need a cluster.
 
-munged, slurmctld and a slurmd for each node run in the foreground as children of the test process, with their
-own ports, key, socket and folder, and are stopped with it. There are no cgroups and no accounting database,
-so that it runs in a container; two files stand for the two GPUs of a node. Slurm's programs look for their
-configuration in /etc/slurm, also inside of jobs, where no variable of ours reaches: a link is put there
-meanwhile. A machine that has a Slurm of its own is left alone, and the tests skip.
+munged, slurmctld and a slurmd for each node run in the foreground as children of the test process. They have
+their own ports, key, socket and folder, and stop with that process. It uses neither cgroups nor an accounting
+database, so it runs in a container. Two files stand for the two GPUs of a node.
+
+Slurm's programs read their configuration in /etc/slurm, and inside a job they get no environment variables of
+the tests. So the tests put a link there. On a machine with its own Slurm they skip.
 """
 
 from __future__ import annotations
@@ -68,35 +69,35 @@ PreemptMode=REQUEUE
 
 
 class Slurm:
-    """What a test asks of the cluster."""
+    """Commands of Slurm, and questions of tests about its jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, *command: str) -> str:
-        """The output of one of Slurm's commands."""
+        """Return the output of a command of Slurm."""
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
     def jobs(self, rule: str, folder: Path) -> list[str]:
-        """Ids of the jobs of a rule that run in a folder; the plugin puts the rule into a job's comment."""
+        """Return the ids of a rule's jobs that run in a folder. Their comment names the rule."""
         lines = self("squeue", "--noheader", "--states=RUNNING", "--format=%i %k %Z").splitlines()
-        found = [line.split(maxsplit=2) for line in lines]  # a folder may have a space in it
+        found = [line.split(maxsplit=2) for line in lines]  # A folder may have a space in its name.
         return [
             number
             for number, comment, where in found
             if comment.startswith(f"rule_{rule}") and where == str(folder)
         ]
 
-    def seen(self, number: str) -> dict[str, str]:
-        """What the controller knows of a job, for some minutes also after its end."""
+    def described(self, number: str) -> dict[str, str]:
+        """Return the controller's description of a job, which it keeps for some minutes after the end."""
         words = self("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def queue() -> str:
-    """Jobs that are not done, each with what it waits for."""
+    """Return the jobs that have not ended, each with the reason why it waits."""
     command = ["squeue", "--noheader", "--format=%i %k %T %r"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.stdout.strip() or done.stderr.strip() or "no job is queued"
@@ -109,30 +110,30 @@ def _free_port() -> int:
 
 
 def _until(ready: str, command: list[str], seconds: float = 20) -> None:
-    """Wait until a command's output holds a word."""
+    """Wait until the output of a command has a word."""
     deadline = time.monotonic() + seconds
     while True:
         done = subprocess.run(command, capture_output=True, text=True)
         if ready in done.stdout:
             return
         if time.monotonic() > deadline:
-            pytest.fail(f"{' '.join(command)} never said {ready!r}: {done.stdout}{done.stderr}")
+            pytest.fail(f"{' '.join(command)} never printed {ready!r}: {done.stdout}{done.stderr}")
         time.sleep(0.1)
 
 
 def _link(folder: Path) -> None:
-    """Put our configuration where Slurm looks for it, unless another's is there."""
+    """Link our configuration in /etc/slurm, unless the machine has its own there."""
     for link in _LINKS:
         ours = link.is_symlink() and _PREFIX in os.readlink(link)
         if (link.exists() or link.is_symlink()) and not ours:
             pytest.skip(f"NOT RUN: {link} is this machine's own Slurm, which tests do not touch")
-        link.unlink(missing_ok=True)  # of tests that were killed: their lock is gone
+        link.unlink(missing_ok=True)  # Killed tests leave their link, and the lock is free.
         link.symlink_to(folder / link.name)
 
 
 @contextmanager
 def running() -> Iterator[Slurm]:
-    """Slurm, from its start to its end."""
+    """Start Slurm, and stop it at the end."""
     need({"slurm-wlm": "/usr/sbin/slurmctld", "munge": "/usr/sbin/munged"})
     if os.geteuid():
         pytest.skip("NOT RUN: Slurm's daemons and the link in /etc/slurm need root")
@@ -170,7 +171,7 @@ def running() -> Iterator[Slurm]:
 
 
 def _stop(daemon: subprocess.Popen[bytes]) -> None:
-    """End a daemon and whatever it started."""
+    """Stop a daemon and its children."""
     family = psutil.Process(daemon.pid).children(recursive=True) if daemon.poll() is None else []
     daemon.send_signal(signal.SIGTERM)
     try:

@@ -1,4 +1,4 @@
-"""The jobs of a workflow read the configuration that it started with, also when the file is edited."""
+"""The jobs of a workflow read the configuration that it started with, even after an edit of the file."""
 
 import copy
 
@@ -12,7 +12,7 @@ from spider.results import StageFolder
 from .conftest import PATIENCE, finished, untracked, wait_for
 from .test_module import Foreign
 
-#: Stands for a scheduler: edits the configuration before a job starts, and hands no variable down.
+#: A scheduler that edits the configuration before a job starts, and passes on no variable.
 SUBMIT = """#!/bin/sh
 cp edited.yaml config.yaml
 nohup env -i PATH="$PATH" HOME="$HOME" PYTHONPATH="$PYTHONPATH" sh "$1" > job.log 2>&1 &
@@ -21,7 +21,7 @@ echo $!
 SUBMITTED = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", "./submit", "--jobs", "2"]
 
 
-def test_an_invocation_beside_a_running_one_does_not_change_its_jobs(prepared):
+def test_a_second_invocation_does_not_change_the_jobs_of_the_first(prepared):
     started_with = copy.deepcopy(prepared.config)
     prepared.run["stages"][0]["max_steps"] = started_with["runs"]["small"]["stages"][0]["max_steps"] = 60
     first = prepared.start("results/runs/small/second/train.json")
@@ -43,13 +43,13 @@ def test_an_invocation_beside_a_running_one_does_not_change_its_jobs(prepared):
 
 
 @pytest.mark.parametrize("kind", [untracked, Foreign])
-def test_jobs_of_a_scheduler_do_not_read_a_file_that_was_edited_meanwhile(tmp_path, kind):
+def test_jobs_of_a_scheduler_do_not_read_an_edited_configuration(tmp_path, kind):
     made = kind(tmp_path)
     made.config["tracking"] = {"enabled": False}
     edited = copy.deepcopy(made.config)
     edited["datasets"]["text"]["validation"] = 0.5
     if kind is Foreign:
-        made.say()
+        made.write()
         (tmp_path / "edited.yaml").write_text(yaml.safe_dump({"threshold": 9, "spider": edited}))
     else:
         (tmp_path / "edited.yaml").write_text("runs: [")

@@ -1,29 +1,24 @@
-"""What a user, a disk or a machine may do to a run: a clear message each time, and nothing lost."""
+"""Faults of users, disks and machines give clear messages and lose nothing."""
 
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from spider.files import read_json
-
-from .conftest import Workflow, said, wait_for
+from .conftest import text_of, wait_for
 
 FIRST = "results/runs/small/first/train.json"
 
 
-def test_a_second_invocation_is_told_of_the_lock_ctrl_c_saves_and_what_is_damaged_is_named(prepared):
-    """One training, to which all of it happens; the same command goes on with it."""
+def test_one_training_survives_a_second_invocation_ctrl_c_and_a_damaged_checkpoint(prepared):
+    """The second invocation reports the lock, Ctrl-C saves, and the log names the damaged checkpoint."""
     prepared.run["stages"][0]["max_steps"] = 2000
-    checkpoints, log = (
-        prepared.stage("first") / "checkpoints",
-        prepared.results / "logs/train/small/first.log",
-    )
+    checkpoints = prepared.stage("first") / "checkpoints"
+    log = prepared.results / "logs/train/small/first.log"
     process = prepared.start(FIRST)
     wait_for(lambda: len(list(checkpoints.glob("step-*"))) >= 2, process)
     try:
@@ -45,15 +40,15 @@ def test_a_second_invocation_is_told_of_the_lock_ctrl_c_saves_and_what_is_damage
         f.seek(-1, os.SEEK_CUR)
         f.write(bytes([byte[0] ^ 0xFF]))
     process = prepared.start(FIRST)
-    wait_for(lambda: "going on from" in said(log), process)
+    wait_for(lambda: "going on from" in text_of(log), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert newest.name in said(log) and f"going on from {before.name}" in said(log)
+    assert newest.name in text_of(log) and f"going on from {before.name}" in text_of(log)
 
 
 @pytest.fixture
 def mounted(tmp_path):
-    """Mount tmpfs file systems with chosen options below a folder; needs root."""
+    """Return a function that mounts a tmpfs with the given options. It needs root."""
     points = []
 
     def mount(path: Path, options: str) -> None:
@@ -78,9 +73,7 @@ def test_a_read_only_results_folder_is_named(workflow, mounted):
     assert not list((workflow.folder / ".snakemake/locks").glob("*"))
 
 
-def test_a_full_disk_stops_with_a_message_and_the_run_goes_on_when_there_is_room(
-    prepared_folder, prepared, mounted
-):
+def test_a_full_disk_stops_a_training_which_resumes_when_there_is_space(prepared_folder, prepared, mounted):
     mounted(prepared.results, "size=24m")
     shutil.copytree(prepared_folder / "results", prepared.results, dirs_exist_ok=True)
     prepared.run["stages"][0]["max_steps"] = 60
@@ -89,7 +82,7 @@ def test_a_full_disk_stops_with_a_message_and_the_run_goes_on_when_there_is_room
     checkpoints = prepared.stage("first") / "checkpoints"
     wait_for(lambda: list(checkpoints.glob("step-*")), process)
     free = shutil.disk_usage(prepared.results).free
-    with contextlib.suppress(OSError):  # the trainer may be writing too: then the disk is full already
+    with contextlib.suppress(OSError):  # The disk is full already if the trainer writes at the same time.
         filler.write_bytes(b"\0" * (free - 4096))
     output, _ = process.communicate(timeout=90)
     if process.returncode == 0:
@@ -98,19 +91,3 @@ def test_a_full_disk_stops_with_a_message_and_the_run_goes_on_when_there_is_room
     filler.unlink()
     prepared(FIRST)
     assert prepared.receipt("first")["steps"] == 60
-
-
-def test_a_machine_without_git_and_a_path_with_spaces(tmp_path):
-    folder = tmp_path / "a folder with spaces"
-    folder.mkdir()
-    workflow = Workflow(folder)
-    del workflow.run["stages"][1]
-    bare = tmp_path / "bin"
-    bare.mkdir()
-    # The executor plugin for Slurm calls `which` wherever Snakemake starts.
-    for tool in ("bash", "sh", "env", "rm", "mkdir", "which"):
-        (bare / tool).symlink_to(shutil.which(tool))
-    output = workflow(PATH=str(bare), PYTHONPATH="")
-    assert "bits per byte" in output
-    assert read_json(workflow.results / "report/summary.json")["runs"]["small"]
-    assert sys.executable  # the interpreter itself was found without PATH

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment loses at most the work since the last checkpoint, and never a byte of the result."""
+"""SIGKILL at any moment loses at most the work since the last checkpoint, and changes no result."""
 
 import contextlib
 import importlib
@@ -15,11 +15,11 @@ from spider.config import load_config
 from spider.files import read_json
 from spider.results import StageFolder
 
-from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, said, wait_for
+from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, text_of, wait_for
 
 
-def test_a_run_that_is_killed_damaged_and_out_of_space_equals_one_that_never_was(tmp_path):
-    # Of this seed the first faults are a damaged checkpoint, a full disk, a kill while saving, one of it all.
+def test_a_run_with_faults_equals_one_without(tmp_path):
+    # This seed draws a damaged checkpoint, a full disk, and a kill while saving.
     chosen = ["--quick", "--kills", "3", "--seed", "390", "--json", tmp_path / "found.json"]
     torture = [sys.executable, ROOT / "benchmarks/torture.py", *chosen]
     done = subprocess.run(torture, capture_output=True, text=True)
@@ -29,40 +29,40 @@ def test_a_run_that_is_killed_damaged_and_out_of_space_equals_one_that_never_was
 
 
 @pytest.mark.parametrize("family", ["spider", "gpt"])
-def test_each_family_can_be_tortured(family, monkeypatch):
+def test_each_family_has_a_configuration_for_the_torture_test(family, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     torture = importlib.import_module("torture")
     config = load_config(torture.configuration(family, 30))
     assert [config.stage(torture.RUN, stage).model.family for stage in torture.STAGES] == [family] * 2
 
 
-def test_what_a_killed_snakemake_left_at_work_is_waited_for_and_taken_over(prepared):
-    """Killing snakemake alone leaves the trainer; the same command goes on, and nothing is trained twice."""
+def test_the_next_snakemake_waits_for_the_trainer_of_a_killed_one(prepared):
+    """SIGKILL of Snakemake leaves its trainer running. The same command resumes, and trains no step twice."""
     first = "results/runs/small/first/train.json"
     prepared.run["stages"][0]["max_steps"] = 60
     left = prepared.start(first)
     stage, log = StageFolder(prepared.stage("first")), prepared.results / "logs/train/small/first.log"
     wait_for(lambda: list(stage.checkpoints.glob("step-*")), left, seconds=PATIENCE)
     trainer = read_json(stage.holder)["pid"]
-    os.kill(trainer, signal.SIGSTOP)  # however slow the next snakemake starts, it is still at work then
+    os.kill(trainer, signal.SIGSTOP)  # It then lives until the next Snakemake waits for it.
     os.kill(left.pid, signal.SIGKILL)
     left.wait()
     try:
         assert not stage.receipt.exists()
         again = prepared.start(first)
-        wait_for(lambda: "waiting for it to end" in said(log), again, seconds=PATIENCE)
+        wait_for(lambda: "waiting for it to end" in text_of(log), again, seconds=PATIENCE)
         os.kill(trainer, signal.SIGCONT)
         output, status = finished(again, PATIENCE)
         assert status == 0, output
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(left.pid, signal.SIGKILL)
-    assert "another trainer is at work here" in said(log)
+    assert "another trainer is at work here" in text_of(log)
     steps = [json.loads(line)["step"] for line in stage.metrics.open()]
     assert steps == list(range(5, 61, 5)) and prepared.receipt("first")["global_step"] == 60
 
 
-def test_the_lock_of_a_killed_workflow_is_gone_at_once_and_that_of_a_living_one_stays(workflow):
+def test_the_lock_of_a_killed_workflow_is_removed_and_that_of_a_living_one_stays(workflow):
     workflow.run["stages"][0]["max_steps"] = 3000
     locks = workflow.folder / ".snakemake/locks"
 
@@ -97,8 +97,8 @@ def test_the_lock_of_another_snakemake_survives_a_plan(workflow):
         wait_for((workflow.folder / "started").exists, running)
         locks = list((workflow.folder / ".snakemake/locks").iterdir())
         assert locks
-        said = workflow("--dry-run", "datasets/text")
-        assert "locked by a Snakemake without a record" in said and all(lock.exists() for lock in locks)
+        printed = workflow("--dry-run", "datasets/text")
+        assert "locked by a Snakemake without a record" in printed and all(lock.exists() for lock in locks)
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()

@@ -1,4 +1,4 @@
-"""The commands of the Makefile, in a folder that holds the project's files, with this environment."""
+"""The targets of the Makefile, in a folder with links to the project's files, with this environment."""
 
 import subprocess
 import sys
@@ -11,31 +11,31 @@ from .conftest import PATIENCE, ROOT
 
 
 def make(folder, *words, fails=False):
-    """Run `make` in the folder with this environment in place of .venv; return what it prints."""
-    for name in ("Makefile", "Snakefile", "rules", "profiles"):
+    """Run `make` in the folder with this environment instead of .venv, and return what it prints."""
+    for name in ("Makefile", "Snakefile", "workflow", "rules", "profiles"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     command = ["make", "--old-file", ".venv/run-ready", f"BIN={Path(sys.executable).parent}", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
-    said = done.stdout + done.stderr
-    assert (done.returncode != 0) == fails, said
-    return said
+    printed = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, printed
+    return printed
 
 
 @pytest.mark.parametrize("words", ["runs/small --dry-run", "--dry-run -- runs/small", "--dry-run runs/small"])
 def test_a_target_may_follow_the_configuration_of_make_run(workflow, words):
     (workflow.folder / "other.yaml").write_text(yaml.safe_dump(workflow.config))
-    said = make(workflow.folder, "run", "CONFIG=other.yaml", f"ARGS={words}")
-    assert "runs/small" in said and "evaluate" in said and "compare" not in said
+    printed = make(workflow.folder, "run", "CONFIG=other.yaml", f"ARGS={words}")
+    assert "runs/small" in printed and "evaluate" in printed and "compare" not in printed
 
 
 @pytest.mark.parametrize("target", ["run", "report"])
 def test_make_names_a_configuration_that_cannot_be_read_with_the_line(tmp_path, target):
     (tmp_path / "broken.yaml").write_text("runs: {}\ndatasets: [\n")
-    said = make(tmp_path, target, "CONFIG=broken.yaml", fails=True)
-    assert "broken.yaml: not valid YAML" in said and "line 3" in said and "Traceback" not in said
-    said = make(tmp_path, target, "CONFIG=missing.yaml", fails=True)
-    assert "missing.yaml: no such file" in said and "Traceback" not in said
+    printed = make(tmp_path, target, "CONFIG=broken.yaml", fails=True)
+    assert "broken.yaml: not valid YAML" in printed and "line 3" in printed and "Traceback" not in printed
+    printed = make(tmp_path, target, "CONFIG=missing.yaml", fails=True)
+    assert "missing.yaml: no such file" in printed and "Traceback" not in printed
     assert "config.yaml: no such file" in make(tmp_path, target, fails=True)
 
 

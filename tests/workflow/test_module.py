@@ -1,4 +1,8 @@
-"""A workflow of somebody else that takes ours as a module, and uses what it trained in a rule of its own."""
+"""Another workflow has ours as a module, and uses a score in a rule of its own."""
+
+import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
@@ -7,7 +11,9 @@ from spider.files import read_json
 
 from .conftest import ROOT, SNAKEMAKE, Workflow
 
-#: What it calls its own, and what it says to all shells, must not meet ours.
+OURS = repr(str(ROOT / "Snakefile"))
+
+#: Its names and its shell prefix must not affect ours.
 FOREIGN = """
 import os
 
@@ -22,7 +28,7 @@ rule target:
         "mine/verdict.txt"
 
 module spider:
-    snakefile: "{snakefile}"
+    snakefile: {snakefile}
     config: config["spider"]
     {prefix}
 
@@ -46,7 +52,7 @@ rule judge:
         '''
 """
 
-#: Its own rule's script; not a `run:`, for which Snakemake names an interpreter with a space unquoted.
+#: The script of its rule. A `run:` block would fail where the path of the interpreter has a space.
 JUDGE = """
 import json, sys
 
@@ -55,7 +61,7 @@ bpb = json.load(open(evaluation))["bpb"]
 open(verdict, "w").write(f"{'good' if bpb < float(worst) else 'bad'} {bpb}")
 """
 
-#: Rules that both have; they need names that tell them apart.
+#: Rules of the same names as ours. They need `use rule ... as`.
 HOMONYMS = """
 rule all:
     input:
@@ -68,11 +74,12 @@ rule train:
 
 
 class Foreign(Workflow):
-    """A folder with a workflow of its own, whose configuration has Spider's as one of its blocks."""
+    """A folder with another workflow, whose configuration has Spider's as one of its blocks."""
 
-    def say(self, prefix="", renamed="", results="results", rest=""):
+    def write(self, prefix="", renamed="", results="results", rest="", snakefile=OURS):
+        """Write the Snakefile of the other workflow and the script of its rule."""
         text = FOREIGN.format(
-            snakefile=ROOT / "Snakefile",
+            snakefile=snakefile,
             prefix=f'prefix: "{prefix}"' if prefix else "",
             renamed=renamed,
             results=results,
@@ -88,19 +95,19 @@ class Foreign(Workflow):
         return [str(SNAKEMAKE), *options, "--cores", "2", *arguments]
 
     def verdict(self, results):
-        said, bpb = (self.folder / "mine/verdict.txt").read_text().split()
+        verdict, bpb = (self.folder / "mine/verdict.txt").read_text().split()
         evaluation = read_json(self.folder / results / "runs/small/first/evaluation.json")
-        return said, float(bpb) == evaluation["bpb"]
+        return verdict, float(bpb) == evaluation["bpb"]
 
     def recorded(self, results="results"):
-        """Jobs that recorded themselves, as by hand: in a module no handler opens an invocation."""
+        """Return the rules of the jobs that recorded themselves, because a module runs no handlers."""
         jobs = [read_json(path) for path in (self.folder / results / "tracking/jobs").glob("*.json")]
         return {job["tags"]["spider.rule"] for job in jobs if job["status"] == "finished"}
 
 
 @pytest.fixture
 def foreign(tmp_path):
-    """Without tracking, which costs each job some seconds."""
+    """Return a workflow of one short stage without tracking, which costs each job some seconds."""
     made = Foreign(tmp_path)
     del made.run["stages"][1]
     made.run["stages"][0]["max_steps"] = 8
@@ -108,33 +115,33 @@ def foreign(tmp_path):
     return made
 
 
-def test_rules_under_other_names_train_on_what_was_made_and_what_they_made_is_used(prepared, foreign):
-    foreign.say(renamed="as spider_*", rest=HOMONYMS)
+def test_renamed_rules_use_the_outputs_of_our_own_names_and_the_other_way_round(prepared, foreign):
+    foreign.write(renamed="as spider_*", rest=HOMONYMS)
     output = foreign()
-    assert "spider_train" in output and "spider_encode" not in output  # made without them, by `prepared`
+    assert "spider_train" in output and "spider_encode" not in output  # `prepared` made the data.
     assert foreign.verdict("results") == ("good", True)
     snapshot = yaml.safe_load((foreign.results / "config.yaml").read_text())
     assert snapshot == {**foreign.config, "results": "results"}
 
     assert "Nothing to be done" in foreign("--dry-run")
-    foreign.say()  # neither do the same rules under their own names find anything to do
+    foreign.write()  # The same rules under their own names have nothing to do either.
     assert "Nothing to be done" in foreign("--dry-run")
     alone = Workflow(foreign.folder)
     alone.config = foreign.config
-    # What the foreign workflow has no use for is all that is left to do without it.
+    # Our workflow alone makes only the files that the other one does not need.
     assert alone.planned() == {"sample": 1, "draw": 1, "compare": 1, "report": 1}
 
     before = foreign.receipt("first")["weights"]
-    foreign.run["stages"][0]["lr"] = 5e-4  # the jobs read what changed
+    foreign.run["stages"][0]["lr"] = 5e-4  # The jobs read the changed value.
     foreign.config["tracking"] = {"enabled": True}
     foreign("results/runs/small/first/train.json")
     assert foreign.receipt("first")["weights"] != before
     assert foreign.recorded() == {"train"}
 
 
-def test_a_prefix_moves_all_that_is_made(foreign):
+def test_a_prefix_moves_all_outputs(foreign):
     foreign.config["datasets"]["text"]["ngram"] = 0.3
-    foreign.say(prefix="byte", results="byte/results")
+    foreign.write(prefix="byte", results="byte/results")
     foreign.config["tracking"] = {"enabled": True}
     assert "rule encode_with_ngrams:" in foreign("datasets/text")
     assert (foreign.folder / "byte/results/shards/text/ngram/000.bin").stat().st_size
@@ -149,5 +156,28 @@ def test_a_prefix_moves_all_that_is_made(foreign):
 
 def test_a_prefix_before_an_absolute_path_is_refused(foreign):
     foreign.config["results"] = str(foreign.folder / "elsewhere")
-    said = foreign.say(prefix="byte")("--dry-run", fails=True)
-    assert "is absolute, and a module's `prefix:` cannot move it" in said
+    printed = foreign.write(prefix="byte")("--dry-run", fails=True)
+    assert "is absolute, and a module's `prefix:` cannot move it" in printed
+
+
+def test_the_catalogues_way_to_deploy_a_tag_plans_and_runs(foreign, tmp_path_factory):
+    """Snakedeploy writes a module whose Snakefile is `workflow/Snakefile` of a tag."""
+    repository = tmp_path_factory.mktemp("repository")
+    for name in ("rules", "workflow", "config", ".snakemake-workflow-catalog.yml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, repository / name)
+    settings = yaml.safe_load((repository / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert settings["report"] is True and not any(settings["software-stack-deployment"].values())
+    git = ["git", "-C", str(repository), "-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "Release"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    foreign.write(snakefile=f"gitfile({str(repository)!r}, path='workflow/Snakefile', tag='v1')")
+    shutil.rmtree(repository / "rules")  # Only the tag has the rules now.
+    foreign("datasets/text")
+    assert (foreign.results / "shards/text/metadata.json").exists()
+
+
+def test_the_catalogue_finds_every_page_that_its_configuration_names():
+    text = (ROOT / "config/README.md").read_text()
+    paths = re.findall(r"\]\(([^)#]+)", text)
+    assert paths and all((ROOT / "config" / path).exists() for path in paths)

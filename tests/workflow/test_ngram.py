@@ -1,4 +1,4 @@
-"""The n-gram index in the workflow: what is counted again after a change, and what its jobs request."""
+"""Runs share an n-gram index, and its jobs request memory and time by the size of the text."""
 
 import re
 
@@ -12,8 +12,8 @@ NGRAM = {"orders": [1, 2, 4, 6], "rare": 5, "match_orders": [2, 4], "hidden": 8,
 
 
 @pytest.fixture
-def remembering(workflow):
-    """A workflow of two toy stages that read an n-gram index."""
+def with_index(workflow):
+    """Return a workflow whose model reads an n-gram index."""
     workflow.config["datasets"]["text"]["ngram"] = 0.5
     workflow.run["model"] = {"family": "tests.families.toy", "width": 8, "ngram": NGRAM}
     for stage in workflow.run["stages"]:
@@ -27,30 +27,26 @@ def indexes(workflow) -> list[str]:
     return [f"{folder}/{text}/index.json" for text in ("split", "full")]
 
 
-def test_another_run_that_reads_the_index_does_not_count_again(remembering):
-    """The index is one for all runs that count the same, whichever comes first and whatever it is called."""
-    targets, runs = indexes(remembering), remembering.config["runs"]
-    remembering(*targets)
-    remembering.config["runs"] = {"earlier": runs["small"], **runs}
-    assert remembering.planned(*targets) == {}
-    remembering.config["runs"] = {"renamed": runs["small"]}
-    assert remembering.planned(*targets) == {}
+def requested(workflow, rule: str) -> list[tuple[int, int]]:
+    """Return the megabytes and minutes that the jobs of a rule request in a plan."""
+    plan = workflow("--dry-run", "--quiet", "progress", "--forceall", *indexes(workflow))
+    found = re.findall(rf"^rule {rule}:$.*?^    resources: (.*?)$", plan, re.M | re.S)
+    resources = [dict(one.split("=") for one in line.split(", ")) for line in found]
+    return sorted((int(one["mem_mb"]), int(one["runtime"])) for one in resources)
 
 
-def test_requests_follow_from_the_size_of_the_text(remembering):
-    """They are estimated from the files while there is no index, and grow with each attempt."""
+def test_jobs_request_memory_by_the_size_of_the_text_and_runs_share_their_index(with_index):
+    workflow, targets = with_index, indexes(with_index)
+    size = (workflow.folder / "text.jsonl").stat().st_size
+    assert requested(workflow, "count_ngrams") == [requests.counting(3 * size, 4)]
+    workflow(*targets)
+    splits = read_json(workflow.results / "shards/text/metadata.json")["splits"]
+    ngram, train = splits["ngram"]["tokens"], splits["train"]["tokens"]
+    assert requested(workflow, "count_ngrams") == [requests.counting(ngram + train, 4)]
+    both = [requests.merging(ngram, 4, 2), requests.merging(ngram + train, 4, 2)]
+    assert requested(workflow, "build_ngrams") == both
 
-    def requested(rule: str) -> list[tuple[int, int]]:
-        said = remembering("--dry-run", "--quiet", "progress", "--forceall", *indexes(remembering))
-        found = re.findall(rf"^rule {rule}:$.*?^    resources: (.*?)$", said, re.M | re.S)
-        resources = [dict(one.split("=") for one in line.split(", ")) for line in found]
-        return sorted((int(one["mem_mb"]), int(one["runtime"])) for one in resources)
-
-    size = (remembering.folder / "text.jsonl").stat().st_size
-    assert requested("count_ngrams") == [requests.counting(3 * size, 4)]
-    remembering("datasets/text")
-    splits = read_json(remembering.results / "shards/text/metadata.json")["splits"]
-    memory, train = splits["ngram"]["tokens"], splits["train"]["tokens"]
-    assert requested("count_ngrams") == [requests.counting(memory + train, 4)]
-    both = [requests.merging(memory, 4, 2), requests.merging(memory + train, 4, 2)]
-    assert requested("build_ngrams") == both
+    run = workflow.config["runs"]["small"]
+    for runs in ({"earlier": run, "small": run}, {"renamed": run}):
+        workflow.config["runs"] = runs
+        assert workflow.planned(*targets) == {}

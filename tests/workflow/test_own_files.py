@@ -1,4 +1,4 @@
-"""A user's own files: what is imported or scored again after a change of them, and what is refused."""
+"""Jobs that read the user's own files run again after an edit, and name a missing file."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 
 def later(path, text):
-    """Write a file so that it is newer than anything that was made."""
+    """Write a file that is newer than all outputs."""
     path.write_text(text)
     stat = path.stat()
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**10))
@@ -17,7 +17,7 @@ def later(path, text):
 
 @pytest.fixture
 def own(workflow):
-    """Datasets of a jsonl, of a parquet file and of a folder of texts, all of them indexed."""
+    """Return a workflow with indexed datasets of a jsonl file, a parquet file and a folder of texts."""
     rows = [{"text": f"Text {i}.", "id": str(i), "url": f"site{i % 9}/{i}"} for i in range(60)]
     (workflow.folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     pq.write_table(pa.Table.from_pylist(rows), workflow.folder / "a.parquet")
@@ -37,7 +37,7 @@ def test_other_columns_are_imported_and_an_edited_text_is_read_again(own):
     for name in ("lines", "rows"):
         own.config["datasets"][name]["id_column"] = "url"
     assert own.planned("datasets/lines", "datasets/rows", "datasets/notes") == {
-        "download": 1,  # of the jsonl alone: a parquet file is linked whole
+        "download": 1,  # The jsonl file only: a parquet file is a link and has all its columns.
         "encode": 2,
         "index": 2,
     }
@@ -45,8 +45,7 @@ def test_other_columns_are_imported_and_an_edited_text_is_read_again(own):
     assert own.planned("datasets/notes") == {"download": 1, "encode": 1, "index": 1}
 
 
-def test_an_edit_of_any_file_of_a_bundle_asks_the_model_again(trained):
-    """A stage is asked a bundle of questions, of which one file is edited afterwards."""
+def test_an_edit_of_any_file_of_a_bundle_of_questions_scores_again(trained):
     bundle = trained.folder / "bundle"
     (bundle / "eval_data").mkdir(parents=True)
     entry = "{label: one, dataset_uri: one.jsonl, num_fewshot: [0]}"

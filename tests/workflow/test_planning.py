@@ -1,4 +1,4 @@
-"""What a configuration plans, before anything runs."""
+"""Configurations are planned without starting a job."""
 
 import contextlib
 import copy
@@ -19,7 +19,7 @@ from .forked import run_snakemake
 
 @contextlib.contextmanager
 def planning_takes_less_than(seconds):
-    """By the processor: one process plans, and the clock depends on what else this machine does."""
+    """Bound the processor time of the child processes. Wall time depends on other work of the machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -37,7 +37,7 @@ def test_the_default_configuration_plans_in_under_five_seconds():
 
 
 def planned_by(line):
-    """The arguments of Snakemake that a line of the docs stands for, as a hashable value."""
+    """Return the arguments of Snakemake in a line of the docs, as a hashable value."""
     given = [word for word in words(line) if not re.match(r"PIP_\w+=", word)]
     if given[0] == "make":
         options = dict(word.partition("=")[::2] for word in given[2:])
@@ -47,7 +47,7 @@ def planned_by(line):
 
 
 def _options(arguments):
-    """Options with their values, and targets."""
+    """Yield each option with its value, and each target."""
     at = 0
     while at < len(arguments):
         takes = 2 if arguments[at] in WITH_A_VALUE else 1
@@ -56,7 +56,7 @@ def _options(arguments):
 
 
 WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report")
-#: What these do needs results; `test_the_linter_finds_nothing` gives one of them.
+#: These need results, or have a test of their own.
 NOT_PLANS = {"--unlock", "--report results/report.html", "--lint"}
 SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in shown(program).values()}
 
@@ -65,7 +65,7 @@ SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in s
 def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
     options = [word for part in line if part.startswith("-") for word in part.split(" ")]
     targets = [part for part in line if not part.startswith("-")]
-    if line == ("runs/demo-lr4e-3-loops2",):  # of the grid on the page
+    if line == ("runs/demo-lr4e-3-loops2",):  # A run of the grid on the page.
         (block,) = re.findall(
             r"^```yaml\n(runs:.*?grid:.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S | re.M
         )[:1]
@@ -80,7 +80,7 @@ def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
 
 
 def test_the_full_model_plans_every_job_without_a_network(tmp_path):
-    # An address that answers nothing: a plan that touched the hub would fail or wait.
+    # No server listens at this address, so a plan that contacts the hub fails or waits.
     command = [str(SNAKEMAKE), "--cores", "1", "-n", "--forceall", "--configfile", "presets/spider-1b.yaml"]
     environment = {"PATH": "/usr/bin:/bin", "HF_ENDPOINT": "http://127.0.0.1:9", "LANG": "C.UTF-8"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -121,7 +121,7 @@ def test_a_part_of_the_workflow_can_be_named(workflow):
     assert "evaluate" in workflow("--dry-run", "runs/small")
 
 
-def test_an_index_has_a_rule_of_its_own_and_other_datasets_nothing_to_do(workflow):
+def test_an_n_gram_split_encodes_its_dataset_again_and_no_other(workflow):
     datasets = workflow.config["datasets"]
     datasets["more"] = copy.deepcopy(datasets["text"])
     workflow("datasets/text", "datasets/more")
@@ -148,14 +148,14 @@ def test_results_of_another_version_are_refused_and_kept(workflow):
     assert [p.name for p in workflow.results.iterdir()] == ["spider.json"]
 
 
-def test_the_linter_finds_nothing_but_what_the_docs_explain():
-    """Each rule runs in the environment of Snakemake itself: docs/extending.md."""
+def test_the_linter_finds_only_what_the_docs_explain():
+    """Each rule runs in the environment of Snakemake itself (docs/extending.md)."""
     command = [str(SNAKEMAKE), "--lint", "--configfile", "presets/scaling-cpu.yaml"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
-    about = [line.split()[2:4] for line in said if line.startswith("Lints for")]
+    lints = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
+    about = [line.split()[2:4] for line in lints if line.startswith("Lints for")]
     assert {kind for kind, _ in about} == {"rule"}
     assert {rule for _, rule in about} >= {"download", "train", "report", "scaling"}
-    found = {line.strip() for line in said if line.startswith("    * ")}
+    found = {line.strip() for line in lints if line.startswith("    * ")}
     assert found == {"* Specify a conda environment or container for each rule.:"}
 
 
@@ -171,13 +171,13 @@ def test_a_plan_names_the_key_of_a_missing_file_of_tasks(workflow):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_missing_gpu_is_said_by_a_plan_and_stops_a_run_on_this_machine_before_any_job(workflow):
+def test_a_plan_warns_of_a_missing_gpu_and_a_run_stops_before_any_job(workflow):
     workflow.run["resources"] = {"gpus": 2, "threads": 1}
     assert workflow("--dry-run").count("resources.gpus: the run asks for 2") == 1
     output = workflow(fails=True)
     assert "resources.gpus: the run asks for 2" in output and "Nothing was started" in output
     assert not (workflow.results / "raw").exists() and not (workflow.results / "shards").exists()
-    # What needs no GPU is done, and a scheduler's jobs are started elsewhere.
+    # Jobs without a GPU run, and the jobs of a scheduler run on another machine.
     workflow("datasets/text")
     executor = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", "true", "--jobs", "1"]
     assert "resources.gpus" not in workflow("--dry-run", *executor)

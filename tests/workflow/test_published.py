@@ -1,5 +1,4 @@
-"""Published shards through the real workflow: imported file by file, trained on, and marked where text is
-lost."""
+"""Published shards go through the real workflow: each file is imported, and lossy scores are marked."""
 
 from pathlib import Path
 
@@ -16,8 +15,8 @@ def test_published_shards_are_imported_once_and_their_figures_are_marked(workflo
     workflow.config["datasets"] = config_of(folder)["datasets"]
     workflow.run.update(data="web", model={"family": "tests.families.toy", "width": 8})
     workflow.run["stages"] = [workflow.run["stages"][0] | {"max_steps": 10}]
-    said = workflow()
-    assert said.count("(Rule: encode)") == 3 and "(Rule: download)" not in said
+    printed = workflow()
+    assert printed.count("(Rule: encode)") == 3 and "(Rule: download)" not in printed
     results = workflow.results
     assert verify(results / "shards/web")["documents"] == 41
     measured = read_json(results / "runs/small/first/evaluation.json")
@@ -27,7 +26,7 @@ def test_published_shards_are_imported_once_and_their_figures_are_marked(workflo
     assert "† of decoded text" in (results / "report/runs/small.html").read_text()
     assert workflow.planned() == {}
 
-    # A file that is held out from now on is imported again, and no other.
+    # Only the file that moves to the held-out split is imported again.
     source = workflow.config["datasets"]["web"]["source"]
     source |= {"train": [f"{folder}/train_000.bin"], "validation": [f"{folder}/*_001.bin", f"{folder}/val*"]}
     assert workflow.planned()["encode"] == 1

@@ -1,4 +1,4 @@
-"""What is done again after a change, and what is not."""
+"""A change of settings, files or code runs only the jobs that it affects."""
 
 import json
 import os
@@ -16,20 +16,15 @@ from .conftest import ROOT
 
 @pytest.fixture
 def workflow(trained):
-    """The trained folder, which each test may change."""
+    """Return a copy of the finished workflow, which a test may change."""
     return trained
-
-
-def with_stages(workflow, change):
-    """The workflow's list of stages changed."""
-    change(workflow.run["stages"])
 
 
 def weights(workflow, *stages):
     return {stage: workflow.receipt(stage)["weights"] for stage in stages}
 
 
-def test_nothing_is_done_twice(workflow):
+def test_no_job_runs_twice(workflow):
     assert workflow.planned() == {}
 
 
@@ -56,7 +51,7 @@ def test_another_prompt_writes_another_sample_and_scores_nothing(workflow):
     assert workflow.planned() == {}
 
 
-def test_a_stage_whose_checkpoints_were_deleted_is_trained_again_once_its_receipt_is_deleted(workflow):
+def test_a_stage_without_checkpoints_and_receipt_is_trained_again(workflow):
     before = workflow.receipt("second")["weights"]
     shutil.rmtree(workflow.stage("second") / "checkpoints")
     (workflow.stage("second") / "sample.txt").unlink()
@@ -71,7 +66,7 @@ def test_a_stage_whose_checkpoints_were_deleted_is_trained_again_once_its_receip
 
 
 def test_touching_source_files_retrains_nothing(workflow):
-    touched = [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk"), *(ROOT / "spider").rglob("*.py")]
+    touched = [ROOT / "workflow/Snakefile", *(ROOT / "rules").glob("*.smk"), *(ROOT / "spider").rglob("*.py")]
     before = {path: path.stat() for path in touched}
     try:
         for path in touched:
@@ -82,7 +77,7 @@ def test_touching_source_files_retrains_nothing(workflow):
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-#: Gives every block of the configuration one more key, before the blocks are made.
+#: Adds a key to the class of every block of the configuration.
 GROW = """
 import pydantic
 
@@ -100,34 +95,34 @@ Meta.__new__ = grown
 """
 
 
-def test_a_new_key_in_every_block_has_nothing_done_again(workflow, tmp_path):
+def test_a_new_key_in_every_block_reruns_nothing(workflow, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(GROW)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "SPIDER_TRACKING": "off"}
-    asked = "import spider.config as c; print(*(b.__name__ for b in (c.Config, *c.Block.__subclasses__())"
-    asked += " if f'new_key_of_{b.__name__.lower()}' not in b.model_fields), len(c.Block.__subclasses__()))"
-    said = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True)
-    assert said.returncode == 0 and int(said.stdout) > 10, said
+    code = "import spider.config as c; print(*(b.__name__ for b in (c.Config, *c.Block.__subclasses__())"
+    code += " if f'new_key_of_{b.__name__.lower()}' not in b.model_fields), len(c.Block.__subclasses__()))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 10, done
     assert "Nothing to be done" in workflow("--dry-run", PYTHONPATH=path)
 
     before, log = weights(workflow, "first", "second"), workflow.stage("second") / "metrics.jsonl"
     written = log.stat().st_mtime_ns
     command = [sys.executable, "-m", "spider.cli", "--config", "results/config.yaml", "train"]
-    said = subprocess.run(
+    done = subprocess.run(
         [*command, "small/second"], cwd=workflow.folder, env=environment, capture_output=True
     )
-    assert said.returncode == 0, said.stderr.decode()
+    assert done.returncode == 0, done.stderr.decode()
     assert weights(workflow, "first", "second") == before
     assert log.stat().st_mtime_ns == written
 
 
 def test_saving_more_often_retrains_nothing(workflow):
-    with_stages(workflow, lambda stages: stages[0].update(ckpt_every=7, log_every=3))
+    workflow.run["stages"][0] |= {"ckpt_every": 7, "log_every": 3}
     assert workflow.planned() == {}
 
 
-def test_sharing_the_model_among_processes_retrains_nothing(workflow):
-    """Another number of processes may have smaller micro-batches, which need a warm-up of their own."""
+def test_another_number_of_processes_retrains_nothing(workflow):
+    """Smaller micro-batches may need a warm-up of their own."""
     workflow.run["parallel"] = "fsdp"
     assert workflow.planned() == {}
     workflow.run["resources"]["processes"] = 2
@@ -135,18 +130,18 @@ def test_sharing_the_model_among_processes_retrains_nothing(workflow):
 
 
 def test_a_new_warm_up_retrains_nothing(workflow):
-    """Its rule makes the stages' jobs run; the trainer sees that it has finished and trains no step."""
+    """The jobs of the stages run again. The trainer finds a finished stage and trains no step."""
     before, log = weights(workflow, "first"), workflow.stage("first") / "metrics.jsonl"
     written = log.stat().st_mtime_ns
-    said = workflow("results/runs/small/first/train.json", "--forcerun", "warmup")
-    assert "(Rule: warmup)" in said and "(Rule: train)" in said
+    printed = workflow("results/runs/small/first/train.json", "--forcerun", "warmup")
+    assert "(Rule: warmup)" in printed and "(Rule: train)" in printed
     assert weights(workflow, "first") == before
     assert log.stat().st_mtime_ns == written
 
 
 def test_appending_a_stage_trains_that_stage_only(workflow):
     before = weights(workflow, "first", "second")
-    with_stages(workflow, lambda stages: stages.append({"name": "third", "max_steps": 5, "warmup_steps": 0}))
+    workflow.run["stages"].append({"name": "third", "max_steps": 5, "warmup_steps": 0})
     once = ("train", "evaluate", "sample", "draw", "compare", "report")
     assert workflow.planned() == dict.fromkeys(once, 1)
     workflow()
@@ -156,20 +151,20 @@ def test_appending_a_stage_trains_that_stage_only(workflow):
 
 def test_changing_the_second_stage_retrains_it_and_keeps_the_old_checkpoints(workflow):
     before = weights(workflow, "first", "second")
-    with_stages(workflow, lambda stages: stages[1].update(lr=5e-4))
+    workflow.run["stages"][1]["lr"] = 5e-4
     assert workflow.planned()["train"] == 1
     workflow("--until", "train")
     after = weights(workflow, "first", "second")
     assert after["first"] == before["first"]
     assert after["second"] != before["second"]
     kept = list(workflow.stage("second").glob("superseded-*/checkpoints/step-*"))
-    assert kept, "the replaced stage's checkpoints were thrown away"
+    assert kept, "the checkpoints of the replaced stage are gone"
 
 
-def test_the_reports_of_snakemake_and_ours_hold_what_was_reached(workflow, tmp_path):
+def test_snakemakes_report_has_the_text_the_figures_and_the_tables(workflow, tmp_path):
     page = tmp_path / "report.html"
     workflow("--report", str(page))
     text = page.read_text()
-    for found in ("bpb.svg", "loss.svg", "sample.txt", "table.html"):
-        assert found in text
+    for shown in ("general-purpose compressors", "bpb.svg", "loss.svg", "sample.txt", "table.html"):
+        assert shown in text
     assert Path(workflow.results / "report/table.md").read_text().count("small") >= 2

@@ -1,4 +1,4 @@
-"""Every rule's log, benchmark, resources and partition, read from a plan with the profile for Slurm."""
+"""Every rule has a log, a benchmark, resources and a partition in a plan with the profile for Slurm."""
 
 import copy
 import logging
@@ -14,21 +14,14 @@ from .forked import run_snakemake
 
 PROFILE = ROOT / "profiles/slurm"
 
-#: Rules whose command runs a model. The others never ask for a GPU.
-WITH_A_MODEL = {
-    "warmup",
-    "train",
-    "evaluate",
-    "sample",
-    "harness",
-    "compress",
-    "evaluate_compressed",
-    "sample_compressed",
-}
+#: Rules whose command runs a model. The others request no GPU.
+WITH_A_MODEL = {"warmup", "train", "evaluate", "sample", "harness", "compress"}
+#: Rules of about a second, which run where Snakemake runs.
+LOCAL = {"draw", "compare", "report", "scaling"}
 
 
 def with_every_rule(workflow: Workflow, gpus: int) -> None:
-    """Change the configuration so that a plan of all has jobs of every rule."""
+    """Change the configuration so that a plan has jobs of every rule."""
     config = workflow.config
     text = config["datasets"]["text"]
     config["datasets"]["indexed"] = {**text, "ngram": 0.3}
@@ -50,7 +43,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
 
 
 def planned_jobs(workflow: Workflow, *options: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
-    """Return of each job in a plan: its rule, the lines that describe it, and its resources."""
+    """Return the rule of each job in a plan, the lines that describe it, and its resources."""
     workflow.command()  # writes the configuration
     command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--dry-run", "--forceall"]
     command += ["--quiet", "progress", *options]
@@ -77,7 +70,7 @@ def partition(rule: str, lines: dict[str, str], resources: dict[str, str]) -> st
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_every_rule_asks_for_index_and_time_and_goes_to_the_partition_of_its_gpus(workflow, gpus):
+def test_every_rule_requests_memory_and_time_and_gets_the_partition_of_its_gpus(workflow, gpus):
     with_every_rule(workflow, gpus)
     jobs = planned_jobs(workflow, "--workflow-profile", str(PROFILE))
     command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--list-rules"]

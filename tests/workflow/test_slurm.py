@@ -1,7 +1,7 @@
 """The workflow on a real Slurm: killed, out of time, on two nodes, on GPUs, with wrong site values.
 
-Data and warm-up are made once on this machine by profiles/default; what a test is about, a training mostly,
-is then sent to Slurm by profiles/slurm with a site's values in it, as a person would write them.
+Data and warm-up are made once on this machine by profiles/default. A test then sends mostly one training to
+Slurm, by profiles/slurm with the values of a site.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .slurm import Slurm, queue, running
 STEPS = 100
 FIRST = "results/runs/small/first/train.json"
 
-#: Somebody else's workflow.
+#: Another workflow, which has ours as a module.
 MODULE = f"""
 configfile: "config.yaml"
 
@@ -76,7 +76,7 @@ class Cluster(Workflow):
         return queue()
 
     def steps(self) -> list[int]:
-        """The steps of which the first stage has logged figures."""
+        """Return the steps that the first stage has logged."""
         return [json.loads(line)["step"] for line in (self.stage("first") / "metrics.jsonl").open()]
 
 
@@ -88,19 +88,19 @@ def slurm() -> Iterator[Slurm]:
 
 @pytest.fixture(scope="module")
 def prepared(slurm: Slurm, prepared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    """A folder in which all is done but the training."""
+    """Return a workflow with data and warm-up, and no training."""
     folder = tmp_path_factory.mktemp("for-slurm")
     shutil.copytree(prepared_folder, folder, dirs_exist_ok=True, symlinks=True)
     workflow = untracked(folder)
     workflow.run["stages"][0]["max_steps"] = STEPS
-    workflow.run["defaults"] |= {"micro_batch": 2, "grad_accum": 2}  # of the same shape in two processes
+    workflow.run["defaults"] |= {"micro_batch": 2, "grad_accum": 2}  # Two processes have the same shape.
     workflow("--until", "warmup")
     return workflow
 
 
 @pytest.fixture
 def cluster(prepared: Workflow, tmp_path: Path) -> Cluster:
-    """A copy of it, to be trained on Slurm."""
+    """Return a copy of the prepared workflow, to train on Slurm."""
     return copied(prepared, tmp_path)
 
 
@@ -117,7 +117,7 @@ Started = tuple[Cluster, subprocess.Popen[str]]
 
 
 def started_among_spaces(prepared: Workflow, home: Path, **resources: object) -> Cluster:
-    """In a folder with a space in its name, to be started by an environment of such a folder."""
+    """Return a copy in a folder with a space in its name, and with such an environment."""
     (home / "my environment").symlink_to(sys.prefix)
     cluster = copied(prepared, home / "my project", **resources)
     cluster.python = home / "my environment/bin/python"
@@ -127,13 +127,13 @@ def started_among_spaces(prepared: Workflow, home: Path, **resources: object) ->
 
 @pytest.fixture(scope="module")
 def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """One training on one node.
+    """Start a training on one node.
 
-    Like the next two it is started early, as most of the time is waiting.
+    This fixture and the next two start early, because a test mostly waits for its jobs.
     """
     home = tmp_path_factory.mktemp("alone")
     cluster = started_among_spaces(prepared, home, gpus=1, runtime=60)
-    # Its GPUs are files: a training would be refused for want of real ones, so torch takes them for real.
+    # Its GPUs are files, which a training refuses, so torch takes them for real GPUs.
     (stub := home / "stub").mkdir()
     (stub / "sitecustomize.py").write_text(
         "import sys\nif {'warmup', 'train'} & {*sys.orig_argv}:\n"
@@ -146,15 +146,14 @@ def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Start
 
 @pytest.fixture(scope="module")
 def together(alone: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """One training on two nodes."""
+    """Start a training on two nodes."""
     cluster = copied(prepared, tmp_path_factory.mktemp("together"), nodes=2, processes=2)
     return cluster, cluster.start(FIRST)
 
 
 @pytest.fixture(scope="module")
 def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """One training of a workflow that has ours as a module, sent by `cluster-generic`, with the two files
-    that the documentation shows."""
+    """Start a training of another workflow by `cluster-generic`, with the two files in the docs."""
     cluster = started_among_spaces(prepared, tmp_path_factory.mktemp("generic"))
     cluster.snakefile = cluster.folder / "Snakefile"
     cluster.snakefile.write_text(MODULE)
@@ -170,55 +169,59 @@ def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.Temp
 
 
 def succeeded(started: Started, patience: float = 2 * PATIENCE) -> str:
-    """Wait for a workflow's success; what it said."""
+    """Wait until a workflow succeeds, and return what it printed."""
     output, status = finished(started[1], patience, queue)
     assert status == 0, output
     return output
 
 
 def until(ready: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait; each minute it is printed what the scheduler waits for."""
-    began = said = time.monotonic()
+    """Wait for a condition, and print the queue once a minute."""
+    began = printed = time.monotonic()
     while not ready():
-        if (now := time.monotonic()) - said >= 60:
-            said = now
+        if (now := time.monotonic()) - printed >= 60:
+            printed = now
             print(f"after {now - began:.0f} s: {queue()}", flush=True)
         assert now - began < seconds, f"waited in vain: {queue()}"
         time.sleep(0.1)
 
 
 def cancelled(cluster: Cluster, slurm: Slurm) -> dict[str, str]:
-    """Cancel a training in the middle; what Slurm had been asked for."""
+    """Cancel a training in the middle, and return Slurm's description of its job."""
     checkpoints = cluster.stage("first") / "checkpoints"
     until(lambda: len(list(checkpoints.glob("step-*[0-9]"))) >= 2)
     (number,) = slurm.jobs("train", cluster.folder)
     slurm("scancel", number)
-    return slurm.seen(number)
+    return slurm.described(number)
 
 
 def resumed(cluster: Cluster, output: str) -> str:
-    """The job that Snakemake sent in a cancelled one's place, after a look at what all of them logged."""
+    """Check the logs of all jobs of a training, and return the id of the last one."""
     numbers = re.findall(r"rule_train/small_first/(\d+)\.log\)\.", output)
     log = (cluster.folder / f"logs/slurm/rule_train/small_first/{numbers[0]}.log").read_text()
     assert "SIGTERM: stopped after step" in log and "exit status 75" in log
     steps, last = cluster.steps(), cluster.run["stages"][0]["max_steps"]
     assert [step for step in steps if not step % 5] == list(range(5, last + 1, 5))
     assert steps == sorted(set(steps))
-    assert len(steps) < last // 5 + len(numbers)  # a line more where it was stopped between two
+    assert len(steps) < last // 5 + len(numbers)  # A stop between two rows logs one row more.
     return str(numbers[-1])
 
 
-def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(alone, together, generic, slurm):
+def test_a_cancelled_training_resumes_and_ends_with_the_same_weights(alone, together, generic, slurm):
     cluster, _ = alone
-    asked = cancelled(cluster, slurm)
-    # Slurm was asked for what the run's `resources:` say.
-    assert asked["Partition"] == "gpu" and asked["TresPerJob"] == "gres:gpu:1" and asked["Requeue"] == "1"
-    assert asked["MinMemoryNode"] == "6000M" and asked["TimeLimit"] == "01:00:00"
+    requested = cancelled(cluster, slurm)
+    # These are the values of the run's `resources:`.
+    assert (
+        requested["Partition"] == "gpu"
+        and requested["TresPerJob"] == "gres:gpu:1"
+        and requested["Requeue"] == "1"
+    )
+    assert requested["MinMemoryNode"] == "6000M" and requested["TimeLimit"] == "01:00:00"
     cancelled(together[0], slurm)
 
-    again = slurm.seen(resumed(cluster, succeeded(alone)))
+    again = slurm.described(resumed(cluster, succeeded(alone)))
     assert again["JobState"] == "COMPLETED"
-    assert again["TimeLimit"] == "01:30:00"  # twice the first, up to the cap
+    assert again["TimeLimit"] == "01:30:00"  # Twice the first limit, up to the cap.
     succeeded(generic)
     undisturbed, _ = generic
     assert cluster.receipt("first")["weights"] == undisturbed.receipt("first")["weights"]
@@ -227,24 +230,23 @@ def test_a_cancelled_training_resumes_and_ends_as_if_it_had_not_been(alone, toge
 @pytest.mark.long
 def test_two_nodes_train_together_and_resume_together(together, slurm):
     cluster, _ = together
-    seen = slurm.seen(resumed(cluster, succeeded(together)))
-    assert seen["JobState"] == "COMPLETED"
-    assert seen["NumNodes"] == "2" and seen["NodeList"] == "one,two" and seen["NumTasks"] == "2"
-    assert "gpu" not in seen["TRES"]
+    job = slurm.described(resumed(cluster, succeeded(together)))
+    assert job["JobState"] == "COMPLETED"
+    assert job["NumNodes"] == "2" and job["NodeList"] == "one,two" and job["NumTasks"] == "2"
+    assert "gpu" not in job["TRES"]
     assert cluster.receipt("first")["global_step"] == STEPS
     assert "2 processes (ddp)" in (cluster.results / "logs/train/small/first.log").read_text()
 
 
-def test_another_scheduler_is_served_by_the_two_files_that_the_documentation_shows(generic):
+def test_another_scheduler_runs_a_training_with_the_two_files_in_the_docs(generic):
     cluster, _ = generic
     succeeded(generic)
     assert cluster.receipt("first")["global_step"] == STEPS
 
 
 @pytest.mark.parametrize("started", ["alone", "generic"])
-def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(started, request):
-    """Job scripts name the interpreter unquoted: such an environment is called by a link without a space; in
-    the workflow of somebody else too, who has ours as a module."""
+def test_spaces_in_the_path_of_the_environment_and_the_folder_work(started, request):
+    """Job scripts name the interpreter without quotes, so they use a link without a space."""
     cluster, process = request.getfixturevalue(started)
     output, home = succeeded((cluster, process)), cluster.folder.parent
     (link,) = (home / "cache/spider/environments").iterdir()
@@ -252,7 +254,7 @@ def test_an_environment_and_a_folder_with_spaces_are_no_obstacle(started, reques
     assert cluster.receipt("first")["global_step"] == STEPS
 
 
-def test_an_unknown_partition_is_named_with_where_to_set_it_and_costs_nothing(cluster):
+def test_an_unknown_partition_is_named_with_its_setting_and_no_work_is_lost(cluster):
     cluster.site(gpu_partition="fast")
     cluster.run["resources"] |= {"gpus": 1}
     output = cluster(FIRST, "--retries", "1", fails=True)
@@ -264,7 +266,7 @@ def test_an_unknown_partition_is_named_with_where_to_set_it_and_costs_nothing(cl
     assert cluster.planned() == {**twice, "compare": 1, "report": 1}
 
 
-def test_more_than_a_node_has_is_refused_with_what_to_set(cluster):
+def test_a_request_larger_than_a_node_is_refused_with_its_settings(cluster):
     cluster.run["resources"] |= {"gpus": 8, "processes": 1, "threads": 6}
     output = cluster(FIRST, "--retries", "0", fails=True)
     assert "--cpus-per-task=6" in output and "--gpus=8" in output
@@ -273,27 +275,27 @@ def test_more_than_a_node_has_is_refused_with_what_to_set(cluster):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_training_past_its_time_limit_is_sent_again_with_more_and_goes_on(cluster, slurm):
+def test_a_training_past_its_time_limit_resumes_with_a_longer_one(cluster, slurm):
     cluster.site(warning=30)
     cluster.run["resources"]["runtime"] = 2
     cluster.run["stages"][0]["max_steps"] = 4000
     output = cluster(FIRST, patience=1500)
-    last = slurm.seen(resumed(cluster, output))
+    last = slurm.described(resumed(cluster, output))
     assert last["JobState"] == "COMPLETED" and last["TimeLimit"] > "00:02:00"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_preempted_training_is_requeued_by_slurm_and_goes_on(cluster, slurm):
+def test_slurm_requeues_a_preempted_training_which_resumes(cluster, slurm):
     cluster.run["stages"][0]["max_steps"] = 1000
     process = cluster.start(FIRST, "--retries", "0")
     checkpoints = cluster.stage("first") / "checkpoints"
     until(lambda: len(list(checkpoints.glob("step-*[0-9]"))) >= 2)
     (number,) = slurm.jobs("train", cluster.folder)
     slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
-    until(lambda: slurm.seen(number)["Restarts"] == "1")
+    until(lambda: slurm.described(number)["Restarts"] == "1")
     output = succeeded((cluster, process), patience=900)
-    assert slurm.seen(number)["JobState"] == "COMPLETED" and "restart" not in output
+    assert slurm.described(number)["JobState"] == "COMPLETED" and "restart" not in output
     steps = cluster.steps()
     assert [step for step in steps if not step % 5] == list(range(5, 1001, 5))
     assert steps == sorted(set(steps))
@@ -309,7 +311,7 @@ def test_a_stage_of_a_tokenizers_packed_rows_runs_on_slurm(prepared, tmp_path, s
     cluster.config["runs"]["bpe"] = {**cluster.run, "data": "text-bpe", "model": model, "stages": [first]}
     output = cluster("results/runs/bpe/first/train.json", patience=2 * PATIENCE)
     for rule in ("tokenizer", "encode", "pack", "train"):
-        assert re.search(rf"rule_{rule}/", output), f"{rule} was no job of Slurm"
+        assert re.search(rf"rule_{rule}/", output), f"{rule} did not run on Slurm"
     assert read_json(tmp_path / "results/runs/bpe/first/train.json")["global_step"] == 5
 
 

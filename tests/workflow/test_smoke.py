@@ -1,4 +1,4 @@
-"""The smoke preset from end to end, with tracking on: what a person who tries Spider gets."""
+"""The smoke preset runs from end to end, with tracking, as a new user runs it."""
 
 import json
 import os
@@ -30,13 +30,13 @@ def snakemake(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory) -> tuple[Path, str]:
-    """The results folder and what was printed."""
+    """Return the results folder and what the workflow printed."""
     folder = tmp_path_factory.mktemp("smoke")
     printed = snakemake(folder)
     return folder / "results/smoke", printed
 
 
-def test_the_summary_keeps_its_contract(smoke):
+def test_the_summary_has_scores_baselines_and_seconds(smoke):
     summary = read_json(smoke[0] / "report/summary.json")
     stages = summary["runs"]["smoke"]["stages"]
     assert list(stages) == summary["runs"]["smoke"]["order"] == ["warmup", "main", "anneal"]
@@ -55,7 +55,7 @@ def test_the_summary_keeps_its_contract(smoke):
     assert rules <= set(summary["seconds_by_rule"])
 
 
-def test_every_stage_is_shown_from_inside(smoke):
+def test_every_stage_has_figures_from_inside_the_model(smoke):
     for stage in ("warmup", "main", "anneal"):
         folder = smoke[0] / "runs/smoke" / stage
         for name in ("inside.svg", "boundaries.html"):
@@ -66,18 +66,12 @@ def test_every_stage_is_shown_from_inside(smoke):
         assert sum(found["results"]["segments"]["figures"][0]["counts"]) > 1000
 
 
-def test_the_last_screen_says_how_good_it_is_and_what_to_do_next(smoke):
-    for said in (
-        "bits per byte",
-        "above ppmd given part",
-        "Overlap: outside overlap",
-        "sample",
-        "report",
-    ):
-        assert said in smoke[1]
-    printed = "".join(smoke[1].split())  # long commands are wrapped
+def test_the_terminal_summary_has_the_scores_and_the_next_commands(smoke):
+    for text in ("bits per byte", "above ppmd given part", "Overlap: outside overlap", "sample", "report"):
+        assert text in smoke[1]
+    printed = "".join(smoke[1].split())  # The terminal summary wraps long commands.
     assert f"spider--config{ROOT}/presets/smoke.yamltrackui" in printed
-    assert "makeui" not in printed, "the folder has no Makefile"
+    assert "makeui" not in printed, "the working directory has no Makefile"
     assert "presets/spider-" not in printed, "no GPU scored the run"
 
 
@@ -97,7 +91,7 @@ def test_mlflow_holds_the_whole_run(smoke):
     ids = {e.name: e.experiment_id for e in client.search_experiments()}
     jobs = client.search_runs([ids["Pipeline"]])
     parents = [run for run in jobs if "mlflow.parentRunId" not in run.data.tags]
-    assert len(parents) == 1 and len(jobs) == 21  # 20 jobs and the invocation that holds them
+    assert len(parents) == 1 and len(jobs) == 21  # 20 jobs and their invocation
     assert all(run.info.status == "FINISHED" for run in jobs)
     (training,) = client.search_runs([ids["Training"]])
     curve = client.get_metric_history(training.info.run_id, "train/loss")
@@ -120,8 +114,8 @@ def test_mlflow_holds_the_whole_run(smoke):
         assert {f"{stage}/{name}" for name in (*FIGURES, "sample.txt", "evaluation.json")} <= shown
 
 
-def test_what_others_are_told_to_do_with_a_model_works_as_it_stands(smoke, tmp_path):
-    """Every block of docs/using-a-model.md, in a folder with such results; indented lines need a network."""
+def test_every_block_of_using_a_model_runs(smoke, tmp_path):
+    """Only the indented lines of docs/using-a-model.md need a network, and are left out."""
     page = (ROOT / "docs/using-a-model.md").read_text()
     (tmp_path / "results").symlink_to(smoke[0])
     for there, here in (("runs/demo", "runs/smoke"), ("models:/demo", "models:/smoke")):
@@ -140,7 +134,7 @@ def test_what_others_are_told_to_do_with_a_model_works_as_it_stands(smoke, tmp_p
     assert (tmp_path / "my-model-tuned/model.safetensors").exists()
 
 
-def test_the_runs_page_is_there_and_in_snakemakes_own_report(smoke, tmp_path):
+def test_the_page_of_the_run_is_complete_and_in_snakemakes_report(smoke, tmp_path):
     page = (smoke[0] / "report/runs/smoke.html").read_text()
     assert all(f"<th>{stage}" in page for stage in ("warmup", "main", "anneal"))
     assert "not finished" not in page and "broken" not in page.split("</style>")[1]

@@ -1,4 +1,4 @@
-"""Two runs on two datasets of one hub: one downloads its files first, one trains straight from the stream."""
+"""One run downloads the files of a hub first, and another trains straight from their stream."""
 
 import io
 import os
@@ -28,7 +28,7 @@ def parquet(first, last):
 
 @pytest.fixture
 def two_runs(workflow, tmp_path):
-    """The workflow with a downloaded and a streamed dataset, and the environment that leads to the hub."""
+    """Return a workflow with a downloaded and a streamed dataset, and the environment that names the hub."""
     where = {"repo": REPO, "revision": REVISION, "files": FILES}
     workflow.config["datasets"] = {
         "kept": {"source": {"kind": "hub", **where}, "validation": 0.1},

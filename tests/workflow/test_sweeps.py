@@ -1,4 +1,4 @@
-"""Sweeps in the workflow: what a grid plans, and a scaling law from its text to its figure."""
+"""A grid plans its runs, and a sweep goes from its text to the figure of its scaling law."""
 
 import re
 
@@ -12,7 +12,7 @@ BUDGETS = {"small": 1e8, "large": 4e8}
 
 @pytest.fixture
 def sweep(workflow):
-    """The small run as a sweep over sizes and budgets, with a law to be fitted."""
+    """Return a workflow with a sweep over sizes and budgets, and a scaling law."""
     run = workflow.run
     base = run["model"]
     models = {name: base | {"engram": base["engram"] | {"layers": []}} | size for name, size in SIZES.items()}
@@ -23,7 +23,7 @@ def sweep(workflow):
     return workflow
 
 
-def test_a_plan_lists_every_run_of_a_grid_and_what_is_made_of_them(sweep):
+def test_a_plan_lists_every_run_of_a_grid_and_the_scaling_law(sweep):
     assert sweep.planned() == {
         "download": 1, "encode": 1, "index": 1, "compare": 1, "scaling": 1,
         **dict.fromkeys(["warmup", "train", "evaluate", "sample", "draw", "report"], 6),
@@ -48,7 +48,7 @@ def test_a_sweep_is_trained_and_its_law_fitted(sweep):
     for curve in law["curves"]:
         assert len(curve["points"]) == len(SIZES)
         for point in curve["points"]:
-            assert 0.7 * curve["budget"] < point["flops"] <= curve["budget"]  # whole steps
+            assert 0.7 * curve["budget"] < point["flops"] <= curve["budget"]  # A run trains whole steps.
             found = read_json(sweep.results / "runs" / point["run"] / "only/evaluation.json")
             assert point["bpb"] == found["bpb"]
     assert (sweep.results / "report/scaling.svg").stat().st_size > 3_000

@@ -98,14 +98,16 @@ def train_stage(
 def write_job_files(
     results: Results, rule: str, name: str, seconds: float, joules: float = 0, command: str | None = None
 ) -> None:
-    """Write the benchmark file and the tracking record of a job."""
-    benchmark = results.root / "benchmarks" / rule / f"{name}.tsv"
+    """Write the benchmark file and the tracking record of a job of a stage."""
+    made = Path(f"runs/{name}") / {"train": "train.json", "evaluate": "evaluation.json"}[rule]
+    benchmark = results.root / "benchmarks" / rule / made.with_suffix(".tsv")
     benchmark.parent.mkdir(parents=True, exist_ok=True)
     head = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"
     benchmark.write_text(f"{head}\n{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}\n")
     metrics = [{"key": "system/gpu_energy_joules", "value": joules, "step": 0, "time": 0}] if joules else []
     tags = {"spider.rule": rule, "spider.name": name, "git.commit": "0123456789abcdef-dirty"}
     record = {"kind": "job", "tags": tags, "metrics": metrics, "status": "finished", "started": time.time()}
+    record |= {"outputs": [{"path": made.as_posix(), "digest": "d"}]}
     record |= {"command": command} if command else {}
     write_json(results.root / "tracking/jobs" / f"{rule}-{name.replace('/', '-')}.json", record)
 
