@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+import spider.hf  # noqa: F401 (registers the classes)
 from spider.model.interface import Model
 from tests.unit.hf.small_exports import exported, models
 from tests.unit.ngram.small_index import *  # noqa: F403 (fixtures)
