@@ -1,7 +1,7 @@
 """Estimate of the bytes that a Spider's forward pass keeps for its backward pass.
 
-It is derived and not measured, because it also serves compiled passes on a GPU, which save other tensors than
-the eager pass of a meta model, and a trace by the compiler is too slow for ``spider describe``.
+It is derived and not measured on the meta device, because autocast does not support that device, and because
+it also serves compiled passes, which keep less than eager ones.
 
 Uncompiled, in elements per byte (prelude, coda) or row of the core, spare rows included, per layer and loop:
 
