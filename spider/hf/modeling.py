@@ -43,6 +43,8 @@ from spider.tokens.stored import TOKENIZER, read_tokens
 
 #: Options of ``from_pretrained`` that download from the hub.
 _HUB_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
+#: Bytes to which torch aligns the tensors that it allocates on a CPU.
+_ALIGNMENT = 64
 
 
 class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
@@ -229,6 +231,11 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def _complete(self, folder: Path) -> None:
         """Restore what the weight file does not hold: other buffers, the vocabulary and the n-gram index."""
+        # transformers maps the weights from the file, where they lie at any multiple of 8 bytes. A product of
+        # such a matrix may differ in the last bit from one of a matrix that torch has allocated.
+        for parameter in self.parameters():
+            if parameter.data_ptr() % _ALIGNMENT:
+                parameter.data = parameter.data.clone()
         tensors = model_tensors(self.model, "model.")
         blank = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
         functional_call(_Reset(self.model), blank, ())
