@@ -332,6 +332,16 @@ def packed_rows(wildcards):
     return packed if spec.settings.packing == "best_fit" else []
 
 
+def receipt(wildcards):
+    """Return the file that names the weights of a stage, or of its compressed model."""
+    name = "compressed/compress.json" if wildcards.compressed else "train.json"
+    return f"<results>/runs/{wildcards.run}/{wildcards.stage}/{name}"
+
+
+def compressed_option(wildcards):
+    return "--compressed" if wildcards.compressed else ""
+
+
 def previous_receipt(wildcards):
     """Return the receipt of the stage before. The first stage has none."""
     before = stage_folders(wildcards.run)[: stage_spec(wildcards).index]

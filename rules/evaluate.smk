@@ -5,16 +5,6 @@ another prompt or a lost figure scores no checkpoint again. Drawing reads JSON f
 """
 
 
-def receipt(wildcards):
-    """Return the file that names the weights of a stage, or of its compressed model."""
-    name = "compressed/compress.json" if wildcards.compressed else "train.json"
-    return f"<results>/runs/{wildcards.run}/{wildcards.stage}/{name}"
-
-
-def compressed_option(wildcards):
-    return "--compressed" if wildcards.compressed else ""
-
-
 rule evaluate:
     input:
         receipt=receipt,

@@ -174,7 +174,7 @@ def router(s: Shape, device: torch.device) -> Op:
     return Op(
         route,
         route_torch,
-        (logits_NE, torch.zeros(s.E, device=device), s.K, "softmax", valid_N),
+        (logits_NE, torch.zeros(s.E, device=device), s.K, valid_N),
         moved=s.N * (8 * s.E + 12 * s.K + 4),
         moved_backward=s.N * (12 * s.E + 16 * s.K + 8),
     )

@@ -33,7 +33,7 @@ logging.getLogger("lm_eval").setLevel(logging.ERROR)
 datasets.disable_progress_bars()
 
 #: The harness's own defaults: ids written for a task without a limit, and the seed that draws shots.
-_MAX_GEN_TOKS = 256
+_MAX_GEN_TOKS = 1 << 8
 _SEED = 1234
 
 

@@ -250,7 +250,8 @@ def test_spaces_in_the_path_of_the_environment_and_the_folder_work(started, requ
     cluster, process = request.getfixturevalue(started)
     output, home = succeeded((cluster, process)), cluster.folder.parent
     (link,) = (home / "cache/spider/environments").iterdir()
-    assert os.readlink(link) == str(home / "my environment") and f"call this environment by {link}" in output
+    assert os.readlink(link) == str(home / "my environment")
+    assert f"jobs use this environment through {link}" in output
     assert cluster.receipt("first")["global_step"] == STEPS
 
 

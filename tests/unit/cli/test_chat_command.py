@@ -107,5 +107,5 @@ def test_answers_alone_are_learned_and_scored_apart(stage, talk, tmp_path):
 
 def test_a_step_without_an_answer_is_an_error_and_not_nothing(tmp_path):
     long = [json.dumps([{"role": "user", "content": "x" * 5000}, {"role": "assistant", "content": "y"}])] * 20
-    with pytest.raises(TrainingError, match="step 0: none of 32 targets is an assistant's; is talk of conv"):
+    with pytest.raises(TrainingError, match="step 0: none of 32 targets is an assistant's; check that talk"):
         train(spec(learn="assistant", max_steps=1), tmp_path / "a", written(tmp_path, long))

@@ -147,7 +147,10 @@ def test_only_answers_are_learned_wherever_a_long_one_is_cut(tmp_path):
             {"attend": "document", "packing": "best_fit"},
             "document: the family spider attends to the whole row",
         ),
-        ({"packing": "best_fit", "data": "live"}, "stages[0].packing: live is a stream"),
+        (
+            {"packing": "best_fit", "data": "live"},
+            "stages[0].packing: best_fit needs all documents in advance, but live is a stream",
+        ),
     ],
 )
 def test_impossible_rows_are_errors_with_their_key(settings, message):

@@ -68,7 +68,7 @@ def test_an_invalid_id_stops_training_with_its_position_and_a_mended_shard_resum
     with open(file, "r+b") as f:
         f.seek(2 * token)
         f.write(b"\xff\xff")
-    message = rf"train/000\.bin, token {token}: 65535 is not one of the 272 ids"
+    message = rf"train/000\.bin, token {token}: 65535 is not one of the 272 token ids"
     with pytest.raises(ValueError, match=message + ", the shard is damaged; encode its part again"):
         train(spec, tmp_path / "disturbed", own_shards)
     assert steps(tmp_path / "disturbed/checkpoints")[-1].name == "step-00000010"

@@ -261,7 +261,7 @@ def test_val_every_without_a_window_of_held_out_text_is_an_error(tmp_path, make_
     [
         ({"val_every": 30}, "val_every: must be a multiple or a divisor of ckpt_every"),
         ({"val_every": 25, "data": "crawl"}, "val_every: crawl is a stream and has no validation split"),
-        ({"val_every": 25, "data": "bare"}, "val_every: datasets.bare.validation is 0: raise it, or"),
+        ({"val_every": 25, "data": "bare"}, "val_every: datasets.bare.validation is 0; raise it, or"),
         ({"val_every": -1}, "val_every: must be at least 0"),
         ({"val_bytes": 0}, "val_bytes: must be positive"),
     ],
