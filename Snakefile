@@ -4,4 +4,6 @@
 include: "workflow/Snakefile"
 
 
-workflow.default_target = "all"  # An included file cannot set the default target.
+# An included file cannot set the default target. A workflow that uses this one as a module keeps its own.
+if not IS_MODULE:
+    workflow.default_target = "all"
