@@ -118,6 +118,8 @@ def test_real_harvest_is_reproducible_and_has_fineweb_columns(harvested):
     assert len(rows) > 20 and len({r["id"] for r in rows}) == len(rows)
     assert len({r["text"] for r in rows}) == len(rows)
     assert all(r["token_count"] == len(r["text"].encode()) >= corpus.MIN_DOCUMENT for r in rows)
+    constant = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
+    assert all({name: row[name] for name in constant} == constant for row in rows)
     record = json.loads(table.schema.metadata[b"spider.pydocs"])
     assert record["piece"] == "20/24" and {r["url"].split("==")[0][7:] for r in rows} <= set(
         record["packages"]

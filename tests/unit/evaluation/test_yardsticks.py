@@ -16,6 +16,7 @@ from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation.artifact import COMPRESSORS
+from spider.evaluation.evaluate import _against
 from spider.evaluation.overlap import COPIED, Text
 from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
 from spider.evaluation.yardsticks import measure
@@ -142,6 +143,10 @@ def test_every_figure_is_that_of_the_compressor_itself(folder, tmp_path):
     assert rates["xz given all"].fresh == pytest.approx(
         8 * (len(lzma.compress(whole.raw() + news, preset=9)) - given) / len(news)
     )
+
+    bits_N = np.linspace(1, 2, size)
+    outside = _against(measured, text, bits_N)["copies"]
+    assert outside["bpb"] == pytest.approx(bits_N[~copied].mean())
 
 
 def _copied(document: bytes, training: bytes) -> np.ndarray:
