@@ -35,8 +35,7 @@ import re
 import string
 import sysconfig
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -81,7 +80,7 @@ SKIPPED |= {"_vendor", "vendor", "vendored", "third_party", "externals", "site-p
 
 #: Names of files that are licences, news or tests.
 UNREAD = re.compile(r"(?i:licen|change|history|news)|(test_.*|.*_test|conftest)\.py$")
-#: The list of packages, one ``name==version`` a line.
+#: The list of packages, one ``name==version bytes`` a line.
 PACKAGES = Path(__file__).with_suffix(".txt")
 
 
@@ -92,13 +91,26 @@ class SourceFile:
     package: str
     relative: str
     path: Path
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A package of the corpus."""
+
+    version: str
     bytes: int
+    """Size of its files, which decides the piece that holds it. Installed sizes depend on the build."""
 
 
-def listed_packages() -> dict[str, str]:
-    """Return the version of each package of the corpus by normalized name, ``python`` included."""
-    lines = PACKAGES.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+def listed_packages() -> dict[str, Listed]:
+    """Return the packages of the corpus by normalized name, ``python`` included."""
+    listed: dict[str, Listed] = {}
+    for line in PACKAGES.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            requirement, size = line.split()
+            name, version = requirement.split("==")
+            listed[name] = Listed(version, int(size))
+    return listed
 
 
 def installed_packages() -> dict[str, importlib.metadata.Distribution]:
@@ -108,12 +120,13 @@ def installed_packages() -> dict[str, importlib.metadata.Distribution]:
     """
     listed = listed_packages()
     python = platform.python_version()
-    wanted_python = listed.pop("python")
+    wanted_python = listed.pop("python").version
     differences = []
     if not f"{python}.".startswith(f"{wanted_python}."):
         differences.append(f"python {python} (listed: {wanted_python})")
     installed: dict[str, importlib.metadata.Distribution] = {}
-    for name, version in sorted(listed.items()):
+    for name, package in sorted(listed.items()):
+        version = package.version
         try:
             installed[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -139,7 +152,7 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
         for name in sorted(names):
             path = Path(folder, name)
             if path.suffix == ".py":
-                yield SourceFile("python", path.relative_to(stdlib).as_posix(), path, path.stat().st_size)
+                yield SourceFile("python", path.relative_to(stdlib).as_posix(), path)
     contents: set[str] = set()
     for package, distribution in distributions.items():
         for name, digest, size in _recorded(package, distribution):
@@ -154,7 +167,8 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
             if (content := digest or str(path)) in contents or not (digest or path.exists()):
                 continue
             contents.add(content)
-            yield SourceFile(package, file.as_posix(), path, int(size or 0))
+            version = distribution.version
+            yield SourceFile(package, file.as_posix().replace(version, Version(version).public), path)
 
 
 def _recorded(package: str, distribution: importlib.metadata.Distribution) -> list[tuple[str, str, str]]:
@@ -167,20 +181,15 @@ def _recorded(package: str, distribution: importlib.metadata.Distribution) -> li
     return sorted((str(file), "", "") for file in distribution.files or ())
 
 
-def share_out(files: Iterable[SourceFile], pieces: int) -> list[list[SourceFile]]:
-    """Split by package into ``pieces`` of about equal size: the largest first, to the lightest piece."""
-    packages: defaultdict[str, list[SourceFile]] = defaultdict(list)
-    sizes = Counter[str]()
-    for file in files:
-        packages[file.package].append(file)
-        sizes[file.package] += file.bytes
-    out: list[list[SourceFile]] = [[] for _ in range(pieces)]
+def share_out(packages: Mapping[str, Listed], pieces: int) -> list[set[str]]:
+    """Split packages into ``pieces`` of about equal size: the largest first, to the lightest piece."""
+    shares: list[set[str]] = [set() for _ in range(pieces)]
     loads = [0] * pieces
-    for name in sorted(packages, key=lambda n: (-sizes[n], n)):
+    for name in sorted(packages, key=lambda name: (-packages[name].bytes, name)):
         lightest = loads.index(min(loads))
-        out[lightest] += packages[name]
-        loads[lightest] += sizes[name]
-    return out
+        shares[lightest].add(name)
+        loads[lightest] += packages[name].bytes
+    return shares
 
 
 # --------------------------------------------------------------------------------- text out of the files
@@ -343,8 +352,11 @@ def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> d
     if not 0 <= piece < pieces:
         raise ValueError(f"pydocs: piece must be between 0 and {pieces - 1} (got {piece})")
     distributions = installed_packages()
-    files = share_out(installed_files(distributions), pieces)[piece]
-    versions = {"python": platform.python_version(), **{name: d.version for name, d in distributions.items()}}
+    share = share_out(listed_packages(), pieces)[piece]
+    files = [file for file in installed_files(distributions) if file.package in share]
+    # Without the label of a build: 2.13.0+cpu is 2.13.0.
+    versions = {name: Version(one.version).public for name, one in distributions.items()}
+    versions["python"] = platform.python_version()
     harvest = Harvest(form)
     rows: list[dict[str, Any]] = []
     with no_collection():

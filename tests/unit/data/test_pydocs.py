@@ -15,7 +15,15 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from spider.data import pydocs as corpus
-from spider.data.pydocs import SCHEMA, Harvest, SourceFile, installed_files, share_out, write_pydocs
+from spider.data.pydocs import (
+    SCHEMA,
+    Harvest,
+    Listed,
+    SourceFile,
+    installed_files,
+    share_out,
+    write_pydocs,
+)
 
 PROSE = (
     "The reader of this text is told what the function does and when it is to be called with a list of names."
@@ -25,7 +33,7 @@ OTHER = "When a file is not in the folder that was given, it is made there and t
 
 def source_file(path: Path, text: str, package: str = "some") -> SourceFile:
     path.write_text(text, encoding="utf-8")
-    return SourceFile(package, path.name, path, len(text))
+    return SourceFile(package, path.name, path)
 
 
 def test_docstrings_stand_in_order_under_their_names(tmp_path):
@@ -78,19 +86,11 @@ def test_long_modules_are_cut_between_docstrings(tmp_path):
 
 
 def test_pieces_split_the_packages_evenly_and_without_overlap():
-    files = [SourceFile(f"p{i}", f"{j}.py", Path(), 100 * (i + 1)) for i in range(12) for j in range(3)]
-    pieces = share_out(files, 3)
-    assert sorted((f.package, f.relative) for piece in pieces for f in piece) == sorted(
-        (f.package, f.relative) for f in files
-    )
-    loads = [sum(f.bytes for f in piece) for piece in pieces]
+    packages = {f"p{i}": Listed("1.0", 300 * (i + 1)) for i in range(12)}
+    shares = share_out(packages, 3)
+    assert sorted(name for share in shares for name in share) == sorted(packages)
+    loads = [sum(packages[name].bytes for name in share) for share in shares]
     assert max(loads) < 1.1 * min(loads)
-    assert all(
-        len({f.package for f in a} & {f.package for f in b}) == 0
-        for a in pieces
-        for b in pieces
-        if a is not b
-    )
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +138,30 @@ def test_an_install_without_a_record_lists_files_that_it_has_not(tmp_path):
     assert [file.relative for file in files] == ["old.py"]
 
 
-def write_distribution(folder: Path, name: str, version: str) -> None:
+def write_distribution(folder: Path, name: str, version: str, size: int = 9) -> None:
     """Write an installed package ``name`` with one documented module below ``folder``."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "RECORD").write_text(f"{name}.py,sha256=x{name},9\n")
+    (info / "RECORD").write_text(f"{name}.py,sha256=x{name},{size}\n")
     (folder / f"{name}.py").write_text(f'"""{PROSE}"""\n')
+
+
+def test_the_pieces_do_not_depend_on_the_sizes_of_the_installed_files(tmp_path, monkeypatch):
+    """A build of torch for GPUs has other files than one for CPUs, and the default text is the same."""
+    listed = tmp_path / "pydocs.txt"
+    listed.write_text("python==3 0\nalpha==1.0 4\nbeta==1.0 3\ngamma==1.0 2\ndelta==1.0 1\n")
+    monkeypatch.setattr(corpus, "PACKAGES", listed)
+    for build, sizes in (("cpu", (4, 3, 2, 1)), ("gpu", (1, 2, 3, 9))):
+        for name, size in zip(("alpha", "beta", "gamma", "delta"), sizes, strict=True):
+            write_distribution(tmp_path / build, name, "1.0", size)
+            (tmp_path / build / f"{name}.py").write_text(f'"""{PROSE} {PROSE} {PROSE}"""\n')
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / build))
+            write_pydocs(1, 2, tmp_path / f"{build}.parquet")
+    urls = pq.read_table(tmp_path / "cpu.parquet")["url"].to_pylist()
+    assert urls == ["pydocs:beta==1.0/beta.py#0"], "gamma repeats the text of beta"
+    assert pq.read_table(tmp_path / "gpu.parquet")["url"].to_pylist() == urls
 
 
 def test_tests_scripts_and_empty_files_of_a_package_are_left_out(tmp_path):
@@ -162,7 +179,7 @@ def test_only_listed_packages_enter_and_differences_are_named(tmp_path, monkeypa
         write_distribution(tmp_path / "site", name, version)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     listed = tmp_path / "pydocs.txt"
-    listed.write_text("# a comment\npython==3.1\nwanted==1.0\nmoved==2.0\nabsent==4.0\n")
+    listed.write_text("# a comment\npython==3.1 9\nwanted==1.0 3\nmoved==2.0 2\nabsent==4.0 1\n")
     monkeypatch.setattr(corpus, "PACKAGES", listed)
     found = corpus.installed_packages()
     assert list(found) == ["moved", "wanted"], "what is installed beside the listed packages never enters"
@@ -181,7 +198,7 @@ def test_the_list_and_the_constraints_name_the_same_versions():
         if line and not line.startswith("#"):
             name, version = line.partition(";")[0].split("==")
             pinned[canonicalize_name(name)] = version.strip()
-    listed = corpus.listed_packages()
+    listed = {name: package.version for name, package in corpus.listed_packages().items()}
     listed.pop("python")
     assert listed == {name: pinned.get(name) for name in listed}
 
