@@ -30,7 +30,7 @@ Mode = Literal["auto", "triton", "torch"]
 
 
 class Choice(NamedTuple):
-    """The implementation on CUDA tensors (elsewhere it is the twin), and the reason for the log."""
+    """The implementation for CUDA tensors and the reason, for the log. Other tensors use the twin."""
 
     implementation: Literal["triton", "torch"]
     reason: str

@@ -1,13 +1,13 @@
 """Cluster the rows of a quantized tensor; each cluster has its own frequency table.
 
-Rows of one matrix differ in entropy: an embedding's rows of frequent tokens are long, those of rare tokens
-are short. With one table for all, each kind pays for the other. So rows are sorted by the mean square of
+Rows of one matrix differ in entropy: in an embedding, rows of frequent tokens have large norms and rows of
+rare tokens small ones. One table for all rows would cost more bits. So rows are sorted by the mean square of
 their integers into 2 to 16 clusters of equal size. This is done only if it saves more than the tables and the
 rows' cluster numbers cost.
 
-Training only pushes rows of unseen tokens away from the predictions, all of them alike, and they end nearly
-equal. If many rows are close to one row, they become cluster 0, which is coded as differences from that base
-row, modulo the number of symbols.
+Tokens that never occur in training all get nearly the same gradient, so their rows end nearly equal. If
+many rows are close to one row, they become cluster 0, which is coded as differences from that base row,
+modulo the number of symbols.
 
 Shapes: R rows of I integers, stored as symbols 0 .. 2 zero; ``zero`` is the symbol of the integer 0.
 """
