@@ -10,8 +10,9 @@ import click
 from spider import tracking
 from spider.checkpoints.compressed import CompressedReceipt
 from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
+from spider.evaluation.records import Evaluation
 from spider.evaluation.result import all_rows, baselines, curves
-from spider.results import CompressedFolder
+from spider.results import CompressedFolder, StageFolder
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
 
@@ -28,10 +29,25 @@ def evaluate(session: Session, stage: tuple[str, str], threads: int | None, comp
         _evaluate(session, *stage, threads)
 
 
-def _evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
-    from spider.config.leaks import undecided
+def _measure(session: Session, run: str, stage: str, folder: StageFolder, threads: int | None) -> Evaluation:
+    """Score the weights that the receipt in ``folder`` names, and write the evaluation beside it."""
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
+
+    prepare_torch(threads)
+    spec = session.config.stage(run, stage)
+    return evaluate(
+        folder.receipt,
+        spec,
+        session.results.shards(spec.evaluation.data or spec.data),
+        folder.path,
+        learned_from=learned_from(session.config, run, stage),
+        cache=session.results.root / "baselines",
+    )
+
+
+def _evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
+    from spider.config.leaks import undecided
 
     results = session.results
     spec = session.config.stage(run, stage)
@@ -43,15 +59,7 @@ def _evaluate(session: Session, run: str, stage: str, threads: int | None) -> No
     inputs = [folder.receipt, data / "metadata.json"]
     outputs = [folder.evaluation]
     with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:
-        prepare_torch(threads)
-        measured = evaluate(
-            folder.receipt,
-            spec,
-            data,
-            folder.path,
-            learned_from=learned_from(session.config, run, stage),
-            cache=results.root / "baselines",
-        )
+        measured = _measure(session, run, stage, folder, threads)
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
         tracking.log_scores(
@@ -71,9 +79,6 @@ def _evaluate(session: Session, run: str, stage: str, threads: int | None) -> No
 
 
 def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | None) -> None:
-    from spider.evaluation.evaluate import evaluate
-    from spider.evaluation.training_text import learned_from
-
     results = session.results
     spec = session.config.stage(run, stage)
     folder = CompressedFolder(results.stage(run, stage).compressed)
@@ -82,15 +87,7 @@ def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | 
     settings = spec.evaluation.scoring()
     name = f"{run}/{stage}/compressed"
     with session.tracked("evaluate", name, settings, inputs, [folder.evaluation]) as job:
-        prepare_torch(threads)
-        measured = evaluate(
-            folder.receipt,
-            spec,
-            data,
-            folder.path,
-            learned_from=learned_from(session.config, run, stage),
-            cache=results.root / "baselines",
-        )
+        measured = _measure(session, run, stage, folder, threads)
         rows = [row for row in all_rows(measured.all_results) if not row.baseline]
         scores = {row.name: row.value for row in rows if row.value is not None}
         size = CompressedReceipt.read(folder.receipt).compressed.total_bytes
