@@ -32,6 +32,7 @@ from spider.config import CompressConfig, load_config
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model
+from spider.model.reading import Reading
 from spider.results import Results
 
 #: A cap that no file reaches.
@@ -92,7 +93,7 @@ def main() -> None:
 
     def bpb(model: Model) -> float:
         tokens_N, _ = validation_stream(shards, scored, model.tokens)
-        return score(model, tokens_N, seq_len=spec.window, overlap=spec.evaluation.overlap).bpb
+        return score(model, tokens_N, Reading(spec.window, spec.evaluation.overlap)).bpb
 
     whole = bpb(Checkpoint.at(stage.receipt).model())
     rows, figures = [], {"model": {"bpb": whole}}

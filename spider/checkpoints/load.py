@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import ValidationError
@@ -33,6 +33,7 @@ from spider.config.model import family_block
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
+from spider.model.reading import Reading
 from spider.processes.parallel import local_slice
 from spider.record import key_path
 from spider.results import Results, StageFolder, root_of
@@ -136,28 +137,26 @@ class Checkpoint:
         return f"{self.manifest.run}, stage {self.manifest.stage}"
 
     @property
-    def window(self) -> int:
-        """Return how many tokens the model reads at a time when it is evaluated."""
-        return self.manifest.window
-
-    @property
     def weights(self) -> str:
         """Return the digest of the weights of `model`, which are the averaged ones if there are any."""
         averaged = self.manifest.averaged_weights if isinstance(self.manifest, Manifest) else None
         return averaged or self.manifest.weights
 
     @property
-    def reading(self) -> dict[str, Any]:
-        """Return the number of loops, and whether autocast to bf16 is on, in the evaluation of its stage.
+    def reading(self) -> Reading:
+        """Return how the evaluation of its stage reads a text, in windows that overlap by half.
 
-        An exported folder does not hold these: the model's own number of loops and fp32 apply.
+        An exported folder does not hold all of this: the model's own number of loops and fp32 apply.
         """
         if not isinstance(self.manifest, Manifest):
-            return {"n_loops": None, "autocast": False}
+            return Reading(self.manifest.window)
         stage = self.manifest.spec["settings"]
         evaluation = self.manifest.spec["evaluation"]
-        n_loops = evaluation.get("n_loops") or stage.get("n_loops")
-        return {"n_loops": n_loops, "autocast": self.manifest.precision.kind in ("bf16", "fp8")}
+        return Reading(
+            self.manifest.window,
+            n_loops=evaluation.get("n_loops") or stage.get("n_loops"),
+            autocast=self.manifest.precision.kind in ("bf16", "fp8"),
+        )
 
     @property
     def config(self) -> ModelConfig:

@@ -45,7 +45,7 @@ def chat(path: Path, system: str | None, count: int, context: int | None, **samp
     messages: list[Message] = [("system", system)] if system else []
     for message in _read_messages():
         messages.append(("user", message))
-        answer = _answer(model, messages, context or checkpoint.window, count, sampling)
+        answer = _answer(model, messages, context or checkpoint.manifest.window, count, sampling)
         messages.append(("assistant", answer or " "))
 
 

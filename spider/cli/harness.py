@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from spider.config import HarnessConfig
 from spider.results import CompressedFolder, StageFolder, root_of
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_OVERLAP = 0.5
 
 
 @click.command()
@@ -108,9 +108,8 @@ def _score(
 
     checkpoint = Checkpoint.at(path)
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
-    reading = {"window": checkpoint.window, "overlap": _OVERLAP, **checkpoint.reading}
     return run_harness(
-        HarnessModel(model, batch=batch, **reading),
+        HarnessModel(model, replace(checkpoint.reading, batch=batch)),
         tasks,
         include=include,
         items=items,

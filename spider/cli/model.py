@@ -82,7 +82,7 @@ def generate(
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
     checkpoint = Checkpoint.at(path)
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
-    context = context or checkpoint.window
+    context = context or checkpoint.manifest.window
     ids = generate(model, text or "", max_bytes=count, context=context, **sampling)
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
     click.echo(shown, nl=False)
@@ -113,20 +113,23 @@ def boundaries(
 
     from spider.checkpoints.load import Checkpoint
     from spider.evaluation.segments import cut, read_beginning
+    from spider.model.reading import Reading
     from spider.report import text_view
 
     text = read_beginning(file, count)
     checkpoint = Checkpoint.at(path)
-    seq_len = context or checkpoint.window
+    reading = Reading(context or checkpoint.manifest.window)
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
     inspector = model.inspector()
     if inspector is None or inspector.uncut:
         reason = inspector.uncut if inspector else "this family of models does not show its patches"
         raise ValueError(f"{path}: {reason}")
     tokens_N = model.tokens.encode(text)[:-1]
-    if len(tokens_N) > seq_len:
-        log.info("the text is longer than %d tokens: it is read in windows that overlap by half", seq_len)
-    shown = cut(model, inspector, tokens_N, seq_len=seq_len)
+    if len(tokens_N) > reading.seq_len:
+        log.info(
+            "the text is longer than %d tokens: it is read in windows that overlap by half", reading.seq_len
+        )
+    shown = cut(model, inspector, tokens_N, reading)
     title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {checkpoint.label}"
     if svg:
         text_view.write_picture(shown, svg, title)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,10 +31,11 @@ from torch import Tensor, nn
 
 from spider.config import TTTConfig
 from spider.config.run import EvaluationConfig
-from spider.evaluation.bpb import DIVERGED, Reading, Score, score
+from spider.evaluation.bpb import DIVERGED, ModelInput, Score, score
 from spider.evaluation.result import BITS, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
+from spider.model.reading import Reading
 from spider.processes.device import make_deterministic
 
 
@@ -41,16 +43,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the score of a model that learns from the text; None without ``ttt`` in the configuration."""
     if settings.ttt is None:
         return None
-    adapted = adapt(
-        subject.model,
-        subject.tokens_N,
-        settings.ttt,
-        seq_len=subject.spec.window,
-        overlap=settings.overlap,
-        batch=settings.batch,
-        n_loops=subject.n_loops,
-        autocast=subject.autocast,
-    )
+    adapted = adapt(subject.model, subject.tokens_N, settings.ttt, subject.reading)
     row = Row(
         name="ttt/bpb",
         label="with test-time training",
@@ -70,17 +63,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     )
 
 
-def adapt(
-    model: Model,
-    tokens_N: np.ndarray,
-    settings: TTTConfig,
-    *,
-    seq_len: int,
-    overlap: float = 0.5,
-    batch: int = 16,
-    n_loops: int | None = None,
-    autocast: bool = False,
-) -> Score:
+def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Reading) -> Score:
     """Score every target of a stream as `score` does, and learn from each chunk after it is scored.
 
     The model's weights, buffers and mode are restored exactly, also after an error.
@@ -88,28 +71,17 @@ def adapt(
     Raises:
         ValueError: As `score`; a chunk shorter than a window; a model without the parameters to learn.
     """
-    if settings.chunk < seq_len:
+    if settings.chunk < reading.seq_len:
         raise ValueError(
-            f"evaluation.ttt.chunk: must be at least the window, {seq_len} (got {settings.chunk})"
+            f"evaluation.ttt.chunk: must be at least the window, {reading.seq_len} (got {settings.chunk})"
         )
     trainable: list[Tensor] = list(model.parameters()) if settings.parameters == "all" else model.ffn_down()
     if not trainable:
         remedy = f"a model of family {model.config.family} has no feed-forward; set it to all"
         raise ValueError(f"evaluation.ttt.parameters: {settings.parameters}: {remedy}")
     with torch.inference_mode(False), torch.enable_grad(), _restored(model, trainable):
-        learner = _ChunkLearner(
-            model, tokens_N, settings, trainable, seq_len=seq_len, n_loops=n_loops, autocast=autocast
-        )
-        return score(
-            model,
-            tokens_N,
-            seq_len=seq_len,
-            overlap=overlap,
-            batch=batch,
-            n_loops=n_loops,
-            autocast=autocast,
-            learner=learner,
-        )
+        learner = _ChunkLearner(model, tokens_N, settings, trainable, reading)
+        return score(model, tokens_N, reading, learner=learner)
 
 
 class _ChunkLearner:
@@ -121,19 +93,13 @@ class _ChunkLearner:
         tokens_N: np.ndarray,
         settings: TTTConfig,
         trainable: list[Tensor],
-        *,
-        seq_len: int,
-        n_loops: int | None,
-        autocast: bool,
+        reading: Reading,
     ) -> None:
         self.model = model
         self.settings = settings
         self.trainable = trainable
-        self.reading = Reading(model, tokens_N)
-        self.seq_len = seq_len
-        self.n_loops = n_loops
-        device = next(model.parameters()).device
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=autocast)
+        self.input = ModelInput(model, tokens_N)
+        self.reading = replace(reading, overlap=0.0, batch=1)
         resets = settings.reset == "document"
         # Target n is id n + 1, so the target after a BOS at n is n. That BOS was read by then.
         self.resets_D = np.flatnonzero(tokens_N == model.tokens.bos) if resets else np.zeros(0, int)
@@ -171,17 +137,17 @@ class _ChunkLearner:
 
     def _read_chunk(self) -> None:
         """Take one step of SGD for each window of the chunk."""
-        for read in self.reading.batches(self.seq_len, 0.0, 1, self.begin, self.end + 1):
-            with self.autocast:
+        for read in self.input.batches(self.reading, self.begin, self.end + 1):
+            with self.reading.precision(self.input.device):
                 nats_BT = self.model(
                     read.inputs,
                     read.labels,
-                    n_loops=self.n_loops,
+                    n_loops=self.reading.n_loops,
                     reduction="none",
                     candidates_BTW=read.candidates,
                 ).loss
             self.optimizer.zero_grad()
-            (nats_BT.sum() / self.seq_len).backward()
+            (nats_BT.sum() / self.reading.seq_len).backward()
             nn.utils.clip_grad_norm_(self.trainable, self.settings.clip)
             self.optimizer.step()
 

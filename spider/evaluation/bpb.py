@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from spider.model.interface import Model
+from spider.model.reading import Reading
 from spider.tokens import BYTES, IGNORED, Tokens
 
 if TYPE_CHECKING:
@@ -85,38 +86,20 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES
     return prefix_N
 
 
-def count_windows(ids: int, seq_len: int, overlap: float) -> int:
-    """Return the number of windows of a stream with this many ids."""
-    stride = _stride(seq_len, overlap)
-    return 1 + max(0, -(-(ids - 1 - seq_len) // stride)) if ids > 1 else 0
-
-
-def _stride(seq_len: int, overlap: float) -> int:
-    """Return the distance between the beginnings of two windows."""
-    return seq_len - int(seq_len * overlap)
-
-
 def windows(
-    tokens_N: np.ndarray,
-    seq_len: int,
-    overlap: float,
-    batch: int,
-    pad: int = BYTES.pad,
-    only: np.ndarray | None = None,
+    tokens_N: np.ndarray, reading: Reading, pad: int = BYTES.pad, only: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield batches of windows as ``(inputs_BT, labels_BT)``, int64.
 
     The labels that are not `IGNORED` are ``tokens_N[1:]`` in order. With ``only``, yield the windows of these
     numbers alone.
     """
-    assert seq_len >= 1 and batch >= 1 and 0 <= overlap < 1, "checked where they are set"
     targets = len(tokens_N) - 1
-    stride = _stride(seq_len, overlap)
-    context = seq_len - stride
-    chosen = np.arange(count_windows(len(tokens_N), seq_len, overlap)) if only is None else only
-    column_T = np.arange(seq_len)
-    for first in range(0, len(chosen), batch):
-        start_B1 = chosen[first : first + batch, None] * stride
+    context = reading.seq_len - reading.stride
+    chosen = np.arange(reading.windows(len(tokens_N))) if only is None else only
+    column_T = np.arange(reading.seq_len)
+    for first in range(0, len(chosen), reading.batch):
+        start_B1 = chosen[first : first + reading.batch, None] * reading.stride
         at_BT = start_B1 + column_T
         inside_BT = at_BT < targets
         scored_BT = inside_BT & ((column_T >= context) | (start_B1 == 0))
@@ -145,12 +128,8 @@ class Learner(Protocol):
 def score(
     model: Model,
     tokens_N: np.ndarray,
+    reading: Reading,
     *,
-    seq_len: int,
-    overlap: float = 0.5,
-    batch: int = 16,
-    n_loops: int | None = None,
-    autocast: bool = False,
     observe: Callable[[Any, np.ndarray], None] | None = None,
     learner: Learner | None = None,
 ) -> Score:
@@ -158,10 +137,7 @@ def score(
 
     Args:
         model: Scored in evaluation mode on the device of its parameters. Its mode is restored afterwards.
-        seq_len: Window, in targets.
-        overlap: Share of a window that is context only.
-        n_loops: Recurrent depth (None: the model's own).
-        autocast: Run the forward pass in bf16 autocast. The model computes its loss in fp32 even so.
+        reading: Windows, loops and precision.
         observe: Called with the ``trace`` of every forward pass and the (B, T) mask of its scored positions.
         learner: Learns between targets. The windows do not change. If weights change within a batch, the
             batch is read again, and the targets scored before keep their nats.
@@ -185,7 +161,7 @@ def score(
     model.eval()
     began = time.perf_counter()
     try:
-        for read in Reading(model, tokens_N).batches(seq_len, overlap, batch):
+        for read in ModelInput(model, tokens_N).batches(reading):
             scored_BT = read.labels_BT != IGNORED
             label_S = read.labels_BT[scored_BT]
             nats_S = np.zeros(len(label_S))
@@ -195,11 +171,11 @@ def score(
                 if learner is not None and learner.end == done + at:
                     weights_changed |= learner.learn()
                 if weights_changed:
-                    with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                    with without_gradients(), reading.precision(device):
                         output = model(
                             read.inputs,
                             read.labels,
-                            n_loops=n_loops,
+                            n_loops=reading.n_loops,
                             reduction="none",
                             trace=observe is not None,
                             candidates_BTW=read.candidates,
@@ -256,7 +232,7 @@ class Batch(NamedTuple):
     """Candidates of the n-gram index; None for a model without one."""
 
 
-class Reading:
+class ModelInput:
     """A stream prepared for a model: windows on the model's device, with candidates of its n-gram index."""
 
     def __init__(self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None) -> None:
@@ -267,35 +243,28 @@ class Reading:
         lookup = lookup or model.lookup
         self.candidates = _Candidates(lookup, tokens_N) if lookup else None
 
-    def batches(
-        self, seq_len: int, overlap: float, batch: int, start: int = 0, end: int | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, reading: Reading, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """Yield the `windows` of the ids from ``start`` to ``end``."""
-        stride = _stride(seq_len, overlap)
         at = start
-        for inputs_BT, labels_BT in windows(self.tokens_N[start:end], seq_len, overlap, batch, self.pad):
+        for inputs_BT, labels_BT in windows(self.tokens_N[start:end], reading, self.pad):
             candidates = None
             if self.candidates:
-                at_B = at + stride * np.arange(len(inputs_BT))
-                candidates = self.candidates.windows(at_B, seq_len).to(self.device)
-            at += stride * len(inputs_BT)
+                at_B = at + reading.stride * np.arange(len(inputs_BT))
+                candidates = self.candidates.windows(at_B, reading.seq_len).to(self.device)
+            at += reading.stride * len(inputs_BT)
             inputs = torch.from_numpy(inputs_BT).to(self.device)
             labels = torch.from_numpy(labels_BT).to(self.device)
             yield Batch(labels_BT, inputs, labels, candidates)
 
-    def spread(
-        self, seq_len: int, overlap: float, count: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return ``count`` windows spread evenly over the stream: inputs (B, T), labels, and candidates."""
-        stride = _stride(seq_len, overlap)
-        total = count_windows(len(self.tokens_N), seq_len, overlap)
-        chosen_B = ((np.arange(count) + 0.5) * total / count).astype(np.int64)
-        ((inputs_BT, labels_BT),) = windows(self.tokens_N, seq_len, overlap, count, self.pad, chosen_B)
+    def spread(self, reading: Reading) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return a batch of windows spread evenly over the stream: inputs (B, T), labels, and candidates."""
+        total = reading.windows(len(self.tokens_N))
+        chosen_B = ((np.arange(reading.batch) + 0.5) * total / reading.batch).astype(np.int64)
+        ((inputs_BT, labels_BT),) = windows(self.tokens_N, reading, self.pad, chosen_B)
         candidates_BTW = None
         if self.candidates is not None:
-            candidates_BTW = np.stack(
-                [self.candidates.window(at, seq_len) for at in (stride * chosen_B).tolist()]
-            )
+            starts = (reading.stride * chosen_B).tolist()
+            candidates_BTW = np.stack([self.candidates.window(at, reading.seq_len) for at in starts])
         return inputs_BT, labels_BT, candidates_BTW
 
 

@@ -33,6 +33,7 @@ from spider.evaluation.subject import Subject
 from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
+from spider.model.reading import Reading
 from spider.results import StageFolder
 from spider.tokens import Tokens
 from spider.tokens.turns import assistant_mask
@@ -73,9 +74,14 @@ def evaluate(
     choose_kernels(spec.kernels)
     tokens_N, data_digest = validation_stream(data, settings.max_bytes, checkpoint.tokens)
     text = Text.of(tokens_N, checkpoint.tokens)
-    # Measure a model that was trained in low precision in the precision of its later use.
-    autocast = trained.precision in ("bf16", "fp8")
-    n_loops = settings.n_loops or spec.loops
+    reading = Reading(
+        seq_len=spec.window,
+        overlap=settings.overlap,
+        batch=settings.batch,
+        n_loops=settings.n_loops or spec.loops,
+        # Measure a model that was trained in low precision in the precision of its later use.
+        autocast=trained.precision in ("bf16", "fp8"),
+    )
     with ThreadPoolExecutor(1, thread_name_prefix="baselines") as background:
         baselines = background.submit(
             text_baselines,
@@ -87,16 +93,7 @@ def evaluate(
         model = checkpoint.model(device)
         log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
         inspector = model.inspector()
-        scored = score(
-            model,
-            tokens_N,
-            seq_len=spec.window,
-            overlap=settings.overlap,
-            batch=settings.batch,
-            n_loops=n_loops,
-            autocast=autocast,
-            observe=inspector.observe if inspector else None,
-        )
+        scored = score(model, tokens_N, reading, observe=inspector.observe if inspector else None)
         subject = Subject(
             spec=spec,
             model=model,
@@ -105,8 +102,7 @@ def evaluate(
             text=text,
             score=scored,
             bits_B=bits_by_byte(scored, tokens_N, model.tokens),
-            n_loops=n_loops,
-            autocast=autocast,
+            reading=reading,
             baselines=baselines,
         )
         results = _measure(subject)
@@ -131,9 +127,9 @@ def evaluate(
         lossless=load_metadata(data).lossless,
         seq_len=spec.window,
         overlap=settings.overlap,
-        n_loops=n_loops,
+        n_loops=settings.n_loops or spec.loops,
         device=device,
-        precision="bf16" if autocast else "fp32",
+        precision="bf16" if reading.autocast else "fp32",
         checkpoint=trained.checkpoint,
         averaged=bool(trained.averaged_weights),
         weights=trained.averaged_weights or trained.weights,

@@ -28,6 +28,7 @@ from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import Number, Result, Row
 from spider.evaluation.tasks import continuations
 from spider.model.interface import Model
+from spider.model.reading import Reading
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
 datasets.disable_progress_bars()
@@ -40,33 +41,13 @@ _SEED = 1234
 class HarnessModel(LM):
     """The harness's interface to a model. Prompts that do not fit into the window lose their beginning.
 
-    `truncated` counts these prompts.
-
-    Args:
-        window: Ids that the model reads at once.
-        batch: Rows that are read at once. Texts are written one by one.
-        overlap: Share of a window that is context only, for texts longer than a window.
-        n_loops: Recurrent depth (None: the model's own).
-        autocast: Run the forward pass in bf16 autocast.
+    `truncated` counts these prompts. Texts are written one by one.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        window: int,
-        batch: int,
-        overlap: float,
-        n_loops: int | None = None,
-        autocast: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, reading: Reading) -> None:
         super().__init__()
         self.model = model
-        self.window = window
-        self.batch = batch
-        self.overlap = overlap
-        self.n_loops = n_loops
-        self.autocast = autocast
+        self.reading = reading
         self.truncated = 0
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
@@ -74,29 +55,14 @@ class HarnessModel(LM):
         pairs = [(_utf8(context), _utf8(text)) for context, text in _arguments(requests)]
         if not pairs:
             return []
-        read = continuations(
-            self.model,
-            pairs,
-            window=self.window,
-            batch=self.batch,
-            n_loops=self.n_loops,
-            autocast=self.autocast,
-        )
+        read = continuations(self.model, pairs, self.reading)
         self.truncated += read.truncated
         return list(zip((-read.nats_R).tolist(), read.greedy_R.tolist(), strict=True))
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Return the log likelihood of each text, read in overlapping windows."""
         return [
-            -score(
-                self.model,
-                self.model.tokens.encode(_utf8(text))[:-1],
-                seq_len=self.window,
-                overlap=self.overlap,
-                batch=self.batch,
-                n_loops=self.n_loops,
-                autocast=self.autocast,
-            ).nats["byte"]
+            -score(self.model, self.model.tokens.encode(_utf8(text))[:-1], self.reading).nats["byte"]
             if text
             else 0.0
             for (text,) in _arguments(requests)
@@ -110,7 +76,8 @@ class HarnessModel(LM):
         until = options.get("until") or []
         ends = [until] if isinstance(until, str) else [end for end in until if end]
         count = int(options.get("max_gen_toks", _MAX_GEN_TOKS))
-        most = self.window - min(count, self.window // 2)
+        window = self.reading.seq_len
+        most = window - min(count, window // 2)
         ids_N = self.model.tokens.encode(_utf8(prompt))[:-1]
         if len(ids_N) > most:
             self.truncated += 1
@@ -124,8 +91,8 @@ class HarnessModel(LM):
             top_k=options.get("top_k") if samples else None,
             top_p=options.get("top_p") if samples else None,
             seed=0,
-            n_loops=self.n_loops,
-            context=self.window,
+            n_loops=self.reading.n_loops,
+            context=window,
         )
         text = ""
         for piece in stream_text(itertools.islice(ids, count), self.model.tokens):
@@ -199,7 +166,7 @@ def run_harness(
         rows=[row for name in tasks for row in _rows(outcome, name)],
         notes=[
             f"Run on {label} by lm-evaluation-harness {version('lm_eval')}, in windows of "
-            f"{model.window:,} ids{first}{truncated}."
+            f"{model.reading.seq_len:,} ids{first}{truncated}."
         ],
         details={"truncated": model.truncated, "items": items, "shots": shots},
     )
@@ -211,8 +178,8 @@ def run_harness(
             "lm_eval": version("lm_eval"),
             **{name: str(revisions[name]) for name in tasks if revisions.get(name)},
         },
-        window=model.window,
-        overlap=model.overlap,
+        window=model.reading.seq_len,
+        overlap=model.reading.overlap,
         result=result,
     )
 

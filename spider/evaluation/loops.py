@@ -5,8 +5,10 @@ Compare these values with each other only: they are of a shorter text than the m
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spider.config.run import EvaluationConfig
-from spider.evaluation.bpb import clip_stream
+from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.result import BITS, Curve, Note, Result
 from spider.evaluation.subject import Subject
 
@@ -20,7 +22,8 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
         text = "no curve was measured\n(evaluation.loops_bytes is 0,\nor the model has no loops)"
         return Result(title=TITLE, figures=[Note(title=TITLE, text=text)])
     begin_N = clip_stream(subject.tokens_N, settings.loops_bytes, subject.model.tokens)
-    values = [subject.score_again(begin_N, n_loops=n).bpb for n in range(1, 2 * trained + 1)]
+    readings = [replace(subject.reading, n_loops=n) for n in range(1, 2 * trained + 1)]
+    values = [score(subject.model, begin_N, reading).bpb for reading in readings]
     curve = Curve(
         title=f"Bits per byte of {len(subject.model.tokens.raw(begin_N)):,} held-out bytes",
         x=f"loops (trained with {trained})",

@@ -25,6 +25,7 @@ from spider.evaluation.bpb import clip_stream, windows
 from spider.evaluation.result import CutText, Note, Piece, Result, Segment
 from spider.evaluation.subject import Subject
 from spider.model.interface import Inspector, Model
+from spider.model.reading import Reading
 from spider.tokens import IGNORED, Tokens
 
 TITLE = "Inside the model"
@@ -42,10 +43,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
         subject.model,
         inspector,
         clip_stream(subject.tokens_N, _SHOWN_BYTES, subject.model.tokens),
-        seq_len=subject.spec.window,
-        overlap=settings.overlap,
-        batch=settings.batch,
-        autocast=subject.autocast,
+        subject.reading,
     )
     return Result.model_validate({"title": TITLE, "figures": [*inspector.figures(), shown]})
 
@@ -66,19 +64,10 @@ def read_beginning(path: Path, count: int) -> bytes:
     return data
 
 
-def cut(
-    model: Model,
-    inspector: Inspector,
-    tokens_N: np.ndarray,
-    *,
-    seq_len: int,
-    overlap: float = 0.5,
-    batch: int = 16,
-    autocast: bool = False,
-) -> CutText:
+def cut(model: Model, inspector: Inspector, tokens_N: np.ndarray, reading: Reading) -> CutText:
     """Return the segments of a stream. Its first id, a BOS, is read and not shown.
 
-    The model is in evaluation mode. The other arguments are those of `spider.evaluation.bpb.score`.
+    The model is in evaluation mode.
     """
     vocabulary = model.tokens
     device = next(model.parameters()).device
@@ -86,8 +75,8 @@ def cut(
     probabilities = []
     # Append an id, so that the last id of the stream has a successor and its position is scored.
     stream_N = np.append(tokens_N, vocabulary.eos)
-    for inputs_BT, labels_BT in windows(stream_N, seq_len, overlap, batch, vocabulary.pad):
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+    for inputs_BT, labels_BT in windows(stream_N, reading, vocabulary.pad):
+        with torch.inference_mode(), reading.precision(device):
             closed_BT, probability_BT = inspector.cut(torch.from_numpy(inputs_BT).to(device))
         scored_BT = labels_BT != IGNORED
         closes.append(closed_BT[scored_BT])

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from spider.config import StageSpec
-from spider.evaluation.bpb import Score, score
+from spider.evaluation.bpb import Score
 from spider.evaluation.text import Text, TextBaselines
 from spider.model.interface import Inspector, Model
+from spider.model.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,7 @@ class Subject:
     score: Score
     bits_B: np.ndarray
     """Bits that the model spent on each byte of the text."""
-    n_loops: int
-    autocast: bool
+    reading: Reading
+    """How the model read the text."""
     baselines: Future[TextBaselines]
     """The baselines and the train/test overlap of the text. A background thread computes them."""
-
-    def score_again(self, tokens_N: np.ndarray, *, n_loops: int) -> Score:
-        """Score other ids in the same windows, with another number of loops."""
-        return score(
-            self.model,
-            tokens_N,
-            seq_len=self.spec.window,
-            overlap=self.spec.evaluation.overlap,
-            batch=self.spec.evaluation.batch,
-            n_loops=n_loops,
-            autocast=self.autocast,
-        )

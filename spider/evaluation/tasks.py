@@ -26,6 +26,7 @@ from spider.evaluation.questions import Question, Task, tasks
 from spider.evaluation.result import SHARE, Number, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
+from spider.model.reading import Reading
 from spider.tokens import IGNORED
 
 
@@ -80,14 +81,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
         return None
     documents = subject.text.documents()
     answers = [
-        run_task(
-            subject.model,
-            task,
-            window=subject.spec.window,
-            batch=settings.batch,
-            n_loops=subject.n_loops,
-            autocast=subject.autocast,
-        )
+        run_task(subject.model, task, subject.reading)
         for name, config in settings.tasks.items()
         for task in tasks(name, config, documents)
     ]
@@ -121,14 +115,12 @@ class _Row(NamedTuple):
     """First id of the choice."""
 
 
-def run_task(
-    model: Model, task: Task, *, window: int, batch: int, n_loops: int | None = None, autocast: bool = False
-) -> Answers:
+def run_task(model: Model, task: Task, reading: Reading) -> Answers:
     """Answer the questions of a task. The arguments are those of `continuations`."""
     pairs = [
         pair for question in task.questions for pair in zip(question.contexts, question.choices, strict=True)
     ]
-    read = continuations(model, pairs, window=window, batch=batch, n_loops=n_loops, autocast=autocast)
+    read = continuations(model, pairs, reading)
     bytes_R = np.array([len(choice) for _, choice in pairs])
     return Answers(
         task=task,
@@ -139,24 +131,12 @@ def run_task(
     )
 
 
-def continuations(
-    model: Model,
-    pairs: Sequence[tuple[bytes, bytes]],
-    *,
-    window: int,
-    batch: int,
-    n_loops: int | None = None,
-    autocast: bool = False,
-) -> Continuations:
+def continuations(model: Model, pairs: Sequence[tuple[bytes, bytes]], reading: Reading) -> Continuations:
     """Score continuations of contexts, which may be empty; rows of similar length share a batch.
 
-    Args:
-        window: ids that the model reads at once.
-        batch: rows that are read at once.
-        n_loops: recurrent depth (None: the model's own).
-        autocast: run the forward pass in bf16 autocast.
+    Each row is one window, so the overlap of the reading has no effect.
     """
-    rows = [_row(model, context, choice, window) for context, choice in pairs]
+    rows = [_row(model, context, choice, reading.seq_len) for context, choice in pairs]
     nats_R = np.zeros(len(rows))
     greedy_R = np.zeros(len(rows), bool)
     order = np.argsort([len(row.ids) - row.first for row in rows], kind="stable")
@@ -164,13 +144,13 @@ def continuations(
     was_training = model.training
     model.eval()
     try:
-        for at in range(0, len(rows), batch):
-            chosen = order[at : at + batch]
+        for at in range(0, len(rows), reading.batch):
+            chosen = order[at : at + reading.batch]
             inputs_BT, labels_BT, candidates_BTW = _padded(model, [rows[i] for i in chosen])
-            with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            with torch.inference_mode(), reading.precision(device):
                 logits_BTV = model(
                     inputs_BT.to(device),
-                    n_loops=n_loops,
+                    n_loops=reading.n_loops,
                     candidates_BTW=None if candidates_BTW is None else candidates_BTW.to(device),
                 ).logits
             counted_BT = labels_BT != IGNORED

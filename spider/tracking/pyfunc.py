@@ -147,8 +147,8 @@ class Predictor:
         ids = generate(
             self.model,
             text,
-            n_loops=self.checkpoint.reading["n_loops"],
-            context=options["context"] or self.checkpoint.window,
+            n_loops=self.checkpoint.reading.n_loops,
+            context=options["context"] or self.checkpoint.reading.seq_len,
             max_bytes=options["max_bytes"],
             temperature=options["temperature"],
             seed=options["seed"],
@@ -165,7 +165,7 @@ class Predictor:
         bpb = math.nan
         by_id: list[float] = []
         if len(ids_N) > 1:
-            result = score(self.model, ids_N, seq_len=self.checkpoint.window, **self.checkpoint.reading)
+            result = score(self.model, ids_N, self.checkpoint.reading)
             nats = result.nats["byte"]
             size = result.counts["byte"]
             bpb = result.bpb

@@ -34,9 +34,10 @@ from spider import files
 from spider.checkpoints.records import best
 from spider.config import StageSettings, StageSpec
 from spider.errors import TrainingError
-from spider.evaluation.bpb import Reading, count_windows
+from spider.evaluation.bpb import ModelInput
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model
+from spider.model.reading import Reading
 from spider.processes.parallel import is_sharded
 from spider.processes.world import World
 from spider.tokens import IGNORED
@@ -99,10 +100,10 @@ class Validation:
             return
         window, settings = spec.window, spec.settings
         bytes_ = int(model.tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
-        available = count_windows(len(self.tokens_N), window, spec.evaluation.overlap)
+        self.n_loops = spec.evaluation.n_loops or spec.loops
+        available = Reading(window, spec.evaluation.overlap).windows(len(self.tokens_N))
         wanted = max(1, math.ceil(available * settings.val_bytes / max(1, bytes_)))
         self.windows = min(available, wanted)
-        self.n_loops = spec.evaluation.n_loops or spec.loops
         validation = self.windows * window * model.flops_per_token(window, self.n_loops) / 3
         step = spec.tokens_per_step * model.flops_per_token(settings.seq_len, settings.n_loops)
         self.cost = validation / step
@@ -198,10 +199,9 @@ class Validation:
             from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
 
             lookup = NgramLookup(self.full, spec.model.ngram, model.tokens)
-        reading = Reading(model, self.tokens_N, lookup)
-        inputs_BT, labels_BT, candidates_BTW = reading.spread(
-            spec.window, spec.evaluation.overlap, self.windows
-        )
+        model_input = ModelInput(model, self.tokens_N, lookup)
+        reading = Reading(spec.window, spec.evaluation.overlap, batch=self.windows)
+        inputs_BT, labels_BT, candidates_BTW = model_input.spread(reading)
         scored_BT = labels_BT != IGNORED
         bytes_BT = model.tokens.bytes_of[np.where(scored_BT, labels_BT, model.tokens.pad)] * scored_BT
         self.bytes = int(bytes_BT.sum(dtype=np.int64))
@@ -218,7 +218,7 @@ class Validation:
             arrays[name] = np.concatenate([array, padding])[self.world.rank :: size]
         as_in_training = spec.micro_batch(size) * spec.settings.seq_len // spec.window
         rows = max(1, min(spec.evaluation.batch, as_in_training))
-        device = reading.device
+        device = model_input.device
         for first in range(0, len(arrays["inputs_BT"]), rows):
             part = {n: torch.from_numpy(a[first : first + rows]).to(device) for n, a in arrays.items()}
             self._batches.append(

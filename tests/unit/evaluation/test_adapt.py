@@ -1,5 +1,7 @@
 """Test-time training: a prediction depends on earlier ids alone, and the model is restored afterwards."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from spider.config import TTTConfig
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
+from spider.model.reading import Reading
 from spider.model.spider.model import Spider
 from spider.tokens import BYTES
 from tests.families.toy.config import Config
@@ -21,7 +24,7 @@ def stream(*documents: str) -> np.ndarray:
 
 TOKENS = stream("The quick brown fox jumps", "", "over the lazy dog, größer than before. " * 3, "the end")
 #: Chunks end inside windows, and inside batches of them.
-WINDOWS = {"seq_len": 16, "overlap": 0.5, "batch": 3}
+WINDOWS = Reading(seq_len=16, overlap=0.5, batch=3)
 #: Positions near the beginning of a document and the end of a chunk. Only the smallest model tests all.
 POSITIONS = (27, 40, 41)
 MORE_POSITIONS = (5, 26, 28, 39, 80, 81, 82)
@@ -63,10 +66,10 @@ def case(request):
 
 def test_a_rate_of_zero_gives_the_nats_of_score_exactly(case):
     model, reset = case
-    plain = score(model, TOKENS, **WINDOWS)
-    nothing = adapt(model, TOKENS, learning(lr=0, reset=reset), **WINDOWS)
+    plain = score(model, TOKENS, WINDOWS)
+    nothing = adapt(model, TOKENS, learning(lr=0, reset=reset), WINDOWS)
     assert np.array_equal(nothing.by_target_S, plain.by_target_S) and nothing.nats == plain.nats
-    learned = adapt(model, TOKENS, learning(reset=reset), **WINDOWS)
+    learned = adapt(model, TOKENS, learning(reset=reset), WINDOWS)
     assert np.array_equal(learned.by_target_S[:25], plain.by_target_S[:25])
     assert learned.bpb < plain.bpb and learned.counts == plain.counts
 
@@ -74,24 +77,24 @@ def test_a_rate_of_zero_gives_the_nats_of_score_exactly(case):
 def test_nats_do_not_depend_on_the_end_of_the_stream(case):
     model, reset = case
     settings = learning(epochs=2, reset=reset)
-    whole = adapt(model, TOKENS, settings, **WINDOWS).by_target_S
+    whole = adapt(model, TOKENS, settings, WINDOWS).by_target_S
     for n in (59, 81, 107):
-        ended = adapt(model, TOKENS[:n], settings, **WINDOWS).by_target_S
+        ended = adapt(model, TOKENS[:n], settings, WINDOWS).by_target_S
         np.testing.assert_allclose(ended, whole[: n - 1], rtol=1e-6, atol=1e-5)
-    model, one = model.double(), {**WINDOWS, "batch": 1}
-    whole = adapt(model, TOKENS, settings, **one).by_target_S
+    model, one = model.double(), replace(WINDOWS, batch=1)
+    whole = adapt(model, TOKENS, settings, one).by_target_S
     for n in (81, 107):
-        assert np.array_equal(adapt(model, TOKENS[:n], settings, **one).by_target_S, whole[: n - 1])
+        assert np.array_equal(adapt(model, TOKENS[:n], settings, one).by_target_S, whole[: n - 1])
 
 
 def test_a_changed_id_changes_no_earlier_prediction(case):
     model, reset = case
     model, settings = model.double(), learning(reset=reset)
-    before = adapt(model, TOKENS, settings, **WINDOWS).by_target_S
+    before = adapt(model, TOKENS, settings, WINDOWS).by_target_S
     for t in POSITIONS + (MORE_POSITIONS if isinstance(model, Toy) else ()):
         changed = TOKENS.copy()
         changed[t] = BYTES.bos if changed[t] != BYTES.bos else ord("Z")
-        after = adapt(model, changed, settings, **WINDOWS).by_target_S
+        after = adapt(model, changed, settings, WINDOWS).by_target_S
         assert np.array_equal(after[: t - 1], before[: t - 1]), t
         assert after[t - 1] != before[t - 1]
 
@@ -101,7 +104,7 @@ def test_a_model_learns_from_all_targets_of_a_chunk_at_its_end(t):
     """Use a model that sees one id, so any other knowledge was learned."""
     model, changed = toy(), TOKENS.copy()
     changed[t] = ord("Z")
-    before, after = (adapt(model, ids, learning(), **WINDOWS).by_target_S for ids in (TOKENS, changed))
+    before, after = (adapt(model, ids, learning(), WINDOWS).by_target_S for ids in (TOKENS, changed))
     assert np.array_equal(before[t + 1 : 40], after[t + 1 : 40]) and not (before[41:80] == after[41:80]).any()
 
 
@@ -115,15 +118,15 @@ def test_the_probabilities_of_all_ids_sum_to_one_after_learning(reset):
     assert ids[-1] == BYTES.bos
     streams = np.repeat(ids[None], BYTES.size, axis=0)
     streams[:, -1] = np.arange(BYTES.size)
-    nats = [adapt(model, row, settings, seq_len=8, batch=2).by_target_S[-1] for row in streams]
-    frozen = [score(model, row, seq_len=8, batch=2).by_target_S[-1] for row in streams]
+    nats = [adapt(model, row, settings, Reading(seq_len=8, batch=2)).by_target_S[-1] for row in streams]
+    frozen = [score(model, row, Reading(seq_len=8, batch=2)).by_target_S[-1] for row in streams]
     assert np.exp(-np.float64(nats)).sum() == pytest.approx(1, abs=1e-5)
     assert not np.allclose(nats, frozen, rtol=1e-3)
 
 
 def test_chunks_do_not_depend_on_the_batch_size():
     model = build_gpt()
-    one, *others = (adapt(model, TOKENS, learning(), **WINDOWS | {"batch": n}) for n in (1, 2, 5, 100))
+    one, *others = (adapt(model, TOKENS, learning(), replace(WINDOWS, batch=n)) for n in (1, 2, 5, 100))
     for other in others:
         np.testing.assert_allclose(other.by_target_S, one.by_target_S, rtol=1e-4)
 
@@ -142,16 +145,16 @@ def test_the_model_is_restored_after_success_interruption_and_divergence(case, m
     monkeypatch.setattr(Spider, "after_step", lambda *_, **__: pytest.fail("experts must not be balanced"))
     before, stop = state(model), learning(reset=reset, lr=1e30 if way == "diverged" else 0.05)
     if way == "to the end":
-        adapt(model, TOKENS, stop, **WINDOWS)
+        adapt(model, TOKENS, stop, WINDOWS)
     elif way == "stopped":
         left = iter([None] * 4)
         step = torch.optim.SGD.step
         monkeypatch.setattr(torch.optim.SGD, "step", lambda self: (next(left), step(self)))
         with pytest.raises(StopIteration):
-            adapt(model, TOKENS, stop, **WINDOWS)
+            adapt(model, TOKENS, stop, WINDOWS)
     else:
         with pytest.raises(ValueError, match=r"loss at token \d+ .* not finite: lower evaluation.ttt.lr"):
-            adapt(model, TOKENS, stop, **WINDOWS)
+            adapt(model, TOKENS, stop, WINDOWS)
     after = state(model)
     assert all(torch.equal(tensor, after[0][name]) for name, tensor in before[0].items())
     assert before[1:3] == after[1:3] and torch.equal(before[3], after[3])
@@ -162,13 +165,13 @@ def test_the_error_for_a_diverged_checkpoint_does_not_advise_a_lower_rate():
     with torch.no_grad():
         model.embedding[ord("q")] = float("nan")
     with pytest.raises(ValueError, match="not finite: its weights have diverged"):
-        adapt(model, TOKENS, learning(), **WINDOWS)
+        adapt(model, TOKENS, learning(), WINDOWS)
 
 
 def test_a_repeated_document_costs_less_the_third_time(model):
     text = "It was the best of times, it was the worst of times. "
     tokens, n = stream(text, text, text), len(BYTES.encode(text))
-    nats = adapt(model, tokens, learning(chunk=16), **WINDOWS).by_target_S
+    nats = adapt(model, tokens, learning(chunk=16), WINDOWS).by_target_S
     first, _, third = np.split(nats, [n - 1, 2 * n - 1])
     assert third.mean() < 0.95 * first.mean()
 
@@ -177,11 +180,11 @@ def test_equal_documents_cost_the_same_if_each_resets_the_weights():
     """Use a model that sees one id, so the text before a document does not matter."""
     text = "It was the best of times, it was the worst of times. "
     tokens, n, model = stream(text, "another one, " * 5, text), len(BYTES.encode(text)), toy().double()
-    reset = adapt(model, tokens, learning(reset="document"), **WINDOWS).by_target_S
-    never = adapt(model, tokens, learning(reset="never"), **WINDOWS).by_target_S
+    reset = adapt(model, tokens, learning(reset="document"), WINDOWS).by_target_S
+    never = adapt(model, tokens, learning(reset="never"), WINDOWS).by_target_S
     assert np.array_equal(reset[: n - 1], reset[-n + 1 :])
     assert not np.array_equal(never[: n - 1], never[-n + 1 :])
-    assert not np.array_equal(reset, score(model, tokens, **WINDOWS).by_target_S)
+    assert not np.array_equal(reset, score(model, tokens, WINDOWS).by_target_S)
 
 
 def test_ffn_down_changes_only_the_down_projections(monkeypatch):
@@ -200,17 +203,17 @@ def test_ffn_down_changes_only_the_down_projections(monkeypatch):
             moved |= {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
 
         monkeypatch.setattr(torch.optim.SGD, "step", watched)
-        adapt(model, TOKENS, learning(parameters="ffn_down"), **WINDOWS)
+        adapt(model, TOKENS, learning(parameters="ffn_down"), WINDOWS)
         assert moved == expected
     with pytest.raises(
         ValueError, match=r"parameters: ffn_down: a model of family .*toy has no feed-forward"
     ):
-        adapt(toy(), TOKENS, learning(parameters="ffn_down"), **WINDOWS)
+        adapt(toy(), TOKENS, learning(parameters="ffn_down"), WINDOWS)
 
 
 def test_a_chunk_shorter_than_a_window_is_refused():
     with pytest.raises(ValueError, match=r"evaluation\.ttt\.chunk: .* the window, 64 \(got 40\)"):
-        adapt(toy(), TOKENS, learning(), seq_len=64)
+        adapt(toy(), TOKENS, learning(), Reading(seq_len=64))
 
 
 def test_learning_uses_the_loops_and_the_precision_of_the_evaluation(monkeypatch):
@@ -224,5 +227,5 @@ def test_learning_uses_the_loops_and_the_precision_of_the_evaluation(monkeypatch
         return forward(*args, **given)
 
     monkeypatch.setattr(model, "forward", recorded)
-    adapt(model, TOKENS, learning(), **WINDOWS, n_loops=2, autocast=True)
+    adapt(model, TOKENS, learning(), replace(WINDOWS, n_loops=2, autocast=True))
     assert set(seen) == {(2, True, False, False), (2, True, True, False)}

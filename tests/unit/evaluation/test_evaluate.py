@@ -30,6 +30,7 @@ from spider.evaluation.text import validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
+from spider.model.reading import Reading
 from spider.model.spider.config import BoundaryConfig
 from spider.report.compare import compare
 from spider.report.figures import FIGURES, draw_stage
@@ -133,7 +134,7 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(ev
     tokens_N = clip_stream(shards.read(0, shards.tokens), MAX_BYTES)
     torch.manual_seed(0)
     model = build_model(spec.model)
-    by_hand = score(model, tokens_N, seq_len=64, batch=8, n_loops=2)
+    by_hand = score(model, tokens_N, Reading(seq_len=64, batch=8, n_loops=2))
     assert found["bpb"] == pytest.approx(by_hand.bpb, rel=1e-9)
     assert found["bpb_strict"] == pytest.approx(by_hand.bpb_strict, rel=1e-9)
     assert 7 < found["bpb"] < 9  # untrained weights: about log2 of the vocabulary
@@ -167,8 +168,8 @@ def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
     receipt, found, out = evaluated
     model, _ = load_model(receipt)
     short_N, _ = validation_stream(data, 700)
-    window = {"seq_len": 64, "overlap": 0.5, "batch": 8}
-    expected = [score(model, short_N, n_loops=n, **window).bpb for n in (1, 2, 3, 4)]  # twice the 2 loops
+    # The curve reaches twice the 2 loops of the stage.
+    expected = [score(model, short_N, Reading(64, batch=8, n_loops=n)).bpb for n in (1, 2, 3, 4)]
     (curve,) = found["results"]["loops"]["figures"]
     assert curve["title"] == "Bits per byte of 700 held-out bytes"
     assert (curve["mark"], curve["values"]) == (2, expected)
@@ -246,7 +247,7 @@ def test_test_time_training_adds_a_result_and_changes_no_other(evaluated, spec, 
     found = json.loads((tmp_path / "evaluation.json").read_text())
     model, _ = load_model(receipt)
     tokens_N, _ = validation_stream(data, MAX_BYTES)
-    by_hand = adapt(model, tokens_N, settings, seq_len=64, batch=8, n_loops=2)
+    by_hand = adapt(model, tokens_N, settings, Reading(seq_len=64, batch=8, n_loops=2))
     adapted = found["results"].pop("adapt")
     measured = {k: v for k, v in without.items() if "second" not in k}
     assert measured == {k: v for k, v in found.items() if "second" not in k}

@@ -22,6 +22,7 @@ from spider.evaluation.harness import HarnessModel, run_harness
 from spider.evaluation.questions import tasks
 from spider.evaluation.tasks import run_task
 from spider.model import build_model
+from spider.model.reading import Reading
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from tests.unit.evaluation.toys import Scripted
@@ -44,7 +45,7 @@ def model_of(tokens):
 
 
 def harness_model(model, window=WINDOW):
-    return HarnessModel(model, window=window, batch=16, overlap=0.5)
+    return HarnessModel(model, Reading(seq_len=window, batch=16, overlap=0.5))
 
 
 @pytest.fixture
@@ -88,12 +89,12 @@ def test_the_numbers_of_the_harness_equal_ours(folder, tokens, monkeypatch):
     assert items == {"choose": 40, "roll": 3, "write": 40} and rows["write/exact_match"].value == 0.0
 
     (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")), [])
-    ours = run_task(model, task, window=WINDOW, batch=7)
+    ours = run_task(model, task, Reading(seq_len=WINDOW, batch=7))
     assert (ours.by_sum, ours.by_byte) == tuple(rows[f"choose/{m}"].value for m in ("acc", "acc_bytes"))
     assert 0 < ours.truncated < found.result.details["truncated"], "prompts for generation count as well"
 
     texts = [json.loads(line)["text"].encode() for line in (folder / "texts.jsonl").open()]
-    scores = [score(model, tokens.encode(text)[:-1], seq_len=WINDOW, overlap=0.5) for text in texts]
+    scores = [score(model, tokens.encode(text)[:-1], Reading(seq_len=WINDOW, overlap=0.5)) for text in texts]
     nats = sum(one.nats["byte"] for one in scores)
     bits = nats / math.log(2) / sum(map(len, texts))
     assert rows["roll/bits_per_byte"].value == pytest.approx(bits, abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from spider.config import merged
 from spider.evaluation.bpb import score, windows
 from spider.model import build_model
+from spider.model.reading import Reading
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.model import Spider
@@ -20,7 +22,7 @@ from tests.unit.model.small import SMALL
 
 TEXT = "The quick brown fox jumps over the lazy dog, größer than before; and then it sleeps.\n" * 4
 TOKENS = np.concatenate([BYTES.encode(TEXT), BYTES.encode("A second document.")])
-WINDOWS = {"seq_len": 48, "overlap": 0.25, "batch": 3}
+WINDOWS = Reading(seq_len=48, overlap=0.25, batch=3)
 
 
 def busy_model(**changes) -> Spider:
@@ -35,7 +37,7 @@ def busy_model(**changes) -> Spider:
 
 def observed(model: Spider, **changes) -> SpiderInspector:
     inspector = model.inspector()
-    score(model, TOKENS, observe=inspector.observe, **WINDOWS, **changes)
+    score(model, TOKENS, replace(WINDOWS, **changes), observe=inspector.observe)
     return inspector
 
 
@@ -81,7 +83,7 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
     lengths = Counter()
     loops = Counter()
     load = 0
-    for inputs_BT, labels_BT in windows(TOKENS, **WINDOWS):
+    for inputs_BT, labels_BT in windows(TOKENS, WINDOWS):
         with torch.inference_mode():
             trace = model(torch.from_numpy(inputs_BT), trace=True).trace
         load = load + trace.counts_NRE.numpy()
@@ -108,16 +110,16 @@ def test_the_inspector_changes_no_score_and_needs_no_further_pass():
     model = busy_model()
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
-    plain = score(model, TOKENS, **WINDOWS)
+    plain = score(model, TOKENS, WINDOWS)
     once = len(calls)
-    assert score(model, TOKENS, observe=model.inspector().observe, **WINDOWS).nats == plain.nats
+    assert score(model, TOKENS, WINDOWS, observe=model.inspector().observe).nats == plain.nats
     assert len(calls) == 2 * once
 
 
 def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
     model = busy_model(boundary={"kind": "whitespace"})
     inspector = model.inspector()
-    score(model, TOKENS, observe=inspector.observe, seq_len=len(TOKENS), overlap=0.0)
+    score(model, TOKENS, Reading(seq_len=len(TOKENS), overlap=0.0), observe=inspector.observe)
     closes = [t for t, i in enumerate(TOKENS[:-1]) if i in (*b" \n", *range(256, 272))]
     assert sum(n * count for n, count in inspector.lengths.items()) == closes[-1] + 1
 
@@ -132,6 +134,6 @@ def test_parts_that_are_switched_off_have_notes_instead_of_counts():
 
 def test_each_depth_has_its_own_score():
     model = busy_model(recurrence={"halting": False})
-    curve = [score(model, TOKENS, n_loops=n, **WINDOWS).bpb for n in (1, 2, 3, 4)]
-    assert curve[1] == score(model, TOKENS, **WINDOWS).bpb  # the model is configured with two
+    curve = [score(model, TOKENS, replace(WINDOWS, n_loops=n)).bpb for n in (1, 2, 3, 4)]
+    assert curve[1] == score(model, TOKENS, WINDOWS).bpb  # the model is configured with two
     assert len(set(curve)) == 4

@@ -11,6 +11,7 @@ from torch import nn
 from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask
 from spider.evaluation.questions import Question, Task, tasks
 from spider.evaluation.tasks import run_task
+from spider.model.reading import Reading
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from tests.unit.evaluation.toys import Bigram, Toy
@@ -43,7 +44,7 @@ class Knows(Toy):
 
 
 def answer(model, task, window=512, batch=16):
-    return run_task(model, task, window=window, batch=batch)
+    return run_task(model, task, Reading(seq_len=window, batch=batch))
 
 
 @pytest.mark.parametrize(

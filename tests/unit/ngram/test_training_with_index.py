@@ -19,6 +19,7 @@ from spider.evaluation.generate import generate
 from spider.evaluation.text import validation_stream
 from spider.model import build_model
 from spider.model.interface import model_tensors
+from spider.model.reading import Reading
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import open_index
 from spider.results import Results
@@ -143,7 +144,7 @@ def test_generation_uses_the_probabilities_of_scoring(model, shards):
     finally:
         del model.incremental
     tokens = np.array([*BYTES.encode(prompt)[:-1], *written], np.uint16)
-    scored = score(model, tokens, seq_len=len(tokens) - 1, overlap=0.0).by_target_S
+    scored = score(model, tokens, Reading(seq_len=len(tokens) - 1, overlap=0.0)).by_target_S
     assert len(written) > 5
     for drawn, (length, logits) in zip(written, recorded, strict=False):
         nats = -logits[-1].double().log_softmax(-1)[drawn].item()
@@ -188,7 +189,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
     found = []
     for batch, ahead in ((1, 1 << 16), (3, 1 << 16), (16, 1 << 16), (1, 100), (2, 1)):
         monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", ahead)
-        found.append(score(model, tokens, seq_len=64, overlap=overlap, batch=batch).by_target_S)
+        found.append(score(model, tokens, Reading(seq_len=64, overlap=overlap, batch=batch)).by_target_S)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
     ids = torch.from_numpy(tokens.astype(np.int64))
@@ -198,7 +199,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
     np.testing.assert_allclose(found[0][:64], first.loss[0].numpy(), rtol=1e-3, atol=1e-4)
     smaller = open_index(model.lookup.index.folder.with_name("split"))
     monkeypatch.setattr(model, "lookup", NgramLookup(smaller, CONFIG, BYTES))
-    others = score(model, tokens, seq_len=64, overlap=overlap).by_target_S
+    others = score(model, tokens, Reading(seq_len=64, overlap=overlap)).by_target_S
     assert not np.allclose(others, found[0], rtol=1e-5)
 
 
@@ -216,9 +217,9 @@ def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkey
 
     monkeypatch.setattr(model, "forward", recording)
     monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
-    plain = score(model, tokens, seq_len=64)
-    unchanged = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0), seq_len=64)
-    adapted = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0.05), seq_len=64)
+    plain = score(model, tokens, Reading(seq_len=64))
+    unchanged = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0), Reading(seq_len=64))
+    adapted = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0.05), Reading(seq_len=64))
     assert np.array_equal(unchanged.by_target_S, plain.by_target_S) and adapted.bpb != plain.bpb
     starts = [begin + at for begin in (0, 96, 192) for _ in range(2) for at in (0, 64)] * 2
     for start, (ids, found) in zip(starts, recorded, strict=True):
@@ -234,5 +235,5 @@ def test_validation_during_training_uses_the_index_of_the_evaluation(results, sh
     model = Checkpoint.at(stage.path).model()
     tokens_N, _ = validation_stream(shards, spec.evaluation.max_bytes)
     reading = spec.evaluation.model_dump(include={"overlap", "batch"}) | {"n_loops": spec.loops}
-    expected = score(model, tokens_N, seq_len=spec.window, **reading).bpb
+    expected = score(model, tokens_N, Reading(seq_len=spec.window, **reading)).bpb
     assert read_rows(stage.metrics)[-1].metrics["val/bpb"] == pytest.approx(expected, rel=1e-6)

@@ -21,6 +21,7 @@ from spider.data.metadata import build_metadata
 from spider.errors import TrainingError
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
+from spider.model.reading import Reading
 from spider.processes.parallel import compile_forward
 from spider.training import loop
 from spider.training.stage import train
@@ -44,7 +45,7 @@ def measured(spec, folder, data):
     model = Checkpoint.at(folder).model()
     tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes, model.tokens)
     reading = spec.evaluation.model_dump(include={"overlap", "batch"})
-    return score(model, tokens_N, seq_len=spec.window, n_loops=spec.loops, **reading).bpb
+    return score(model, tokens_N, Reading(seq_len=spec.window, n_loops=spec.loops, **reading)).bpb
 
 
 def evaluated(spec, **changes):

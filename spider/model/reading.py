@@ -1,0 +1,36 @@
+"""Define `Reading`: how a model reads a text that it scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The windows, the number of loops and the precision of a model that scores a text."""
+
+    seq_len: int
+    """Window, in targets."""
+    overlap: float = 0.5
+    """Share of a window that is context only."""
+    batch: int = 16
+    """Windows that are read at once."""
+    n_loops: int | None = None
+    """Loops of the recurrent core (None: the model's own number)."""
+    autocast: bool = False
+    """Whether the forward pass runs in bf16 autocast. The model computes its loss in fp32 even so."""
+
+    @property
+    def stride(self) -> int:
+        """Return the distance between the beginnings of two windows."""
+        return self.seq_len - int(self.seq_len * self.overlap)
+
+    def windows(self, ids: int) -> int:
+        """Return the number of windows of a stream with this many ids."""
+        return 1 + max(0, -(-(ids - 1 - self.seq_len) // self.stride)) if ids > 1 else 0
+
+    def precision(self, device: torch.device) -> torch.autocast:
+        """Return the context manager of a forward pass."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.autocast)
