@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from spider import tracking
 from spider.cli.session import FILE, JSON, THREADS, Session, command, log
 from spider.config import Config
 from spider.config.ngram import NgramConfig
@@ -73,10 +72,10 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     spec = session.config.dataset(dataset)
     tokenizer_file = session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
-    shards = [folder / split / f"{part}.bin" for split in spec.splits]  # `index` hashes them
-    outputs = [shard.with_suffix(suffix) for shard in shards for suffix in (".idx", ".json")]
+    suffixes = ("bin", "idx", "json")
+    outputs = [folder / split / f"{part}.{suffix}" for split in spec.splits for suffix in suffixes]
     inputs = [file, tokenizer_file] if tokenizer_file else [file]
-    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, outputs, shards) as job:
+    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, outputs) as job:
         if spec.source.TOKENS:
             record = spec.source.import_part(file, folder, part, spec)
         else:
@@ -121,8 +120,6 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
         )
         job.artifact(output)
         job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
-        shards = [shard for split in metadata.splits.values() for shard in split.shards]
-        tracking.log_hashes(job, {output.parent / shard.file: shard.sha256 for shard in shards})
         for split, counts in metadata.splits.items():
             job.metric(f"{split}/tokens", counts.tokens)
             log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))

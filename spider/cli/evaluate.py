@@ -8,13 +8,17 @@ from pathlib import Path
 import click
 
 from spider import tracking
-from spider.checkpoints.compressed import CompressedReceipt
 from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
-from spider.evaluation.records import Evaluation
-from spider.evaluation.result import all_rows, baselines, curves
+from spider.evaluation.result import baselines
 from spider.results import CompressedFolder, StageFolder
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
+
+
+def _folder(session: Session, stage: tuple[str, str], compressed: bool) -> StageFolder:
+    """Return the folder of a stage or of its compressed model."""
+    folder = session.results.stage(*stage)
+    return CompressedFolder(folder.compressed) if compressed else folder
 
 
 @command()
@@ -23,80 +27,37 @@ COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed
 @COMPRESSED
 def evaluate(session: Session, stage: tuple[str, str], threads: int | None, compressed: bool) -> None:
     """Score the last checkpoint of a stage in bits per byte, beside compressors."""
-    if compressed:
-        _evaluate_compressed(session, *stage, threads)
-    else:
-        _evaluate(session, *stage, threads)
-
-
-def _measure(session: Session, run: str, stage: str, folder: StageFolder, threads: int | None) -> Evaluation:
-    """Score the weights that the receipt in ``folder`` names, and write the evaluation beside it."""
+    from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
 
-    prepare_torch(threads)
-    spec = session.config.stage(run, stage)
-    return evaluate(
-        folder.receipt,
-        spec,
-        session.results.shards(spec.evaluation.data or spec.data),
-        folder.path,
-        learned_from=learned_from(session.config, run, stage),
-        cache=session.results.root / "baselines",
-    )
-
-
-def _evaluate(session: Session, run: str, stage: str, threads: int | None) -> None:
-    from spider.config.leaks import undecided
-
     results = session.results
-    spec = session.config.stage(run, stage)
-    folder = results.stage(run, stage)
+    spec = session.config.stage(*stage)
+    folder = _folder(session, stage, compressed)
     scored = spec.evaluation.data or spec.data
     data = results.shards(scored)
-    for line in undecided(session.config.datasets, session.config.tokenizers, session.config.run(run)):
+    for line in undecided(session.config.datasets, session.config.tokenizers, session.config.run(spec.run)):
         log.info("%s", line)
+    name = folder.path.relative_to(results.root / "runs").as_posix()
     inputs = [folder.receipt, data / "metadata.json"]
     outputs = [folder.evaluation]
-    with session.tracked("evaluate", f"{run}/{stage}", spec.evaluation.scoring(), inputs, outputs) as job:
-        measured = _measure(session, run, stage, folder, threads)
+    with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
+        prepare_torch(threads)
+        measured = evaluate(
+            folder.receipt,
+            spec,
+            data,
+            folder.path,
+            learned_from=learned_from(session.config, *stage),
+            cache=results.root / "baselines",
+        )
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
-        tracking.log_scores(
-            results.root,
-            run,
-            stage,
-            measured.metrics,
-            outputs,
-            rows=list(all_rows(measured.all_results)),
-            dataset=card,
-            curves=curves(measured.results),
-        )
+        tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card)
         job.metric("bpb", measured.bpb)
     text = "" if measured.lossless else " of the decoded text"
     best = "".join(f" ({row.label}: {row.value:.3f})" for row in baselines(measured.results)[:1])
     log.info("%.3f bits per byte%s%s", measured.bpb, text, best)
-
-
-def _evaluate_compressed(session: Session, run: str, stage: str, threads: int | None) -> None:
-    results = session.results
-    spec = session.config.stage(run, stage)
-    folder = CompressedFolder(results.stage(run, stage).compressed)
-    data = results.shards(spec.evaluation.data or spec.data)
-    inputs = [folder.receipt, data / "metadata.json"]
-    settings = spec.evaluation.scoring()
-    name = f"{run}/{stage}/compressed"
-    with session.tracked("evaluate", name, settings, inputs, [folder.evaluation]) as job:
-        measured = _measure(session, run, stage, folder, threads)
-        rows = [row for row in all_rows(measured.all_results) if not row.baseline]
-        scores = {row.name: row.value for row in rows if row.value is not None}
-        size = CompressedReceipt.read(folder.receipt).compressed.total_bytes
-        metrics = {f"compressed/{name}": value for name, value in {**scores, "bytes": size}.items()}
-        tracking.log_scores(results.root, run, stage, metrics, rows=rows, of="compressed", folder=folder)
-        # The training run has the evaluation of the checkpoint, which this one must not replace.
-        job.artifact(folder.evaluation)
-        job.metric("bpb", measured.bpb)
-    log.info("%.3f bits per byte, compressed into %s bytes with code", measured.bpb, f"{size:,}")
 
 
 @command()
@@ -109,18 +70,13 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
 
     results = session.results
     spec = session.config.stage(*stage)
-    trained = results.stage(*stage)
-    folder = CompressedFolder(trained.compressed) if compressed else trained
-    name = "/".join([*stage, "compressed"] if compressed else stage)
+    folder = _folder(session, stage, compressed)
+    name = folder.path.relative_to(results.root / "runs").as_posix()
     outputs = [folder.sample_text, folder.sample]
-    settings = spec.evaluation.sampling()
-    with session.tracked("sample", name, settings, [folder.receipt], outputs) as job:
+    with session.tracked("sample", name, spec.evaluation.sampling(), [folder.receipt], outputs):
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)
-        if compressed:
-            job.artifact(folder.sample_text)
-        else:
-            tracking.log_scores(results.root, *stage, {}, outputs, of="sample")
+        tracking.log_scores(results.root, folder, {}, outputs, of="sample")
     log.info("%s", folder.sample_text)
 
 
@@ -149,7 +105,7 @@ def draw(session: Session, name: str) -> None:
         with session.tracked("draw", f"{run}/{folder.path.name}", {}, inputs, outputs):
             for path in draw_stage(folder):
                 log.info("%s", path)
-            tracking.log_scores(results.root, run, folder.path.name, {}, outputs, of="figures")
+            tracking.log_scores(results.root, folder, {}, outputs, of="figures")
 
 
 @command()
@@ -166,15 +122,8 @@ def compare(session: Session, output: Path) -> None:
         summary = compare(evaluations, compressed=compressed, benchmarks=benchmarks, output=output.parent)
         for run, compared in summary.runs.items():
             if compared.best:
-                one = compared.stages[compared.best]
-                tracking.log_choice(
-                    session.results.root,
-                    run,
-                    compared.best,
-                    weights=one.weights,
-                    bpb=one.bpb,
-                    text_sha256=one.text_sha256,
-                )
+                weights = compared.stages[compared.best].weights
+                tracking.log_choice(session.results.root, run, compared.best, weights)
         for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 

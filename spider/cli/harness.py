@@ -78,19 +78,16 @@ def harness(
     with tracked as job:
         prepare_torch(threads)
         record = _score(path, tasks.split(","), include, items, shots, batch).write(output)
-        metrics = {row.name: row.value for row in record.result.rows if row.value is not None}
         if job:
             job.artifact(output)
-            for key, value in metrics.items():
-                job.metric(key, value)
+            for row in record.result.rows:
+                if row.value is not None:
+                    job.metric(row.name, row.value)
         if root and receipt.is_file():
-            # The folder of a compressed model is inside that of its stage, and has scores of its own.
-            run, stage, *inside = receipt.resolve().parent.relative_to(root / "runs").parts
-            folder = CompressedFolder(receipt.parent) if inside else None
-            scores = {f"compressed/{key}": value for key, value in metrics.items()} if inside else metrics
-            tracking.log_scores(
-                root, run, stage, scores, [output], rows=record.result.rows, of="harness", folder=folder
-            )
+            folder: StageFolder = CompressedFolder(receipt.parent)
+            if not folder.receipt.is_file():
+                folder = StageFolder(receipt.parent)
+            tracking.log_scores(root, folder, {"harness": record.result}, [output], of="harness")
     for row in record.result.rows:
         log.info("%s: %s", row.label, row)
     for note in record.result.notes:

@@ -149,6 +149,7 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     The settings are those of the block `compress` of the run, or the defaults without it.
     """
     from spider.compress.pipeline import compress
+    from spider.evaluation.records import compression
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -163,7 +164,10 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
         receipt = compress(folder.receipt, spec, settings, data, compressed.path)
         job.metric("bytes", receipt.compressed.total_bytes)
         job.artifact(compressed.receipt)
-        tracking.log_checkpoint(results.root, *stage, receipt, compressed)
+        tracking.log_checkpoint(results.root, compressed)
+        tracking.log_scores(
+            results.root, compressed, {"compression": compression(receipt.compressed)}, of="compression"
+        )
     sizes = receipt.compressed
     log.info(
         "%s: %s bytes and %s of code, %s of %s; clip %.3g",

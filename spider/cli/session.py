@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,7 +135,6 @@ class Session:
         params: dict[str, Any],
         inputs: list[Path],
         outputs: list[Path],
-        hashed_later: Sequence[Path] = (),
     ) -> AbstractContextManager[tracking.Job]:
         """Record a job of this configuration. The arguments are those of `spider.tracking.job`."""
         tracking.configure(self.config)
@@ -146,7 +145,6 @@ class Session:
             params=params,
             inputs=inputs,
             outputs=outputs,
-            hashed_later=hashed_later,
             command=command_line(),
         )
 

@@ -201,7 +201,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         with tracking.training(results.root, spec, dataset=card) if in_results else nullcontext():
             receipt = train(**planned._asdict(), world=world)
         if in_results:
-            tracking.log_checkpoint(results.root, spec.run, spec.stage, receipt)
+            tracking.log_checkpoint(results.root, StageFolder(folder))
         job.metric("bytes", receipt.bytes)
         job.metric("seconds", receipt.seconds)
     trained = f"trained to step {receipt.steps} on {receipt.bytes:,} bytes in {receipt.seconds:.0f} s"

@@ -59,7 +59,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
         value=float(bits_B[~overlap_B].sum() / outside) if outside else None,
         unit=BITS,
         better="lower",
-        note=f"on the {outside:,} bytes outside the overlap",
+        note=f"Bits per byte of the text without matches of {MATCH_BYTES} bytes in the training text",
     )
     return Result(
         title="Overlap",

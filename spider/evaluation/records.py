@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from spider.evaluation import result
-from spider.evaluation.result import BITS, Result, Row
+from spider.checkpoints.compressed import CompressedReceipt, CompressedRecord
+from spider.evaluation.result import BITS, BYTES, Number, Result, Row
 from spider.record import Record
-from spider.results import StageFolder
+from spider.results import CompressedFolder, StageFolder
 
 
 class Training(BaseModel, frozen=True):
@@ -112,11 +112,6 @@ class Evaluation(Scored, Record):
         """Return the scores and the results of the measurements, by name."""
         return {"score": self.score, **self.results}
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Return all numbers for MLflow, by name."""
-        return result.metrics(self.all_results)
-
 
 class HarnessResult(Record):
     """``harness.json``: the result of lm-evaluation-harness for one checkpoint."""
@@ -136,8 +131,45 @@ class HarnessResult(Record):
     result: Result
 
 
+def compression(record: CompressedRecord) -> Result:
+    """Return the size of a compressed model and of its parts as a result."""
+    sizes = {"cap": record.cap, "file": record.bytes, "code": record.code_bytes}
+    columns = {title: Number(value=size, unit=BYTES) for title, size in sizes.items()}
+    columns["clip"] = Number(value=record.clip)
+    total = Row(
+        name="bytes",
+        label="bytes, with code",
+        value=record.total_bytes,
+        unit=BYTES,
+        better="lower",
+        columns=columns,
+    )
+    parts = ", ".join(f"{part} {size:,}" for part, size in record.parts.items() if size)
+    used = record.settings
+    notes = [
+        f"Matrices in {used['bits']} bits by {used['method']}, tables in {used['embedding_bits']} bits.",
+        f"Parts of the file: {parts}.",
+    ]
+    ratios = sorted(
+        (one.error / one.error_nearest, name)
+        for name, one in record.matrices.items()
+        if one.error is not None and one.error_nearest
+    )
+    if ratios:
+        median, _ = ratios[len(ratios) // 2]
+        worst, name = ratios[-1]
+        notes.append(
+            "Error of the matrix products, relative to rounding to nearest: "
+            f"{median:.2f} in the median, at most {worst:.2f} ({name})."
+        )
+    return Result(title="Compressed model", rows=[total], notes=notes)
+
+
 def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Result]:
-    """Return all results in a stage's folder, by name; with ``weights``, only those of these weights."""
+    """Return all results in a folder, by name; with ``weights``, only those of these weights.
+
+    ``folder`` is the folder of a stage, or of its compressed model, whose results include its size.
+    """
     results: dict[str, Result] = {}
     if folder.evaluation.exists():
         evaluation = Evaluation.read(folder.evaluation)
@@ -147,6 +179,10 @@ def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Res
         harness = HarnessResult.read(folder.harness)
         if weights in (None, harness.weights):
             results["harness"] = harness.result
+    if isinstance(folder, CompressedFolder) and folder.receipt.exists():
+        receipt = CompressedReceipt.read(folder.receipt)
+        if weights in (None, receipt.weights):
+            results["compression"] = compression(receipt.compressed)
     return results
 
 

@@ -48,7 +48,7 @@ class Row(Number, frozen=True):
     """Name in tables."""
     better: Literal["lower", "higher"] | None = None
     note: str = ""
-    """Long form of the label."""
+    """Long form of the label, which can be understood without a table."""
     columns: dict[str, Number] = {}
     """Further numbers of the row, by column title."""
     baseline: bool = False

@@ -22,7 +22,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spider import files
-from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
@@ -248,10 +247,10 @@ def _scores(subject: Subject, evaluation: Evaluation, mark: str) -> str:
         folder = CompressedFolder(subject.stage.compressed)
         if folder.receipt.is_file() and folder.evaluation.is_file():
             small = Evaluation.read(folder.evaluation)
-            size = CompressedReceipt.read(folder.receipt).compressed.total_bytes
+            found = results_of(folder)
             if small.text_sha256 == evaluation.text_sha256:
-                own = model_cells(scores(small.all_results), columns, mark)
-                rows.append([f"compressed into {size:,} bytes", *own, small.context])
+                own = model_cells(scores(found), columns, mark)
+                rows.append([f"compressed into {found['compression'].rows[0]} bytes", *own, small.context])
     for row in shortened(baselines(evaluation.results)):
         rows.append([_cell(row.note or row.label), *baseline_cells(row, columns, mark), "all before"])
     return markdown_table([" ", *columns.values(), "context"], rows)

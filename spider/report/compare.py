@@ -18,7 +18,6 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from spider import files
-from spider.checkpoints.compressed import CompressedReceipt
 from spider.evaluation.records import Evaluation, Sample, Scored, results_of
 from spider.evaluation.result import BITS, Result, Row, baselines, legends, scores, shortened
 from spider.record import Record
@@ -35,24 +34,8 @@ from spider.results import CompressedFolder, StageFolder
 _DRAWN_RUNS = COLOURS
 
 
-class CompressedStage(BaseModel, frozen=True):
-    """The compressed model of a stage."""
-
-    bytes: int
-    code_bytes: int
-    total_bytes: int
-    cap: int
-    clip: float
-    bpb: float
-    bpb_strict: float
-    lost: float
-    """Bits per byte that compression costs."""
-    text_sha256: str
-    results: dict[str, Result]
-
-
 class ComparedStage(Scored):
-    """One stage of a run, from its evaluation, its receipt and its sample."""
+    """A checkpoint or a compressed model, from its evaluation and its sample."""
 
     steps: int
     """Steps of this stage. ``tokens``, ``bytes`` and ``seconds`` are of this stage as well."""
@@ -64,7 +47,7 @@ class ComparedStage(Scored):
     scored_bytes: int
     results: dict[str, Result]
     """All results by name, without figures."""
-    compressed: CompressedStage | None = None
+    compressed: ComparedStage | None = None
     prompt: str | None = None
     sample: str | None = None
 
@@ -79,6 +62,17 @@ class ComparedRun(BaseModel, frozen=True):
     def last(self) -> ComparedStage:
         """Return the last stage."""
         return self.stages[self.order[-1]]
+
+    @property
+    def models(self) -> dict[str, ComparedStage]:
+        """Return the stages and their compressed models, by name."""
+        found = {}
+        for name in self.order:
+            stage = self.stages[name]
+            found[name] = stage
+            if stage.compressed:
+                found[f"{name}, compressed"] = stage.compressed
+        return found
 
     @property
     def like_last(self) -> list[str]:
@@ -129,29 +123,26 @@ def compare(
     Raises:
         ValueError: The list of evaluations is empty, one has another format, or a stage is given twice.
     """
-    stages = _by_run(evaluations)
-    labels = _labels([one for own in stages.values() for _, one in own])
-    compressed_folders = {}
-    for path in compressed:
-        one = Evaluation.read(path)
-        compressed_folders[one.run, one.stage] = CompressedFolder(path.parent)
+    if not evaluations:
+        raise ValueError("there is nothing to compare: no evaluation was given")
+    stages = _by_run(evaluations, StageFolder)
+    compressed_models = _by_run(compressed, CompressedFolder)
+    measured = [*stages.values(), *compressed_models.values()]
+    labels = _labels([one for own in measured for _, one in own])
     runs = {}
     for run, own in stages.items():
-        own_stages = {
-            one.stage: _compared(
-                folder, one, labels[one.text_sha256], compressed_folders.get((run, one.stage))
-            )
-            for folder, one in own
-        }
-        runs[run] = ComparedRun(order=[*own_stages], stages=own_stages)
+        others = compressed_models.get(run, [])
+        small = {one.stage: _compared(folder, one, labels) for folder, one in others}
+        compared = {one.stage: _compared(folder, one, labels, small.get(one.stage)) for folder, one in own}
+        runs[run] = ComparedRun(order=[*compared], stages=compared)
     summary = Summary(
         format=Summary.FORMAT, runs=runs, seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {}
     )
     _draw(stages, output)
     tables = _tables(summary)
-    compared = [stage for run in runs.values() for stage in run.stages.values()]
-    notes = legends(stage.results for stage in compared)
-    if not all(stage.lossless for stage in compared):
+    models = [model for run in runs.values() for model in run.models.values()]
+    notes = legends(model.results for model in models)
+    if not all(model.lossless for model in models):
         notes.append(LOSSY)
     blocks = [f"## {title}\n\n{markdown_table(*table)}" for title, table in tables.items()]
     files.write_text(output / "table.md", "\n\n".join(["# Comparison", *blocks, *notes]) + "\n")
@@ -161,10 +152,8 @@ def compare(
     return summary.write(output / "summary.json")
 
 
-def _by_run(paths: list[Path]) -> _Stages:
-    """Return evaluations by run, in the order of the stages."""
-    if not paths:
-        raise ValueError("there is nothing to compare: no evaluation was given")
+def _by_run(paths: Sequence[Path], kind: type[StageFolder]) -> _Stages:
+    """Return evaluations by run, in the order of the stages, each with its folder."""
     runs: _Stages = defaultdict(list)
     seen: dict[tuple[str, str], Path] = {}
     for path in paths:
@@ -172,7 +161,7 @@ def _by_run(paths: list[Path]) -> _Stages:
         if before := seen.get((one.run, one.stage)):
             raise ValueError(f"{path}: {one.run}/{one.stage} was already given as {before}")
         seen[one.run, one.stage] = path
-        runs[one.run].append((StageFolder(path.parent), one))
+        runs[one.run].append((kind(path.parent), one))
     return {run: sorted(own, key=lambda item: item[1].index) for run, own in runs.items()}
 
 
@@ -198,40 +187,25 @@ def _labels(evaluations: list[Evaluation]) -> dict[str, str]:
 
 
 def _compared(
-    folder: StageFolder, one: Evaluation, text: str, compressed: CompressedFolder | None
+    folder: StageFolder, one: Evaluation, labels: dict[str, str], compressed: ComparedStage | None = None
 ) -> ComparedStage:
-    """Return the entry of a stage in the summary."""
+    """Return the entry of a stage or of its compressed model in the summary."""
     sample = Sample.read(folder.sample) if folder.sample.exists() else None
+    # Tables show neither figures nor details.
+    results = {
+        name: found.model_copy(update={"figures": [], "details": {}})
+        for name, found in results_of(folder, one.weights).items()
+    }
     return ComparedStage(
         **one.model_dump(include=set(Scored.model_fields)),
         **one.training.model_dump(exclude={"global_step"}),
-        text=text,
+        text=labels[one.text_sha256],
         scored_bytes=one.bytes,
-        results=_without_figures(folder, one.weights),
-        compressed=_compressed(compressed, one) if compressed else None,
+        results=results,
+        compressed=compressed,
         prompt=sample.prompt if sample else None,
         sample=sample.text if sample else None,
     )
-
-
-def _compressed(folder: CompressedFolder, whole: Evaluation) -> CompressedStage:
-    """Return the entry of a stage's compressed model in the summary."""
-    scored = Evaluation.read(folder.evaluation)
-    record = CompressedReceipt.read(folder.receipt).compressed
-    return CompressedStage(
-        **record.model_dump(include={"bytes", "code_bytes", "total_bytes", "cap", "clip"}),
-        **scored.model_dump(include={"bpb", "bpb_strict", "text_sha256"}),
-        lost=scored.bpb - whole.bpb,
-        results=_without_figures(folder, scored.weights),
-    )
-
-
-def _without_figures(folder: StageFolder, weights: str) -> dict[str, Result]:
-    """Return the results in a folder without figures and details, which tables do not show."""
-    return {
-        name: one.model_copy(update={"figures": [], "details": {}})
-        for name, one in results_of(folder, weights).items()
-    }
 
 
 def _draw(stages: _Stages, output: Path) -> None:
@@ -270,17 +244,15 @@ def _rates(one: Evaluation) -> dict[str, float]:
 def _tables(summary: Summary) -> dict[str, _Table]:
     """Return tables by title: scores and baselines for each text, the other results, seconds by rule."""
     tables: dict[str, _Table] = {}
-    stages = {f"{run} / {name}": one.stages[name] for run, one in summary.runs.items() for name in one.order}
-    for text in dict.fromkeys(stage.text for stage in stages.values()):
-        own = {name: stage for name, stage in stages.items() if stage.text == text}
+    models = {
+        f"{run} / {name}": model for run, one in summary.runs.items() for name, model in one.models.items()
+    }
+    for text in dict.fromkeys(model.text for model in models.values()):
+        own = {name: model for name, model in models.items() if model.text == text}
         size = next(iter(own.values())).scored_bytes
         tables[f"Held-out text of {text}, {size:,} bytes"] = _score_table(own)
-    results = {name: stage.results for name, stage in stages.items()}
-    results |= {
-        _title(name, s.compressed): s.compressed.results for name, s in stages.items() if s.compressed
-    }
-    for key in dict.fromkeys(key for own in results.values() for key in own):
-        measured = {name: own[key] for name, own in results.items() if key in own}
+    for key in dict.fromkeys(key for model in models.values() for key in model.results):
+        measured = {name: model.results[key] for name, model in models.items() if key in model.results}
         columns = {row.name: row.label for one in measured.values() for row in one.own_rows()}
         if columns:
             rows = [[name, *model_cells(one.own_rows(), columns)] for name, one in measured.items()]
@@ -292,25 +264,17 @@ def _tables(summary: Summary) -> dict[str, _Table]:
     return tables
 
 
-def _score_table(stages: dict[str, ComparedStage]) -> _Table:
-    """Return the scores of stages on one text, of their compressed models, and of the baselines."""
-    columns = score_columns((stage.results for stage in stages.values()), leading(stages.values()))
-    mark = dagger(next(iter(stages.values())))
+def _score_table(models: dict[str, ComparedStage]) -> _Table:
+    """Return the scores of models on one text, and of the baselines."""
+    columns = score_columns((model.results for model in models.values()), leading(models.values()))
+    mark = dagger(next(iter(models.values())))
     rows = []
-    for name, stage in stages.items():
-        costs = [f"{stage.steps:,}", f"{stage.bytes / 1e6:,.2f}", f"{stage.seconds:,.1f}"]
-        rows.append([name, *model_cells(scores(stage.results), columns, mark), stage.context, *costs])
-    for name, stage in stages.items():
-        if one := stage.compressed:
-            own = model_cells(scores(one.results), columns, mark)
-            rows.append([_title(name, one), *own, stage.context, "", "", ""])
-    for label, row in _baselines(stages):
+    for name, model in models.items():
+        costs = [f"{model.steps:,}", f"{model.bytes / 1e6:,.2f}", f"{model.seconds:,.1f}"]
+        rows.append([name, *model_cells(scores(model.results), columns, mark), model.context, *costs])
+    for label, row in _baselines(models):
         rows.append([label, *baseline_cells(row, columns, mark), "all before", "", "", ""])
     return ["", *columns.values(), "context", "steps", "MB trained", "seconds"], rows
-
-
-def _title(name: str, one: CompressedStage) -> str:
-    return f"{name}, compressed into {one.total_bytes:,} bytes"
 
 
 def _baselines(stages: dict[str, ComparedStage]) -> Iterable[tuple[str, Row]]:

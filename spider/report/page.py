@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from spider import files
-from spider.checkpoints.compressed import CompressedReceipt
 from spider.config import Config
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import Result, baselines, legends, scores
@@ -27,7 +26,7 @@ from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
 from spider.report.scores import against, best_first, dagger, leading, model_cells, ranking, score_columns
 from spider.report.stages import StageRecord, read_stages
-from spider.results import CompressedFolder, Results
+from spider.results import Results
 from spider.tracking import spool
 
 
@@ -50,7 +49,10 @@ def render(config: Config, results: Results, run: str) -> str:
     rivals = baselines(found)
     others = _others(config, results, last) if last else []
     columns = score_columns(
-        [*(stage.results for stage in stages), *(other.all_results for other in others)],
+        [
+            *(found for stage in stages for found in (stage.results, stage.compressed)),
+            *(other.all_results for other in others),
+        ],
         leading(others or ([last] if last else [])),
     )
     mark = dagger(last)
@@ -75,7 +77,6 @@ def render(config: Config, results: Results, run: str) -> str:
         against=against(last, rivals[0]) if last and rivals else "",
         ranking=ranking(run, last, last.results) if last else [],
         others=others,
-        compressed=_compressed(results, run, stages),
         curves=figures.training(stages),
         inside=figures.inside(
             figures.figures_of(found),
@@ -93,10 +94,12 @@ def render(config: Config, results: Results, run: str) -> str:
 
 
 def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
-    """Return each result of the last stage that has it, by name."""
+    """Return each result of the last stage that has it, by name, and the size of a compressed model."""
     found: dict[str, Result] = {}
     for stage in stages:
         found |= stage.results
+        if "compression" in stage.compressed:
+            found["compression"] = stage.compressed["compression"]
     last = next((stage.results for stage in reversed(stages) if stage.evaluation), {})
     return last | {name: one for name, one in found.items() if name not in last}
 
@@ -107,29 +110,6 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluati
     evaluations = [Evaluation.read(path) for path in paths if path.exists()]
     same_text = [one for one in evaluations if one.text_sha256 == last.text_sha256]
     return best_first(same_text) if len(same_text) > 1 else []
-
-
-def _compressed(results: Results, run: str, stages: Sequence[StageRecord]) -> Mapping[str, Any] | None:
-    """Return the compressed model of the last stage that has an evaluated one, with its scores."""
-    for stage in reversed(stages):
-        folder = CompressedFolder(results.stage(run, stage.name).compressed)
-        if not (folder.receipt.exists() and folder.evaluation.exists()):
-            continue
-        scored = Evaluation.read(folder.evaluation)
-        record = CompressedReceipt.read(folder.receipt).compressed
-        ratios = [
-            (one.error / one.error_nearest, name)
-            for name, one in record.matrices.items()
-            if one.error is not None and one.error_nearest
-        ]
-        return {
-            "stage": stage.name,
-            "scored": scored,
-            "lost": scored.bpb - stage.evaluation.bpb if stage.evaluation else None,
-            "record": record,
-            "ratios": sorted(ratios),
-        }
-    return None
 
 
 # --------------------------------------------------------------------------------------------- reproduction

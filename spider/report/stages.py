@@ -23,7 +23,7 @@ from spider.config import Config, StageSpec, nearest
 from spider.evaluation.records import Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
 from spider.report.formatting import duration
-from spider.results import Results, StageFolder
+from spider.results import CompressedFolder, Results, StageFolder
 from spider.training.metrics import Row, read_rows
 
 
@@ -112,6 +112,8 @@ class StageRecord:
     evaluation: Evaluation | None
     results: dict[str, Result]
     """All results of the stage, by name."""
+    compressed: dict[str, Result]
+    """All results of its compressed model, by name."""
     sample: Sample | None
     log: Log
     """Log of the training. The span of an unfinished stage ends at its last row; its bytes are its tokens."""
@@ -222,6 +224,7 @@ def _read_stage(
         manifest=manifest,
         evaluation=evaluation,
         results=results_of(folder) if evaluation else {},
+        compressed=results_of(CompressedFolder(folder.compressed)),
         sample=Sample.read(folder.sample) if folder.sample.exists() else None,
         log=Log(
             run=plain["run"],

@@ -122,8 +122,7 @@ def _panel(run: str, one: ComparedRun) -> Panel:
     """Return the panel of a run: its verdict, its rank among the baselines, its stages and its sample."""
     last = one.last
     stages = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
-    for name in one.order:
-        stage = one.stages[name]
+    for name, stage in one.models.items():
         stages.add_row(
             escape(name),
             bits(stage.bpb) + dagger(stage),
@@ -186,14 +185,21 @@ def _verdict(one: ComparedRun) -> Text:
 
 
 def _further(last: ComparedStage) -> list[Text]:
-    """Return a line for each further result with numbers of the model."""
+    """Return a line for each further result with numbers of the model, and for each row with a note."""
     lines = []
     for name, result in last.results.items():
-        rows = [row for row in result.rows if not row.baseline and row.value is not None]
-        if rows and name != "score":
-            numbers = [f"{row.label} {row}{dagger(last) if row.unit == BITS else ''}" for row in rows]
-            lines.append(Text(f"{result.title}: {', '.join(numbers)}", style="dim"))
-    return lines
+        numbers = []
+        for row in result.rows:
+            if row.baseline or row.value is None or name == "score":
+                continue
+            number = f"{row}{dagger(last) if row.unit == BITS else ''}"
+            if row.note:
+                lines.append(f"{row.note}: {number}")
+            else:
+                numbers.append(f"{row.label} {number}")
+        if numbers:
+            lines.append(f"{result.title}: {', '.join(numbers)}")
+    return [Text(line, style="dim") for line in lines]
 
 
 def _bars(run: str, last: ComparedStage) -> Table:

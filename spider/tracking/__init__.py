@@ -12,7 +12,6 @@ from spider.tracking.runs import (
     job,
     log_checkpoint,
     log_choice,
-    log_hashes,
     log_scores,
     open_pipeline,
     training,

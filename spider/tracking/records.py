@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +21,12 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from spider.evaluation.result import Row
-from spider.files import digest, read_json, sha256
+from spider.files import digest, sha256
 from spider.record import Record
 from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
-#: Size of the largest file whose hashing takes a negligible time, in bytes.
-HASH_LIMIT = 1 << 20
 #: Size of the largest file that is uploaded as an artifact, in bytes.
 ARTIFACT_LIMIT = 10 << 20
 
@@ -60,14 +58,7 @@ class File(BaseModel, frozen=True):
 
     path: str
     digest: str | None
-    """`file_digest` of the file, None if it does not exist, or ``size:`` if a later job hashes it."""
-
-
-class Shown(BaseModel, frozen=True):
-    """A small file that is uploaded to the store."""
-
-    path: str
-    sha256: str
+    """`file_digest` of the file; None if it does not exist."""
 
 
 class Process(BaseModel, frozen=True):
@@ -121,7 +112,7 @@ def file_digest(path: Path) -> str | None:
     if not path.exists():
         return None
     if not path.is_dir():
-        return f"sha256:{_hash_noted_beside(path) or sha256(path)}"
+        return f"sha256:{sha256(path)}"
     for name in ("metadata.json", "manifest.json", "config.json"):
         description = path / name
         if description.is_file() and b'"sha256"' in description.read_bytes():
@@ -130,46 +121,20 @@ def file_digest(path: Path) -> str | None:
     return f"files:{digest([(str(file.relative_to(path)), sha256(file)) for file in files])}"
 
 
-def _hash_noted_beside(path: Path) -> str | None:
-    """Return the hash of a large file from the JSON file beside it, or None.
-
-    This saves reading a downloaded file again. The hash counts only if the file has the noted size and was
-    not changed since then.
-    """
-    beside, file = path.with_suffix(".json"), path.stat()
-    if file.st_size <= HASH_LIMIT or beside == path or not beside.is_file():
-        return None
-    with contextlib.suppress(ValueError):
-        noted = read_json(beside)
-        newer = beside.stat().st_mtime_ns >= file.st_mtime_ns
-        if newer and isinstance(noted, dict) and noted.get("bytes") == file.st_size and "sha256" in noted:
-            return str(noted["sha256"])
-    return None
-
-
-def size_for_now(path: Path) -> str | None:
-    """Return ``size:`` and the size of a large file, which a later job hashes, or else its `file_digest`."""
-    if path.is_file() and (size := path.stat().st_size) > HASH_LIMIT:
-        return f"size:{size}"
-    return file_digest(path)
-
-
 def relative(results: Path, path: Path) -> str:
     """Return a path for a record: a path in the results folder is relative, so that the folder can move."""
     absolute, root = path.absolute(), results.absolute()
     return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
 
 
-def file_list(
-    results: Path, paths: Sequence[Path], identify: Callable[[Path], str | None] = file_digest
-) -> list[File]:
-    """Return the paths for a record, each with the digest that ``identify`` returns."""
-    return [File(path=relative(results, path), digest=identify(path)) for path in paths]
+def file_list(results: Path, paths: Iterable[Path]) -> list[File]:
+    """Return the paths for a record, each with its `file_digest`."""
+    return [File(path=relative(results, path), digest=file_digest(path)) for path in paths]
 
 
-def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
+def artifacts(results: Path, paths: Iterable[Path]) -> list[File]:
     """Return the small files to upload; log a warning for each one that is too large or missing."""
-    entries = []
+    small = []
     for path in paths:
         if not path.is_file():
             log.warning("%s: no such file, not logged as an artifact", path)
@@ -179,8 +144,8 @@ def shown(results: Path, paths: Sequence[Path]) -> list[Shown]:
                 "recorded by path and digest (list them in outputs)", path, size / 1e6, ARTIFACT_LIMIT >> 20
             )  # fmt: skip
         else:
-            entries.append(Shown(path=relative(results, path), sha256=sha256(path)))
-    return entries
+            small.append(path)
+    return file_list(results, small)
 
 
 class TrackingRecord(Record):
@@ -211,7 +176,7 @@ class Run(TrackingRecord):
     tags: dict[str, str] = Field(default_factory=origin)
     metrics: list[Metric] = []
     datasets: list[Dataset] = []
-    artifacts: list[Shown] = []
+    artifacts: list[File] = []
     workflow: str | None = None
     """Identity of the invocation that a job belongs to."""
     command: str | None = None
@@ -236,7 +201,7 @@ class Run(TrackingRecord):
 
     def artifact(self, path: Path) -> None:
         """Upload a small file (JSON, a plot, a sample). A file over 10 MiB is left out with a warning."""
-        self.artifacts += shown(self._results, [path])
+        self.artifacts += artifacts(self._results, [path])
 
     def dataset(self, name: str, digest: str, source: str, *, context: str = "input") -> None:
         """Record a dataset that was read; ``source`` is a path, or repo@revision."""
@@ -266,10 +231,11 @@ class Evaluation(TrackingRecord):
     """The scores of a checkpoint."""
 
     kind: Literal["evaluation"] = "evaluation"
-    model: str | None = None
-    """Identity of the checkpoint; None if it is the identity of this record."""
+    model: str
+    """Identity of the checkpoint."""
     training: str
     stage: str
+    """Folder in the folder of the run, such as ``main`` or ``main/compressed``."""
     step: int
     time: float
     metrics: dict[str, float]
@@ -277,7 +243,7 @@ class Evaluation(TrackingRecord):
     dataset: tuple[str, str, str] | None = None
     """Name, digest and source of the text."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    artifacts: list[Shown] = []
+    artifacts: list[File] = []
 
 
 class Choice(TrackingRecord):
@@ -288,12 +254,6 @@ class Choice(TrackingRecord):
     stage: str
     weights: str
     """Digest of the weights that were scored."""
-    bpb: float
-    text_sha256: str
-
-    def means(self, stage: str, weights: str) -> bool:
-        """Return whether this is the choice of these weights of this stage."""
-        return (stage, weights) == (self.stage, self.weights)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -178,7 +178,9 @@ class Registry:
         noted = registered.tags.get("spider.best")
         now = str(registered.aliases[BEST]) if BEST in registered.aliases else None
         best = [
-            str(entry.version) for one, entry in versions if choice and choice.means(one.stage, one.weights)
+            str(entry.version)
+            for one, entry in versions
+            if choice and (one.stage, one.weights) == (choice.stage, choice.weights)
         ]
         if choice is None or now in best:
             pass

@@ -27,22 +27,13 @@ from pydantic_core import to_jsonable_python
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.errors import RESUME_ME
-from spider.evaluation.result import Row
+from spider.evaluation import result
+from spider.evaluation.result import Result
 from spider.files import digest, read_json
-from spider.results import Results, StageFolder
+from spider.results import CompressedFolder, Results, StageFolder
 from spider.tracking import records, spool, target
 from spider.tracking.machine import Sampler
-from spider.tracking.records import (
-    Checkpoint,
-    Choice,
-    Evaluation,
-    File,
-    Run,
-    Status,
-    file_list,
-    relative,
-    size_for_now,
-)
+from spider.tracking.records import Checkpoint, Choice, Evaluation, Run, Status, file_list
 from spider.tracking.sync import Sender, rows_were_replaced
 from spider.tracking.target import configure, one_line
 
@@ -86,7 +77,6 @@ def job(
     params: dict[str, Any] | None = None,
     inputs: Sequence[Path] = (),
     outputs: Sequence[Path] = (),
-    hashed_later: Sequence[Path] = (),
     command: str | None = None,
 ) -> Iterator[Run]:
     """Record a job of a rule from its start to its end.
@@ -96,7 +86,6 @@ def job(
     Args:
         name: the values of the rule's wildcards, such as ``demo/000``, or an empty string.
         params: the settings that determine the output together with the inputs.
-        hashed_later: further outputs, which are large and which a later job hashes (`log_hashes`).
         command: the command line, from the name of the command on.
     """
     values = spool.redact(to_jsonable_python(params or {}))
@@ -122,45 +111,13 @@ def job(
         finally:
             seconds = time.time() - record.started
             totals = sampler.stop()
-            written = file_list(results, outputs) + file_list(results, hashed_later, size_for_now)
-            record.outputs = [file for file in written if file.digest]
+            record.outputs = [file for file in file_list(results, outputs) if file.digest]
             for key, value in {"seconds": seconds, **totals}.items():
                 record.metric(key, value)
             for at, row in sampler.rows:
                 for key, value in row.items():
                     record.metric(key, value, int(record.spent + at - record.started), at)
             record.spent += seconds
-
-
-def log_hashes(job: Run, contents: Mapping[Path, str]) -> None:
-    """Record files as inputs of a running job, with the SHA-256 that the job has computed.
-
-    The last job that wrote such a file left its hash out (``hashed_later``). Its record gets the hash too.
-    """
-    if not target.enabled():
-        return
-    results = job._results
-    read = [File(path=relative(results, path), digest=f"sha256:{one}") for path, one in contents.items()]
-    job.inputs = [*job.inputs, *read]
-    sizes = {relative(results, path): f"size:{path.stat().st_size}" for path in contents}
-    writers: dict[str, Run] = {}
-    for _, path in spool.records(results, ["jobs"]):
-        if (run := spool.read_run(path)) is None or run.ended is None:
-            continue
-        for file in run.outputs:
-            if file.path not in sizes:
-                continue
-            if file.path not in writers or writers[file.path].started < run.started:
-                writers[file.path] = run
-    hashed = {file.path: file for file in read}
-    for run in {run.identity: run for run in writers.values()}.values():
-        outputs = [
-            hashed[file.path] if writers.get(file.path) is run and file.digest == sizes[file.path] else file
-            for file in run.outputs
-        ]
-        if outputs != run.outputs:
-            run.outputs = outputs
-            spool.write(results, run)
 
 
 # ------------------------------------------------------------------------------------------------ pipeline
@@ -270,80 +227,89 @@ def _key_of(results: Path, run: str) -> str:
     return pointer["key"]
 
 
-def log_checkpoint(
-    results: Path, run: str, stage: str, receipt: Receipt, folder: StageFolder | None = None
-) -> None:
-    """Record the last checkpoint of a stage as a model, by path, step and digest, without its weights.
+def log_checkpoint(results: Path, folder: StageFolder) -> None:
+    """Record the checkpoint of a stage as a model, by path, step and digest, without its weights.
 
     Each number and text in the receipt becomes a parameter of the model. ``folder`` is the folder of the
-    compressed model, to record that one instead.
+    stage, or of its compressed model.
     """
     if not target.enabled():
         return
-    checkpoint = (folder or Results(results).stage(run, stage)).path / receipt.checkpoint
+    receipt = Receipt.read(folder.receipt)
+    stage = _stage(folder, receipt)
     scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
+    tags = {"spider.run": receipt.run, "spider.stage": stage, "spider.digest": receipt.weights}
     record = Checkpoint(
-        identity=digest([run, stage, receipt.weights]),
-        name=f"{run}-{stage}-{folder.path.name}" if folder else f"{run}-{stage}",
-        training=_key_of(results, run),
+        identity=_identity(receipt),
+        name=f"{receipt.run}-{stage.replace('/', '-')}",
+        training=_key_of(results, receipt.run),
         step=receipt.global_step,
-        params=scalars | {"path": records.relative(results, checkpoint)},
-        tags=records.origin() | {"spider.run": run, "spider.stage": stage, "spider.digest": receipt.weights},
+        params=scalars | {"path": records.relative(results, folder.path / receipt.checkpoint)},
+        tags=records.origin() | tags,
     )
     spool.write(results, record)
 
 
 def log_scores(
     results: Path,
-    run: str,
-    stage: str,
-    metrics: dict[str, float],
+    folder: StageFolder,
+    found: Mapping[str, Result],
     artifacts: Sequence[Path] = (),
     *,
-    rows: Sequence[Row] = (),
     of: str | None = None,
-    folder: StageFolder | None = None,
     dataset: tuple[str, str, str] | None = None,
-    curves: dict[str, list[tuple[int, float]]] | None = None,
 ) -> None:
-    """Record the scores of a stage's checkpoint, for its model and its training run.
+    """Record what was measured of a checkpoint, for its model and its training run.
 
     Args:
-        rows: the measured rows, which the registry's descriptions show.
+        folder: the folder of the stage, or of its compressed model.
+        found: the results by name.
         of: name of the measurement; None is the evaluation of the stage.
-        folder: the folder of the compressed model that was measured, if it was.
         dataset: name, digest and source of the text.
-        curves: pairs of step and value whose steps are not training steps, shown as ``val/{name}/{stage}``.
 
     Raises:
-        ValueError: the stage lacks a receipt (``train.json``).
+        ValueError: the folder lacks a receipt.
     """
     if not target.enabled():
         return
-    receipt = Receipt.read((folder or Results(results).stage(run, stage)).receipt)
-    model = digest([run, stage, receipt.weights])
+    receipt = Receipt.read(folder.receipt)
+    model = _identity(receipt)
     if not spool.record_path(results, "models", model).exists():
-        log_checkpoint(results, run, stage, receipt, folder)
+        log_checkpoint(results, folder)
+    rows = list(result.all_rows(found))
+    metrics = result.metrics(found)
+    if isinstance(folder, CompressedFolder):
+        # The training run has the metrics of the checkpoint, which these must not replace.
+        rows = [row for row in rows if not row.baseline]
+        metrics = {f"compressed/{row.name}": row.value for row in rows if row.value is not None}
     record = Evaluation(
         identity=digest([model, of]) if of else model,
         model=model,
-        training=_key_of(results, run),
-        stage=stage,
+        training=_key_of(results, receipt.run),
+        stage=_stage(folder, receipt),
         step=receipt.global_step,
         time=time.time(),
         metrics=metrics,
-        rows=list(rows),
+        rows=rows,
         dataset=dataset,
-        curves=curves or {},
-        artifacts=records.shown(results, artifacts),
+        curves=result.curves(found),
+        artifacts=records.artifacts(results, artifacts),
     )
     spool.write(results, record)
 
 
-def log_choice(results: Path, run: str, stage: str, *, weights: str, bpb: float, text_sha256: str) -> None:
-    """Record the best stage of a run: its weights, their bits per byte, and the hash of the text."""
+def _stage(folder: StageFolder, receipt: Receipt) -> str:
+    """Return the path in the folder of the run: ``main``, or ``main/compressed``."""
+    inside = f"/{folder.path.name}" if isinstance(folder, CompressedFolder) else ""
+    return receipt.stage + inside
+
+
+def _identity(receipt: Receipt) -> str:
+    """Return the identity of the checkpoint that a receipt names."""
+    return digest([receipt.run, receipt.stage, receipt.weights])
+
+
+def log_choice(results: Path, run: str, stage: str, weights: str) -> None:
+    """Record the best stage of a run and the digest of its weights."""
     if target.enabled():
-        choice = Choice(
-            identity=digest(run), run=run, stage=stage, weights=weights, bpb=bpb, text_sha256=text_sha256
-        )
-        spool.write(results, choice)
+        spool.write(results, Choice(identity=digest(run), run=run, stage=stage, weights=weights))

@@ -31,16 +31,17 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from spider.files import read_json, replacing, sha256, write_json
+from spider.files import read_json, replacing, write_json
 from spider.tracking import spool
 from spider.tracking.records import (
     Checkpoint,
     Dataset,
     Evaluation,
+    File,
     RefusedError,
     Run,
-    Shown,
     TrackingRecord,
+    file_digest,
     flatten,
 )
 from spider.tracking.target import is_server, prefix, store_key, store_uri
@@ -339,10 +340,10 @@ class Store:
             context = entities.InputTag("mlflow.data.context", d.context)
             self.client.log_inputs(run_id, [entities.DatasetInput(dataset, [context])])
 
-    def _log_artifact(self, run_id: str, entry: Shown, under: str = "") -> None:
+    def _log_artifact(self, run_id: str, entry: File, under: str = "") -> None:
         """Upload a small file without secrets, unless it has changed since the job wrote it."""
         path = self.results / entry.path
-        if not path.is_file() or sha256(path) != entry.sha256:
+        if file_digest(path) != entry.digest:
             log.info("%s: changed or removed since its job, not uploaded", path)
             return
         try:
@@ -389,10 +390,9 @@ class Store:
         apart.
         """
         run_id, _ = self.training_run(record.training)
-        identity = record.model or record.identity
-        model = self.find_model(identity)
+        model = self.find_model(record.model)
         if model is None:
-            raise RefusedError(f"the model {identity} is not in the store yet")
+            raise RefusedError(f"the model {record.model} is not in the store yet")
         on = {"model_id": model.model_id}
         if record.dataset:
             name, digest, source = record.dataset

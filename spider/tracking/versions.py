@@ -31,11 +31,7 @@ class Version(NamedTuple):
     """A checkpoint with all its scores."""
 
     record: Checkpoint
-    scores: dict[str, float]
-    measured: list[Row]
-    """Measured rows; a name denotes the same quantity in all versions."""
-    pictured: bool
-    """Whether its training run has the picture of the loss."""
+    evaluations: list[Evaluation]
 
     @property
     def run(self) -> str:
@@ -43,6 +39,7 @@ class Version(NamedTuple):
 
     @property
     def stage(self) -> str:
+        """Return the stage, such as ``main``, or ``main/compressed`` for its compressed model."""
         return self.record.tags["spider.stage"]
 
     @property
@@ -51,23 +48,25 @@ class Version(NamedTuple):
         return str(self.record.params.get("averaged_weights") or self.record.params["weights"])
 
     @property
-    def size(self) -> int | None:
-        """Return the bytes of a compressed model with its code, or None for another model."""
-        size = self.scores.get("compressed/bytes")
-        return None if size is None else int(size)
+    def rows(self) -> list[Row]:
+        """Return the measured rows of the model itself. A name denotes the same quantity in all versions."""
+        return [row for row in self._measured() if not row.baseline]
 
     @property
-    def rows(self) -> list[Row]:
-        """Return the measured rows of the model itself, one for each name."""
-        own = {row.name: row for row in self.measured if not row.baseline and row.value is not None}
-        return [*own.values()]
+    def baselines(self) -> list[Row]:
+        """Return the rows of baselines on the same text."""
+        return [row for row in self._measured() if row.baseline]
+
+    def _measured(self) -> list[Row]:
+        """Return the rows with a value, one for each name."""
+        rows = {row.name: row for one in self.evaluations for row in one.rows if row.value is not None}
+        return [*rows.values()]
 
     def tags(self) -> dict[str, str]:
         """Return the tags of the version."""
-        values = {"spider.step": self.record.step, "spider.path": self.record.params["path"]}
-        values |= {row.name.replace("/", "."): row.value for row in self.rows}
-        values["bytes"] = self.size
-        return self.record.tags | {name: str(value) for name, value in values.items() if value is not None}
+        tags = {"spider.step": str(self.record.step), "spider.path": str(self.record.params["path"])}
+        tags |= {row.name.replace("/", "."): f"{row.value:.15g}" for row in self.rows}
+        return self.record.tags | tags
 
 
 class Line(NamedTuple):
@@ -80,9 +79,8 @@ class Line(NamedTuple):
     @property
     def digest(self) -> str:
         """Return the digest of the content."""
-        rows = [[row.model_dump() for row in one.measured] for one in self.versions]
-        versions = [[one.record.plain(), one.scores, one.pictured] for one in self.versions]
-        return digest([versions, rows, self.choice and self.choice.plain()])
+        records = [record for one in self.versions for record in (one.record, *one.evaluations)]
+        return digest([[record.plain() for record in records], self.choice and self.choice.plain()])
 
 
 def lines(results: Path) -> Iterator[Line]:
@@ -90,16 +88,12 @@ def lines(results: Path) -> Iterator[Line]:
     scored = defaultdict[str, list[Evaluation]](list)
     for _, path in spool.records(results, ["evaluations"]):
         one = Evaluation.read(path)
-        scored[one.model or one.identity].append(one)
+        scored[one.model].append(one)
     choices = {one.run: one for one in (Choice.read(path) for _, path in spool.records(results, ["choices"]))}
     runs = defaultdict[str, list[Version]](list)
     for _, path in spool.records(results, ["models"]):
         record = Checkpoint.read(path)
-        own = scored[record.identity]
-        scores = {name: value for one in own for name, value in one.metrics.items()}
-        measured = [row for one in own for row in one.rows]
-        pictured = any(Path(file.path).name == _PICTURE for one in own for file in one.artifacts)
-        runs[record.tags["spider.run"]].append(Version(record, scores, measured, pictured))
+        runs[record.tags["spider.run"]].append(Version(record, scored[record.identity]))
     for run, versions in runs.items():
         versions.sort(key=lambda one: (one.record.step, one.record.name))
         yield Line(run, versions, choices.get(run))
@@ -107,18 +101,14 @@ def lines(results: Path) -> Iterator[Line]:
 
 def about_version(version: Version, uri: str, training: str | None) -> str:
     """Return the description of the version at ``uri``; ``training`` is its training run in MLflow."""
-    path, stage = version.record.params["path"], version.stage + _compressed_model(version)
-    heading = f"Stage **{stage}** of run **{version.run}**, step {version.record.step:,}"
+    heading = f"Stage **{version.stage}** of run **{version.run}**, step {version.record.step:,}"
     rows = [[row.label, str(row)] for row in version.rows if row.unit == BITS]
-    if version.scores.get("lossless") == 0:
+    if any(one.metrics.get("lossless") == 0 for one in version.evaluations):
         rows.append(["text", "as decoded by its tokenizer: compare only scores of the same decoded text"])
-    if version.size is not None:
-        rows.append(["with the code it needs", f"{version.size:,} bytes"])
-    rivals = [row for row in version.measured if row.baseline and row.value is not None]
-    if rivals:
-        best = min(rivals, key=lambda row: row.value or 0.0)
+    if version.baselines:
+        best = min(version.baselines, key=lambda row: row.value or 0.0)
         rows.append([f"for comparison: {best.label}", str(best)])
-    rows.append(["weights", f"{version.weights}, at `{path}`"])
+    rows.append(["weights", f"{version.weights}, at `{version.record.params['path']}`"])
     rows += [[row.label, str(row)] for row in version.rows if row.unit != BITS]
     return _joined(heading, ["", ""], rows, _picture(version, training), _EXAMPLE.format(uri))
 
@@ -135,21 +125,16 @@ def about_run(
     """
     heading = f"Run **{line.run}**" + ("; in bold the alias `best`, by bits per byte" if best else "")
     columns = {row.name: row.label for *_, one in versions for row in one.rows}
-    header = ["version", "stage", "step", *columns.values(), "bytes, with code"]
     rows = []
     for number, _, one in reversed(versions):
         values = {row.name: str(row) for row in one.rows}
-        cells = [number, one.stage + _compressed_model(one), f"{one.record.step:,}"]
-        cells += [values.get(name, "") for name in columns]
-        cells += ["" if one.size is None else f"{one.size:,}"]
+        cells = [number, one.stage, f"{one.record.step:,}", *(values.get(name, "") for name in columns)]
         rows.append([f"**{cell}**" if cell and number == best else cell for cell in cells])
-    whole = [item for item in versions if item[2].size is None]
-    below = [
-        (_picture(one, training), _EXAMPLE.format(f"{name}@best" if best else f"{name}/{number}"))
-        for number, training, one in whole
-        if number == (best or whole[-1][0])
-    ]
-    return _joined(heading, header, rows, *(below[0] if below else ()))
+    below = []
+    for number, training, one in versions:
+        if number == (best or versions[-1][0]):
+            below = [_picture(one, training), _EXAMPLE.format(f"{name}@best" if best else f"{name}/{number}")]
+    return _joined(heading, ["version", "stage", "step", *columns.values()], rows, *below)
 
 
 def _joined(heading: str, header: list[str], rows: list[list[str]], *below: str) -> str:
@@ -165,10 +150,8 @@ def _joined(heading: str, header: list[str], rows: list[list[str]], *below: str)
 
 
 def _picture(version: Version, training: str | None) -> str:
-    if not (version.pictured and training):
+    """Return the picture of the loss, if the training run has one."""
+    artifacts = [Path(file.path).name for one in version.evaluations for file in one.artifacts]
+    if _PICTURE not in artifacts or training is None:
         return ""
     return f"![Training loss](get-artifact?path={version.stage}/{_PICTURE}&run_uuid={training})"
-
-
-def _compressed_model(version: Version) -> str:
-    return "" if version.size is None else ", compressed"

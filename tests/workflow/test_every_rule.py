@@ -143,8 +143,10 @@ def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, e
     scored = read_json(small / "evaluation.json")
     assert summary["compressed"]["bpb"] == scored["bpb"]
     assert scored["text_sha256"] == measured["bpe"]["text_sha256"]
-    assert summary["compressed"]["bytes"] == (small / "model.spider").stat().st_size
-    assert "bpe / packed, compressed into" in (results / "report/table.md").read_text()
+    size = summary["compressed"]["results"]["compression"]["rows"][0]
+    assert size["columns"]["file"]["value"] == (small / "model.spider").stat().st_size
+    table = (results / "report/table.md").read_text()
+    assert f"| bpe / packed, compressed | {size['value']:,.0f} |" in table
     assert "Compressed model" in (results / "report/runs/bpe.html").read_text()
     answered = read_json(results / "runs/bpe/packed/harness.json")
     (row, *_) = answered["result"]["rows"]
@@ -259,6 +261,7 @@ def test_the_record_of_every_job_lists_all_its_outputs(everything):
     scores = [read_json(path) for path in (everything.results / "tracking/evaluations").glob("*.json")]
     compressed = read_json(everything.results / "runs/bpe/packed/compressed/evaluation.json")
     (sent,) = [one["metrics"] for one in scores if "compressed/bpb" in one["metrics"]]
+    assert any("compressed/bytes" in one["metrics"] for one in scores)
     assert sent["compressed/ttt/bpb"] == compressed["results"]["adapt"]["rows"][0]["value"]
 
 

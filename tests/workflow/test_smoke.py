@@ -67,7 +67,13 @@ def test_every_stage_has_figures_from_inside_the_model(smoke):
 
 
 def test_the_terminal_summary_has_the_scores_and_the_next_commands(smoke):
-    for text in ("bits per byte", "above ppmd given part", "Overlap: outside overlap", "sample", "report"):
+    for text in (
+        "bits per byte",
+        "above ppmd given part",
+        "Bits per byte of the text without matches",
+        "sample",
+        "report",
+    ):
         assert text in smoke[1]
     printed = "".join(smoke[1].split())  # The terminal summary wraps long commands.
     assert f"spider--config{ROOT}/presets/smoke.yamltrackui" in printed

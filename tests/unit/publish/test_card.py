@@ -215,7 +215,8 @@ def test_what_its_stage_was_pressed_into_stands_below_it(results, tmp_path):
     scored = files.read_json(results.stage("small", "b").evaluation) | {"bpb": 2.2, "weights": "compressed"}
     files.write_json(folder.evaluation, scored)
     counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
-    rest = {"settings": {}, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
+    settings = {"bits": 6, "method": "gptq", "embedding_bits": 8}
+    rest = {"settings": settings, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
     receipt = files.read_json(results.stage("small", "b").receipt)
     files.write_json(folder.receipt, receipt | {"compressed": {**counts, **rest, "total_bytes": 1234567}})
     export(stage(results), tmp_path / "out")

@@ -14,19 +14,18 @@ import pytest
 import torch
 
 from spider.checkpoints.load import Checkpoint as Loaded
-from spider.checkpoints.records import Receipt
 from spider.checkpoints.save import save
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
-from spider.evaluation.result import BITS, Row
+from spider.evaluation.result import BITS, BYTES, Result, Row
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Reading
 from spider.results import CompressedFolder, Results
 from spider.tracking import log_checkpoint, log_choice, log_scores, sync
-from spider.tracking.records import Checkpoint, Choice
+from spider.tracking.records import Checkpoint, Choice, Evaluation
 from spider.tracking.store import Store
 from spider.tracking.versions import Line, Version, about_run
 from tests.unit.records import receipt, saved
@@ -60,11 +59,12 @@ def train(results, stage, weights, run="demo", step=None):
     step = step or 1 + list(BPB).index(stage)
     fields = {"stage": stage, "global_step": step, "checkpoint": f"checkpoints/{path.name}"}
     write_json(folder.receipt, receipt(run=run, weights=digest, **fields))
-    log_checkpoint(results, run, stage, Receipt.read(folder.receipt))
+    log_checkpoint(results, folder)
 
 
 def measure(results, stage, run="demo", **more):
-    picture = Results(results).stage(run, stage).path / "loss.svg"
+    folder = Results(results).stage(run, stage)
+    picture = folder.path / "loss.svg"
     picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     rows = [
         Row(name="bpb", label="bits per byte", value=BPB[stage], unit=BITS),
@@ -73,13 +73,12 @@ def measure(results, stage, run="demo", **more):
         Row(name="compressors/zlib", label="zlib", value=2.9, unit=BITS, baseline=True),
         Row(name="tasks/cloze", label="task cloze", value=0.25),
     ]
-    metrics = {row.name: row.value for row in rows} | more
-    log_scores(results, run, stage, metrics, [picture], rows=rows, dataset=DATA)
+    found = {"score": Result(title="", rows=rows, metrics=more)}
+    log_scores(results, folder, found, [picture], dataset=DATA)
 
 
 def choose(results, weights, stage="main", run="demo"):
-    scored = {"bpb": BPB[stage], "text_sha256": "0" * 64}
-    log_choice(results, run, stage, weights=weights[stage][1], **scored)
+    log_choice(results, run, stage, weights[stage][1])
 
 
 def fill(results, weights):
@@ -166,14 +165,16 @@ def test_a_compressed_model_is_a_version_but_never_the_best(demo, client, weight
         folder.receipt,
         receipt(stage="main", weights="of the compressed", checkpoint="model.spider", global_step=2),
     )
-    metrics = {"compressed/bpb": 2.15, "compressed/bpb_strict": 2.16, "compressed/bytes": 123456}
     rows = [Row(name="bpb", label="bits per byte", value=2.15, unit=BITS)]
-    log_scores(demo, "demo", "main", metrics, rows=rows, of="compressed", folder=folder)
+    log_scores(demo, folder, {"score": Result(title="", rows=rows)})
+    size = Row(name="bytes", label="bytes, with code", value=123456, unit=BYTES)
+    log_scores(demo, folder, {"compression": Result(title="", rows=[size])}, of="compression")
     assert sync(demo).pending == 0
     compressed = client.get_model_version("demo", "3")
     assert (compressed.tags["bytes"], compressed.tags["bpb"]) == ("123456", "2.15")
-    assert "123,456 bytes" in compressed.description
-    assert "main, compressed" in client.get_registered_model("demo").description
+    assert "bytes, with code&emsp; | 123,456" in compressed.description
+    assert compressed.tags["spider.stage"] == "main/compressed"
+    assert "main/compressed" in client.get_registered_model("demo").description
     assert str(best_of(client)) == "2"
 
 
@@ -187,8 +188,8 @@ def test_the_registry_can_be_switched_off(demo, client, monkeypatch):
 
 def test_a_long_list_of_versions_is_cut_to_the_limit_of_a_database(demo):
     record = Checkpoint.read(next((demo / "tracking/models").glob("*.json")))
-    rows = [Row(name="bpb", label="bits per byte", value=2.0, unit=BITS)]
-    version = Version(record, {"bpb": 2.0}, rows, pictured=True)
+    scores = [Evaluation.read(path) for path in (demo / "tracking/evaluations").glob("*.json")]
+    version = Version(record, [one for one in scores if one.model == record.identity])
     versions = [(str(n), "run", version) for n in range(1, 200)]
     text = about_run(Line("demo", [one for *_, one in versions], None), versions, "demo", "199")
     assert len(text) <= 5000 and "| **199**" in text and "get-artifact" in text and "load_model" in text
@@ -292,10 +293,10 @@ def test_a_damaged_record_is_named_and_the_rest_is_sent(demo, client):
 
 
 def test_a_choice_of_unknown_weights_moves_no_alias(demo, client, weights, caplog):
-    log_choice(demo, "demo", "main", weights="others", bpb=1.0, text_sha256="0")
+    log_choice(demo, "demo", "main", "others")
     assert sync(demo).pending == 0
     assert best_of(client) is None and "no version of its best stage by comparison, main" in caplog.text
-    assert Choice.read(next((demo / "tracking/choices").glob("*"))).bpb == 1.0
+    assert Choice.read(next((demo / "tracking/choices").glob("*"))).weights == "others"
 
 
 # ------------------------------------------------------------------------------------------------ loading

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from spider.checkpoints.records import Receipt
+from spider.evaluation.result import Result
 from spider.files import read_json, write_json
+from spider.results import Results, StageFolder
 from spider.tracking import job, log_checkpoint, log_scores, sync, training
 from spider.tracking.store import Store
 from tests.unit.records import receipt
@@ -24,10 +25,14 @@ def train(results, spec, steps, weights="w"):
             found = {"val/bpb": 2.0 + 1 / (1 + steps[-1])}
             f.write(json.dumps({"step": steps[-1] + 1, "time": 2e9, "metrics": found}) + "\n")
         written = receipt(
-            weights=weights, global_step=steps[-1] + 1, checkpoint="checkpoints/step-1", loss=1.5
+            stage=spec.stage,
+            weights=weights,
+            global_step=steps[-1] + 1,
+            checkpoint="checkpoints/step-1",
+            loss=1.5,
         )
         write_json(folder / "train.json", written)
-    log_checkpoint(results, spec.run, spec.stage, Receipt.read(folder / "train.json"))
+    log_checkpoint(results, StageFolder(folder))
 
 
 def runs_of(store):
@@ -86,7 +91,8 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
         metrics |= {} if stage == "warmup" else {"lossless": 0}
         sample = results / "runs/demo" / stage / "sample.txt"
         sample.write_text("The quick")
-        log_scores(results, "demo", stage, metrics, [sample], dataset=DATA)
+        folder = Results(results).stage("demo", stage)
+        log_scores(results, folder, {"score": Result(title="", metrics=metrics)}, [sample], dataset=DATA)
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     report = sync(results)
@@ -113,15 +119,14 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
 
 
 def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store, make_spec, in_workflow):
-    curves = {"warmup": [(1, 2.9), (2, 2.5), (3, 2.45), (4, 2.47)], "main": [(1, 2.4), (2, 2.1)]}
+    curves = {"warmup": [2.9, 2.5, 2.45, 2.47], "main": [2.4, 2.1]}
     figure = results / "runs/demo/main/loops.png"
     for stage, steps in (("warmup", range(0, 3)), ("main", range(3, 6))):
         train(results, make_spec(stage), steps, weights=f"weights of {stage}")
         figure.parent.mkdir(parents=True, exist_ok=True)
         figure.write_bytes(b"\x89PNG")
-        metrics = {"bpb": curves[stage][1][1]}
-        of_stage = {"bpb_at_loops": curves[stage]}
-        log_scores(results, "demo", stage, metrics, [figure], dataset=DATA, curves=of_stage)
+        found = Result(title="", metrics={"bpb": curves[stage][1]}, curves={"bpb_at_loops": curves[stage]})
+        log_scores(results, Results(results).stage("demo", stage), {"loops": found}, [figure], dataset=DATA)
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     assert sync(results).error is None  # sent twice, stored once
@@ -131,12 +136,12 @@ def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store,
     for stage, curve in curves.items():
         key = f"val/bpb_at_loops/{stage}"
         history = connection.client.get_metric_history(run.info.run_id, key)
-        assert [(m.step, m.value) for m in history] == curve
+        assert [(m.step, m.value) for m in history] == list(enumerate(curve, 1))
         (model,) = connection.client.search_logged_models(
             [connection.experiments["Training"]], f"name = 'demo-{stage}'"
         )
-        (last,) = [m for m in model.metrics if m.key == key and m.step == curve[-1][0]]
-        assert (last.value, last.dataset_name) == (curve[-1][1], DATA[0])
+        (last,) = [m for m in model.metrics if m.key == key and m.step == len(curve)]
+        assert (last.value, last.dataset_name) == (curve[-1], DATA[0])
         assert {m.key for m in model.metrics} == {"bpb", key}
     assert "main/loops.png" in {f.path for f in connection.client.list_artifacts(run.info.run_id, "main")}
 
@@ -149,7 +154,8 @@ def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
     assert not (results / "tracking").exists()
     monkeypatch.delenv("SPIDER_TRACKING")
     with job("evaluate", "demo-main", results=results):
-        log_scores(results, "demo", "main", {"bpb": 2.0})
+        found = {"score": Result(title="", metrics={"bpb": 2.0})}
+        log_scores(results, Results(results).stage("demo", "main"), found)
     report = sync(results)
     assert (report.error, report.pending) == (None, 0)
     (run,) = runs_of(store())
@@ -158,7 +164,7 @@ def test_a_run_trained_without_tracking_can_still_be_evaluated_with_it(
 
 def test_scores_of_an_untrained_stage_are_an_error(results, in_workflow):
     with pytest.raises(ValueError, match=r"train\.json: no such file"):
-        log_scores(results, "demo", "main", {"bpb": 2.0})
+        log_scores(results, Results(results).stage("demo", "main"), {})
 
 
 def test_the_folder_of_a_run_holds_its_key(results, make_spec, in_workflow):
