@@ -17,8 +17,9 @@ from spider.data.metadata import load_metadata
 from spider.model.interface import Model
 from spider.report.formatting import quantity
 from spider.results import Results
-from spider.training.memory import fixed_memory, meta_model, stage_memory
+from spider.training.memory import meta_model, training_memory
 from spider.training.schedule import horizon
+from spider.training.warmup_record import Kind
 
 FORMAT = 1
 #: Sizes of text, in bytes, for the cost of an n-gram index whose text is not encoded yet: a billion, and
@@ -54,13 +55,9 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     specs = [config.stage(run, stage.name) for stage in block.stages]
     model = meta_model(specs[0])
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
-    fixed = fixed_memory(model, specs[0], narrow)
-    kind = "bf16" if narrow else "fp32"
-    compiled = specs[0].compiled_on("cuda" if block.resources.gpus else "cpu", kind)
-    stages = [
-        _stage(spec, model, fixed, _bytes_per_token(config, spec), narrow=narrow, compiled=compiled)
-        for spec in specs
-    ]
+    kind: Kind = "bf16" if narrow else "fp32"
+    device_type = "cuda" if block.resources.gpus else "cpu"
+    stages = [_stage(spec, model, _bytes_per_token(config, spec), kind, device_type) for spec in specs]
     parts = {name: [stage[name] for stage in stages] for name in ("steps", "tokens", "bytes", "flops")}
     return {
         "format": FORMAT,
@@ -73,7 +70,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         **{name: None if None in known else sum(known) for name, known in parts.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
         "precision": block.precision,
-        "counted_as": kind + (", compiled" if compiled else ""),
+        "counted_as": kind + (", compiled" if specs[0].compiled_on(device_type, kind) else ""),
         "optimizer": block.optimizer.kind,
         "stages": stages,
         "counted_text": _counted(config, specs[0]),
@@ -119,11 +116,9 @@ def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
 def _stage(
     spec: StageSpec,
     model: Model,
-    fixed: dict[str, int],
     bytes_per_token: float | None,
-    *,
-    narrow: bool,
-    compiled: bool,
+    kind: Kind,
+    device_type: str,
 ) -> dict[str, Any]:
     """Return the description of one stage."""
     s = spec.settings
@@ -141,7 +136,7 @@ def _stage(
         "flops_per_token": flops,
         "flops_per_byte": None if bytes_per_token is None else flops / bytes_per_token,
         "flops": None if tokens is None else flops * tokens,
-        "memory": stage_memory(model, spec, fixed, narrow=narrow, compiled=compiled),
+        "memory": training_memory(model, spec, kind, device_type),
         **{name: getattr(s, name) for name in _SETTINGS},
     }
 

@@ -9,15 +9,18 @@ Shapes: M rows that enter a matrix, I columns of such a row, O rows of the matri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spider.model.interface import Model
 
+#: Windows that the model reads at a time.
+_BATCH = 8
 _mm = torch.ops.aten.mm.default
 _addmm = torch.ops.aten.addmm.default
 _bmm = torch.ops.aten.bmm.default
@@ -62,12 +65,10 @@ class InputSums(TorchDispatchMode):
 
 
 @torch.no_grad()
-def input_sums(
-    model: Model, batches: Iterable[Any], parameters: Mapping[str, Tensor], n_loops: int | None
-) -> dict[tuple[str, int], Tensor]:
-    """Return the sums of `InputSums` over batches of tokens (numpy arrays), in fp32."""
+def input_sums(model: Model, windows_NT: np.ndarray, n_loops: int | None) -> dict[tuple[str, int], Tensor]:
+    """Return the sums of `InputSums` for all of a model's parameters over windows of tokens, in fp32."""
     device = next(model.parameters()).device
-    with InputSums(parameters) as watched:
-        for batch in batches:
-            model(torch.from_numpy(batch).to(device), n_loops=n_loops)
+    with InputSums(dict(model.named_parameters())) as watched:
+        for windows_BT in torch.from_numpy(windows_NT).split(_BATCH):
+            model(windows_BT.to(device).long(), n_loops=n_loops)
     return watched.sums

@@ -175,21 +175,16 @@ class CompressedModel:
         entries = self.header["quantized"]
         shapes = {name: matrices(expected[name]).shape for name, *_ in entries}
         symbols = self._symbols(shapes)
-        step_S = np.frombuffer(self.sections["steps"], "<f2")
+        sizes = [shapes[name][0] * rows for name, _, rows, _ in entries]
+        step_S = np.frombuffer(self.sections["steps"], "<f2").copy()
+        if len(step_S) != sum(sizes) or not all(rows in (1, shapes[name][1]) for name, _, rows, _ in entries):
+            raise self._error("the steps of its rows do not match its tensors")
         found: dict[str, Quantized] = {}
-        at = 0
-        for name, bits, rows, _ in entries:
+        for (name, bits, rows, _), steps in zip(entries, torch.from_numpy(step_S).split(sizes), strict=True):
             shape = shapes[name]
-            end = at + shape[0] * rows
-            if rows not in (1, shape[1]) or end > len(step_S):
-                raise self._error(f"{name} does not have {rows} steps")
-            step_EO1 = torch.from_numpy(step_S[at:end].copy()).view(shape[0], rows, 1)
             zero = (1 << bits - 1) - 1
             q_EOI = (torch.from_numpy(symbols[name]).to(torch.int16) - zero).to(torch.int8).view(shape)
-            found[name] = Quantized(q_EOI, step_EO1, bits)
-            at = end
-        if at != len(step_S):
-            raise self._error("it holds more steps than its tensors have")
+            found[name] = Quantized(q_EOI, steps.view(shape[0], rows, 1), bits)
         return found
 
     def _exact(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -202,10 +197,8 @@ class CompressedModel:
             end = begin + prod(shape) * (dtype.itemsize if dtype else 0)
             if dtype is None or end > len(values):
                 raise self._error(f"{name}, of type {kind}, is incomplete")
-            if end > begin:
-                found[name] = torch.frombuffer(bytearray(values[begin:end]), dtype=dtype).view(shape)
-            else:
-                found[name] = torch.empty(shape, dtype=dtype)
+            content = np.frombuffer(values, np.uint8)[begin:end].copy()
+            found[name] = torch.from_numpy(content).view(dtype).view(shape)
             begin = end
         if begin != len(values):
             raise self._error("it holds more values than its tensors have")

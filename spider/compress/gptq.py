@@ -25,7 +25,7 @@ from torch import Tensor
 #: Columns within which errors are carried one by one; those beyond are updated by one product.
 _BLOCK = 128
 #: Rows of fewer values share one step, because a step for each would cost more than it saves.
-SHORT = 64
+_SHORT = 64
 
 
 def largest(bits: int) -> int:
@@ -39,7 +39,7 @@ def steps(w_OI: Tensor, clip: float, bits: int, *, shared: bool) -> Tensor:
     A step that underflows is 0, and the row becomes zeros.
     """
     w = w_OI.float()
-    square = w.square().mean() if shared or w.shape[1] < SHORT else w.square().mean(1, keepdim=True)
+    square = w.square().mean() if shared or w.shape[1] < _SHORT else w.square().mean(1, keepdim=True)
     step = (clip / largest(bits) * square.sqrt()).reshape(-1, 1)
     return step.clamp(max=torch.finfo(torch.float16).max).half()
 

@@ -15,7 +15,8 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,8 +50,6 @@ LEAST_CLIP, MOST_CLIP = 4.0, 96.0
 #: Clipping range of the first file, which gives the size of everything but the matrices.
 _FIRST_CLIP = 12.85
 _TRIES = 4
-#: Windows per batch of calibration.
-_BATCH = 8
 
 
 class File(NamedTuple):
@@ -60,23 +59,19 @@ class File(NamedTuple):
     sections: dict[str, int]
 
 
+@dataclass(eq=False)
 class Compressor:
     """A model that can be compressed at any clipping range; the latest result is in ``quantized``."""
 
-    def __init__(
-        self,
-        model: Model,
-        config: CompressConfig,
-        about: Mapping[str, Any],
-        tokenizer: bytes,
-        sums: Mapping[tuple[str, int], Tensor],
-    ) -> None:
-        self.config = config
-        self.about = about
-        self.tokenizer = tokenizer
-        self.sums = sums
-        self.tensors = model_tensors(model, "")
-        self.parts, self.exact = split(model, config)
+    model: Model
+    config: CompressConfig
+    about: Mapping[str, Any]
+    tokenizer: bytes
+    sums: Mapping[tuple[str, int], Tensor]
+
+    def __post_init__(self) -> None:
+        self.tensors = model_tensors(self.model, "")
+        self.parts, self.exact = split(self.model, self.config)
         self.matrices = [part for part in self.parts if part.clip is None]
         self.quantized: dict[str, QuantizedPart] = {}
         for part in self.parts:
@@ -112,19 +107,13 @@ class Compressor:
 
 
 def compress(
-    receipt: Path,
-    spec: StageSpec,
-    config: CompressConfig,
-    data: Path,
-    output: Path,
-    device: str | None = None,
+    receipt: Path, spec: StageSpec, config: CompressConfig, data: Path, output: Path
 ) -> CompressedReceipt:
-    """Compress the checkpoint of a receipt into the folder ``output``.
+    """Compress the checkpoint of a receipt into the folder ``output``, on the GPU if there is one.
 
     Args:
         spec: the stage.
         data: shards folder of the training data; its train split is read for calibration.
-        device: where to compute (default: the GPU, if there is one).
 
     Raises:
         ValueError: The model reads an n-gram index, or has weights that are not finite. The training text is
@@ -140,14 +129,13 @@ def compress(
             f"{where}: the model reads an n-gram index, which is many times larger than the compressed file; "
             "train a run without one (model.ngram: null)"
         )
-    model = checkpoint.model(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
     tokens = 0
     sums: dict[tuple[str, int], Tensor] = {}
     if config.method == "gptq":
         windows_NT = _windows(data, spec.window, config.windows)
         log.info("calibration reads %d windows of %d tokens of training text", *windows_NT.shape)
-        n_loops = spec.evaluation.n_loops or spec.loops
-        sums = input_sums(model, _batches(windows_NT), dict(model.named_parameters()), n_loops)
+        sums = input_sums(model, windows_NT, spec.evaluation.n_loops or spec.loops)
         tokens = windows_NT.size
     about = {
         "spider": VERSION,
@@ -161,8 +149,7 @@ def compress(
     code_bytes = code.size(modules)
     clip, (content, sections) = _fitted(compressor, code_bytes, where)
     folder = CompressedFolder(output)
-    with files.replacing(folder.model) as temporary:
-        temporary.write_bytes(content)
+    files.write_bytes(folder.model, content)
     rounded = [name for part in compressor.quantized.values() for name in part.rounded]
     record = CompressedRecord(
         bytes=len(content),
@@ -280,8 +267,3 @@ def _windows(data: Path, length: int, count: int) -> np.ndarray:
     rng = np.random.default_rng(int(files.digest(["calibration", shards.digest]), 16))
     starts = rng.integers(0, shards.tokens, min(count, -(-shards.tokens // length)))
     return shards.gather(np.sort(starts), length)
-
-
-def _batches(windows_NT: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(windows_NT), _BATCH):
-        yield windows_NT[start : start + _BATCH].astype(np.int64)

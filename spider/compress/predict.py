@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spider.compress import code
-from spider.compress.gptq import SHORT, largest
+from spider.compress.gptq import largest
 from spider.compress.parts import Part, split
 from spider.compress.pipeline import MOST_CLIP, first_clip
 from spider.config.run import CompressConfig
@@ -46,7 +46,7 @@ def predict(model: Model, config: CompressConfig) -> dict[str, Any]:
     vocab_size = model.config.vocab_size
     fixed = {
         "tables": sum(_bytes(part, part.clip) for part in parts if part.clip is not None),
-        "steps": sum(2 * part.w_EOI.shape[0] * _steps(part) for part in parts),
+        "steps": sum(part.nearest(MOST_CLIP).step_EO1.nbytes for part in parts),
         "exact": sum(t.numel() * t.itemsize for t in exact.values()),
         "tokenizer": 0 if vocab_size is None else _TOKENIZER_BYTES + _MERGE_BYTES * (vocab_size - BYTES.size),
         "rest": _TENSOR_BYTES * (len(parts) + len(exact)),
@@ -68,12 +68,6 @@ def predict(model: Model, config: CompressConfig) -> dict[str, Any]:
 
 def _bytes(part: Part, clip: float) -> float:
     return part.w_EOI.numel() * gaussian_bits(clip, part.bits) / 8
-
-
-def _steps(part: Part) -> int:
-    """Return the number of steps of each of a part's matrices."""
-    rows, width = part.w_EOI.shape[1:]
-    return 1 if part.shared or width < SHORT else rows
 
 
 def _code(model: Model) -> int:

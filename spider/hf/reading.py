@@ -42,7 +42,7 @@ class _Row:
         self.reader: Reader = model.incremental(context, n_loops)
         self.index = model.lookup.stream() if model.lookup else None
         if self.index is not None:
-            self.index.skip(np.array(self.read, np.int64))
+            self.index.read(np.array(self.read, np.int64))
 
     def extend(self, ids: list[int]) -> Tensor:
         """Read the new ids at the end of ``ids``; return the logits of the next id, (V,)."""

@@ -49,13 +49,6 @@ _QUANTIZED = np.round(8 * np.log2(1.0 + np.arange(MAX_DISTANCE + 1))).astype(np.
 
 
 @compiled
-def _contexts(text, hashes, kinds, first, contexts):  # type: ignore[no-untyped-def]
-    """Fill ``contexts`` (O, N) uint64 with the contexts of each kind before N positions from ``first`` on."""
-    for o in range(len(kinds)):
-        contexts[o] = contexts_of(text, hashes, kinds[o], first, first + contexts.shape[1])
-
-
-@compiled
 def _read_rows(contexts, shift, first, table, rows, o, bounds):  # type: ignore[no-untyped-def]
     """Copy the table's row of each position's context into ``rows`` (n, O, >= width), without fingerprint.
 
@@ -270,7 +263,6 @@ class Document:
     def __init__(self, layout: Layout, tables: Tables, match_orders: Sequence[int], size: int = 0) -> None:
         """Allocate for ``size`` symbols, if their number is known."""
         self._tables = tables
-        self._kinds = np.array(tables.kinds)
         self._orders = np.array(match_orders)
         self._at = tuple(first for first, _ in layout.parts.values())
         self._scratch = _scratch(layout, len(self._orders))
@@ -322,17 +314,16 @@ class Document:
         text = self._text[: self._size]
         tables = self._tables
         start = self._size - len(out_NW) + 1
-        contexts = np.empty((len(self._kinds), len(out_NW)), np.uint64)
-        _contexts(text, self._hashes, self._kinds, start, contexts)
+        contexts = [contexts_of(text, self._hashes, kind, start, self._size + 1) for kind in tables.kinds]
         columns = max(map(width, tables.kinds)) - 2
         for a in range(0, len(out_NW), _BLOCK):
             out = out_NW[a : a + _BLOCK]
             first = start + a
-            rows = np.zeros((len(out), len(self._kinds), columns), np.uint8)
+            rows = np.zeros((len(out), len(contexts), columns), np.uint8)
             bounds = np.empty((len(out), 2), np.int64)
             for o, (buckets, table) in enumerate(tables.of):
                 shift = _shift(len(buckets) - 1)
-                _read_rows(contexts[o, a : a + _BLOCK], shift, buckets, table, rows, o, bounds)
+                _read_rows(contexts[o][a : a + _BLOCK], shift, buckets, table, rows, o, bounds)
             after = np.empty(len(out), np.uint8)
             lengths = np.empty(len(out), np.int64)
             shift = _shift(len(tables.last))

@@ -66,7 +66,7 @@ class NgramLookup:
         if len(begins):
             first += int(begins[-1])
         stream = self.stream()
-        stream.skip(tokens_N[first:lo])
+        stream.read(tokens_N[first:lo])
         return stream.extend(tokens_N[lo:hi])
 
     def windows(self, shards: Shards, starts: np.ndarray, length: int) -> np.ndarray:
@@ -127,14 +127,11 @@ class Stream:
     def extend(self, tokens_N: np.ndarray) -> np.ndarray:
         """Read more tokens and return the candidates after each of them: (N, width) uint8."""
         out_NW = np.zeros((len(tokens_N), self._lookup.layout.width), np.uint8)
-        self._read(tokens_N, out_NW)
+        self.read(tokens_N, out_NW)
         return out_NW
 
-    def skip(self, tokens_N: np.ndarray) -> None:
-        """Read more tokens whose candidates are not needed."""
-        self._read(tokens_N, None)
-
-    def _read(self, tokens_N: np.ndarray, out_NW: np.ndarray | None) -> None:
+    def read(self, tokens_N: np.ndarray, out_NW: np.ndarray | None = None) -> None:
+        """Read more tokens, and write the candidates after each into ``out_NW`` (zeros), if given."""
         text = self._lookup.symbols[tokens_N]
         begins = np.flatnonzero(text == BEGIN).tolist()
         for start, end in pairwise([0, *begins, len(text)]):

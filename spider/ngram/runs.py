@@ -34,10 +34,8 @@ _BLOCK = 1 << 14
 
 def save(path: Path, array: np.ndarray) -> None:
     """Write an array. `np.save` raises no error if the disk is full at the last kilobytes."""
-    array = np.ascontiguousarray(array)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(array.data)
+    with growing(path, array.dtype, *array.shape[1:]) as append:
+        append(array)
 
 
 @contextlib.contextmanager
@@ -141,31 +139,10 @@ def _first_begin(stored: Reader, size: int) -> int:
     return stored.length
 
 
-@compiled
 def _keys(text: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """Return the keys of all positions that have a context."""
-    keys = np.empty(len(text), np.uint64)
-    count = 0
-    low = np.uint64(0xFF)
-    for i in range(len(text)):
-        if contexts[i] and text[i] != BEGIN:
-            keys[count] = (contexts[i] & ~low) | np.uint64(text[i])
-            count += 1
-    return keys[:count]
-
-
-@compiled
-def _run_lengths(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each of the sorted keys once, in place, and how often it occurs."""
-    counts = np.empty(len(keys), np.uint32)
-    n = -1
-    for i in range(len(keys)):
-        if i == 0 or keys[i] != keys[n]:
-            n += 1
-            keys[n] = keys[i]
-            counts[n] = 0
-        counts[n] += 1
-    return keys[: n + 1], counts[: n + 1]
+    counted = (contexts != 0) & (text != BEGIN)
+    return (contexts[counted] & ~np.uint64(0xFF)) | text[counted]
 
 
 def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +152,9 @@ def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.
     """
     keys = _keys(text[before:], contexts_of(text, prefix_hashes(text), kind, before, len(text)))
     keys.sort()
-    return _run_lengths(keys)
+    first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+    counts = np.diff(np.flatnonzero(first), append=len(keys)).astype(np.uint32)
+    return keys[first], counts
 
 
 def write_runs(folder: Path, kinds: Sequence[int], piece: int = PIECE) -> None:

@@ -11,12 +11,12 @@ Opening compares sizes and costs a millisecond; `verify` reads every byte.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import ClassVar
 
 import numpy as np
@@ -144,16 +144,21 @@ def build(
     output.mkdir(parents=True, exist_ok=True)
     (output / MARK).unlink(missing_ok=True)
     folders = [part / split for split in splits for part in counts]
-    unfinished = _Unfinished(output, files.digest([metadata.digest, splits, config.counted]))
+    # The sizes of finished tables, so that an attempt continues after a kill, unless it is of other text.
+    finished = output / f".finished-{files.digest([metadata.digest, splits, config.counted])}"
+    for other in set(output.glob(".finished-*")) - {finished}:
+        shutil.rmtree(other)
+    finished.mkdir(exist_ok=True)
 
     def build_table(kind: int) -> ContextTable:
         name = name_of(kind)
-        if name not in unfinished.tables:
+        record = finished / f"{name}.json"
+        if not record.exists():
             runs = [run for folder in folders for run in runs_of(folder, kind)]
             least = 1 if 0 < kind < config.rare else 2
             contexts, left_out = table.build(runs, kind, least, output)
-            unfinished.add(name, ContextTable(contexts=contexts, left_out=left_out))
-        return unfinished.tables[name]
+            files.write_json(record, {"contexts": contexts, "left_out": left_out})
+        return ContextTable(**files.read_json(record))
 
     with ThreadPoolExecutor(threads) as pool:
         sizes = list(pool.map(build_table, config.contexts))
@@ -181,33 +186,8 @@ def build(
     )
     digest = sealed.content_digest(described.plain())
     description = described.model_copy(update={"digest": digest}).write(output / MARK)
-    unfinished.path.unlink()
+    shutil.rmtree(finished)
     return description
-
-
-class _Unfinished:
-    """The finished tables of an unfinished folder, so that the next attempt continues with the others."""
-
-    def __init__(self, folder: Path, counted: str) -> None:
-        self.path = folder / "unfinished.json"
-        self.tables: dict[str, ContextTable] = {}
-        self._counted = counted
-        self._lock = Lock()
-        with contextlib.suppress(ValueError):  # the file is missing or truncated
-            previous = files.read_json(self.path)
-            if previous["counted"] == counted:
-                self.tables = {name: ContextTable(**size) for name, size in previous["tables"].items()}
-        self._write()
-
-    def add(self, name: str, size: ContextTable) -> None:
-        """Record that the table of one kind of context is on disk."""
-        with self._lock:
-            self.tables[name] = size
-            self._write()
-
-    def _write(self) -> None:
-        tables = {name: size.model_dump() for name, size in self.tables.items()}
-        files.write_json(self.path, {"counted": self._counted, "tables": tables})
 
 
 def build_indexes(shards: Path, config: NgramConfig, split: Path, full: Path) -> None:

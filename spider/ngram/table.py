@@ -107,13 +107,6 @@ def _pack(keys, counts, per_row, least, contexts, rows):  # type: ignore[no-unty
     return n, left_out
 
 
-@compiled
-def _tally(contexts, shift, first, buckets):  # type: ignore[no-untyped-def]
-    """Count the contexts in each bucket; ``first`` is the number of the first of these buckets."""
-    for context in contexts:
-        buckets[(context >> np.uint64(shift)) - np.uint64(first)] += 1
-
-
 def bucket_bits(contexts: int) -> int:
     """Return the number of top bits of a hash that name its bucket, with about eight contexts in each."""
     return max(1, min(32, int(np.ceil(np.log2(max(1, contexts) / 8)))))
@@ -152,10 +145,9 @@ def build(
                 contexts = np.empty(len(keys), np.uint64)
                 rows = np.empty((len(keys), width(kind)), np.uint8)
                 n, skipped = _pack(keys, counts, successors(kind), least, contexts, rows)
-                buckets = np.zeros(each, np.uint32)
-                _tally(contexts[:n], 56 - finest, s * each, buckets)
+                buckets = (contexts[:n] >> np.uint64(56 - finest)).astype(np.int64) - s * each
                 add_rows(rows[:n])
-                add_buckets(buckets)
+                add_buckets(np.bincount(buckets, minlength=each).astype(np.uint32))
                 total += n
                 left_out += skipped
         joined = 1 << (finest - bucket_bits(total))

@@ -7,7 +7,7 @@ packed into one message: one exchange for replicated matrices, two for sharded o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,92 +39,86 @@ def distribute(
     """
     if world.size == 1:
         return [operation(stack) for stack in stacks]
-    results: dict[int, Tensor] = {}
-    shared = []
-    for i, pattern in enumerate(patterns):
-        if is_dtensor(pattern) and pattern.ndim == 3:
-            results[i] = operation(stacks[i])
-        else:
-            shared.append(i)
+    alone = [is_dtensor(pattern) and pattern.ndim == 3 for pattern in patterns]
+    results = {i: operation(stacks[i]) for i in range(len(stacks)) if alone[i]}
+    shared = [i for i in range(len(stacks)) if not alone[i]]
     if shared:
         inputs = [stacks[i] for i in shared]
+        shares = _shares(inputs, world, first)
         if is_dtensor(patterns[shared[0]]):
             rows = [patterns[i].shape[0] for i in shared]
-            outputs = _distribute_slices(operation, inputs, rows, world, first)
+            outputs = _distribute_slices(operation, inputs, rows, shares, world)
         else:
-            outputs = _distribute_replicas(operation, inputs, world, first)
+            outputs = _distribute_replicas(operation, inputs, shares, world)
         results.update(zip(shared, outputs, strict=True))
     return [results[i] for i in range(len(stacks))]
 
 
-def _owners(stacks: Sequence[Tensor], world: World, first: int) -> list[list[int]]:
-    """Return for each stack the rank that computes each of its matrices."""
-    owners = []
+def _shares(stacks: Sequence[Tensor], world: World, first: int) -> list[list[slice]]:
+    """Return for each stack the matrices that each rank computes."""
+    shares = []
     for stack in stacks:
-        owners.append([(first + i) % world.size for i in range(len(stack))])
+        shares.append([slice((rank - first) % world.size, None, world.size) for rank in range(world.size)])
         first += len(stack)
-    return owners
+    return shares
 
 
-def _distribute_replicas(
-    operation: Callable[[Tensor], Tensor], stacks: list[Tensor], world: World, first: int
-) -> list[Tensor]:
-    """Compute this process's matrices and gather all results: as many values as the stacks hold."""
-    owners = _owners(stacks, world, first)
-    sizes = [0] * world.size
-    for stack, owner_N in zip(stacks, owners, strict=True):
-        for rank in owner_N:
-            sizes[rank] += stack[0].numel()
-    own = stacks[0].new_zeros(max(sizes))  # shorter messages are padded with zeros
-    gathered = own.new_empty(world.size, max(sizes))
-    at = 0
-    for stack, owner_N in zip(stacks, owners, strict=True):
-        if n := owner_N.count(world.rank):
-            y_nrc = operation(stack[owner_N.index(world.rank) :: world.size])
-            own[at : at + y_nrc.numel()].view(n, *stack.shape[1:]).copy_(y_nrc)
-            at += y_nrc.numel()
-    dist.all_gather([*gathered.unbind()], own)
-    ends = [0] * world.size
-    results = []
-    for stack, owner_N in zip(stacks, owners, strict=True):
-        matrices = []
-        for rank in owner_N:
-            begin = ends[rank]
-            ends[rank] += stack[0].numel()
-            matrices.append(gathered[rank, begin : ends[rank]].view(stack.shape[1:]))
-        results.append(torch.stack(matrices))
+def _pack(parts: Iterable[Tensor]) -> Tensor:
+    """Return the values of several tensors as one message."""
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _unpack(messages: Iterable[Tensor], stacks: list[Tensor], shares: list[list[slice]]) -> list[Tensor]:
+    """Return stacks like ``stacks`` from the message of each rank, which holds its share of each stack."""
+    results = [torch.empty_like(stack) for stack in stacks]
+    for rank, message in enumerate(messages):
+        at = 0
+        for result, share in zip(results, shares, strict=True):
+            part = result[share[rank]]
+            part.copy_(message[at : at + part.numel()].view(part.shape))
+            at += part.numel()
     return results
 
 
+def _distribute_replicas(
+    operation: Callable[[Tensor], Tensor], stacks: list[Tensor], shares: list[list[slice]], world: World
+) -> list[Tensor]:
+    """Compute this process's matrices and gather all results: as many values as the stacks hold."""
+    pairs = list(zip(stacks, shares, strict=True))
+    sizes = [sum(stack[share[rank]].numel() for stack, share in pairs) for rank in range(world.size)]
+    own = _pack(operation(stack[share[world.rank]]) for stack, share in pairs)
+    own = pad(own, (0, max(sizes) - len(own)))  # messages must have equal sizes
+    gathered_WM = own.new_empty(world.size, len(own))
+    dist.all_gather([*gathered_WM.unbind()], own)
+    return _unpack(gathered_WM, stacks, shares)
+
+
 def _distribute_slices(
-    operation: Callable[[Tensor], Tensor], stacks: list[Tensor], rows: list[int], world: World, first: int
+    operation: Callable[[Tensor], Tensor],
+    stacks: list[Tensor],
+    rows: list[int],
+    shares: list[list[slice]],
+    world: World,
 ) -> list[Tensor]:
     """Send slices to the owner of their matrix and receive slices of the results: twice as many values as
     this process holds."""
-    owners, size = _owners(stacks, world, first), world.size
+    size = world.size
     most = [-(-total // size) for total in rows]  # rows of the first process; the others pad with zeros
-    parcels: list[list[Tensor]] = [[] for _ in range(size)]
-    for stack, owner_N, padded in zip(stacks, owners, most, strict=True):
-        for matrix_rc, rank in zip(stack, owner_N, strict=True):
-            parcels[rank].append(pad(matrix_rc, (0, 0, 0, padded - len(matrix_rc))).flatten())
-    sizes = [sum(part.numel() for part in parcel) for parcel in parcels]
-    sent = torch.cat([part for parcel in parcels for part in parcel])
+    padded = [pad(stack, (0, 0, 0, m - stack.size(1))) for stack, m in zip(stacks, most, strict=True)]
+    pairs = list(zip(padded, shares, strict=True))
+    messages = [_pack(stack[share[rank]] for stack, share in pairs) for rank in range(size)]
+    sizes = [len(message) for message in messages]
+    sent = torch.cat(messages)
     received_WM = sent.new_empty(size, sizes[world.rank])
     dist.all_to_all_single(received_WM.view(-1), sent, [sizes[world.rank]] * size, sizes)
     at = 0
-    for stack, owner_N, padded, total in zip(stacks, owners, most, rows, strict=True):
-        if n := owner_N.count(world.rank):
-            slices_Wnrc = received_WM[:, at : at + n * padded * stack.size(2)].unflatten(1, (n, padded, -1))
-            y_nrc = operation(slices_Wnrc.transpose(0, 1).flatten(1, 2)[:, :total])
-            y_nrc = pad(y_nrc, (0, 0, 0, size * padded - total))
-            slices_Wnrc.copy_(y_nrc.unflatten(1, (size, padded)).transpose(0, 1))
-            at += n * padded * stack.size(2)
+    for (stack, share), total in zip(pairs, rows, strict=True):
+        own_nrc = stack[share[world.rank]]
+        slices_Wnrc = received_WM[:, at : at + own_nrc.numel()].view(size, *own_nrc.shape)
+        y_nrc = operation(slices_Wnrc.transpose(0, 1).flatten(1, 2)[:, :total])
+        y_nrc = pad(y_nrc, (0, 0, 0, size * stack.size(1) - total))
+        slices_Wnrc.copy_(y_nrc.unflatten(1, (size, stack.size(1))).transpose(0, 1))
+        at += own_nrc.numel()
     dist.all_to_all_single(sent, received_WM.view(-1), sizes, [sizes[world.rank]] * size)
-    returned = [
-        iter(values.split([part.numel() for part in parcels[rank]]))
-        for rank, values in enumerate(sent.split(sizes))
-    ]
-    return [
-        torch.stack([next(returned[rank]).view(padded, -1)[: stack.size(1)] for rank in owner_N])
-        for stack, owner_N, padded in zip(stacks, owners, most, strict=True)
-    ]
+    results = _unpack(sent.split(sizes), padded, shares)
+    return [result[:, : stack.size(1)].contiguous() for result, stack in zip(results, stacks, strict=True)]

@@ -136,8 +136,7 @@ def dtensor_like(slice_: Tensor, pattern: Tensor) -> Tensor:
     )
 
 
-def sum_over_slices(partial: Tensor, pattern: Tensor) -> Tensor:
+def sum_over_slices(partial: Tensor, pattern: Tensor) -> None:
     """Sum over the processes in place, if ``pattern`` is sharded and ``partial`` thus covers one slice."""
     if is_dtensor(pattern):
         dist.all_reduce(partial)
-    return partial

@@ -106,26 +106,19 @@ class Trainer:
         torch.manual_seed(seed_of(spec.seed, "weights"))
         vocabulary = BYTES if spec.stream else load_metadata(data).vocabulary
         self.model = build_model(spec.model, vocabulary).to(self.device)
+        full_lookup = None
         if spec.model.ngram is not None and indexes is not None:
             from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
 
             self.model.lookup = NgramLookup(indexes[0], spec.model.ngram, self.model.tokens)
+            full_lookup = NgramLookup(indexes[1], spec.model.ngram, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
         self.wrapped: nn.Module = self.model
-        if world.size > 1:
-            log.info(
-                "%d processes (%s): each takes %d of a step's %d windows, in micro-batches of %d",
-                world.size,
-                spec.parallel,
-                self.windows,
-                spec.windows_per_step,
-                micro_batch,
-            )
-            if spec.parallel == "fsdp":
-                shard(self.model, world)
-            else:
-                self.wrapped = replicate(self.model, world)
+        if world.size > 1 and spec.parallel == "fsdp":
+            shard(self.model, world)
+        elif world.size > 1:
+            self.wrapped = replicate(self.model, world)
         compiled = compiles(spec, self.precision.kind, self.device)
         self.optimizer = build_optimizer(
             self.model,
@@ -156,13 +149,13 @@ class Trainer:
             learned=vocabulary.digest is not None,
         )
         self.validation = Validation(
-            spec,
-            data,
-            self.model,
+            spec=spec,
+            data=data,
+            model=self.model,
             world=world,
             precision=self.precision,
             ema=self.ema,
-            full=indexes[1] if indexes else None,
+            full_lookup=full_lookup,
             compiled=compiled,
         )
         self._announce(micro_batch)
@@ -386,24 +379,25 @@ class Trainer:
         else:  # max_hours: estimate from the pace so far
             assert self.settings.max_hours is not None
             left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
-        rates = {"lr": self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)}
+        assert progress.position is not None, "a step is done"
+        lr = self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)
+        now = {
+            "epoch": self.loader.epoch(progress.position),
+            "tokens": float(progress.global_tokens),
+            "lr": lr,
+        }
         if self.spec.optimizer.kind == "muon":
-            rates["muon_lr"] = rates["lr"] * self.spec.optimizer.muon_lr_ratio
-        rates |= self._scheduled(progress.step - 1, progress.global_step - 1)
+            now["muon_lr"] = lr * self.spec.optimizer.muon_lr_ratio
+        now |= self._scheduled(progress.step - 1, progress.global_step - 1)
+        now["skipped_steps"] = progress.skipped
         window.pauses = (progress.checkpoint_seconds + progress.validation_seconds) / progress.step
-        row = self.telemetry.row(means.read(), window, left, rates, progress.skipped, self._reached())
+        row = self.telemetry.row(means.read(), now, window, left)
         if means.count:
             loss = row.get("train/cross_entropy", row["train/loss"])
             progress.loss = loss
             progress.best_loss = loss if progress.best_loss is None else min(loss, progress.best_loss)
         self.metrics.write(progress.global_step, row | validated)
         show(row, progress.step, progress.step + left, bar, self.model.shown)
-
-    def _reached(self) -> dict[str, float]:
-        """Return the run's position in its data, in epochs and tokens."""
-        assert self.progress.position is not None, "a step is done"
-        epoch = self.loader.epoch(self.progress.position)
-        return {"epoch": epoch, "tokens": float(self.progress.global_tokens)}
 
     def _announce(self, micro_batch: int) -> None:
         """Log the model, the optimizer, the batch and the steps to train."""
@@ -416,7 +410,7 @@ class Trainer:
         if config.kind == "muon":
             rates += f", {self.settings.lr * config.muon_lr_ratio:g} for matrices"
         log.info("optimizer: %s, %s, weight decay %g", config.kind, rates, config.weight_decay)
-        processes = "1 process" if world.size == 1 else f"each of {world.size} processes"
+        processes = "1 process" if world.size == 1 else f"each of {world.size} processes, {spec.parallel}"
         log.info(
             "global batch: %s tokens a step, %d windows of %s (%d micro-batches of %d on %s)",
             f"{spec.tokens_per_step:,}",

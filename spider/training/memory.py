@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import psutil
@@ -42,44 +43,38 @@ def meta_model(spec: StageSpec) -> Model:
     return model
 
 
-def fixed_memory(model: Model, spec: StageSpec, narrow: bool) -> dict[str, int]:
-    """Return the bytes, by part, that a process holds for any batch size.
+def training_memory(model: Model, spec: StageSpec, kind: Kind, device_type: str) -> dict[str, int]:
+    """Return the bytes of each part that a process of a stage holds on a device, and their ``total``.
 
-    ``narrow`` means that matrix products run in two bytes a value.
+    Args:
+        model: the stage's model; it may be on the meta device.
+        kind: precision of the matrix products.
     """
-    state = build_optimizer(model, spec.optimizer, spec.settings.lr).tensors(model)
-    fixed = {
+    s = spec.settings
+    narrow = kind != "fp32"
+    state = build_optimizer(model, spec.optimizer, s.lr).tensors(model)
+    memory = {
         "weights": _size([*model.parameters(), *model.buffers()]),
         "gradients": _size([p for p in model.parameters() if p.requires_grad]),
         "optimizer": _size(state.values()),
     }
     if narrow and spec.optimizer.master_weights == "fp32":
-        fixed["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
-    shares = _shares(spec)
+        memory["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
+    shares = spec.processes if spec.parallel == "fsdp" else 1
     if shares > 1:
-        gathered = fixed["weights"] + fixed["gradients"]
-        fixed |= {name: fixed[name] // shares for name in ("weights", "gradients", "optimizer")}
-        fixed["gathered"] = gathered
-    return fixed
-
-
-def stage_memory(
-    model: Model, spec: StageSpec, fixed: dict[str, int], *, narrow: bool, compiled: bool
-) -> dict[str, int]:
-    """Return ``fixed`` with the bytes of the stage's batch and the ``total``."""
-    s = spec.settings
-    memory = dict(fixed)
+        gathered = memory["weights"] + memory["gradients"]
+        memory |= {name: memory[name] // shares for name in ("weights", "gradients", "optimizer")}
+        memory["gathered"] = gathered
     if s.ema:
-        memory["average"] = 4 * model.num_parameters() // _shares(spec)
-    windows = spec.micro_batch(spec.processes)
+        memory["average"] = 4 * model.num_parameters() // shares
     memory["activations"] = model.activation_bytes(
-        windows, s.seq_len, spec.loops, narrow=narrow, compiled=compiled
+        spec.micro_batch(spec.processes),
+        s.seq_len,
+        spec.loops,
+        narrow=narrow,
+        compiled=spec.compiled_on(device_type, kind),
     )
     return {**memory, "total": sum(memory.values())}
-
-
-def _shares(spec: StageSpec) -> int:
-    return spec.processes if spec.parallel == "fsdp" else 1
 
 
 def _size(tensors: Iterable[Any]) -> int:
@@ -129,10 +124,7 @@ def _check_machine(spec: StageSpec, kind: Kind) -> None:
 
 def _needs(spec: StageSpec, kind: Kind, device_type: str) -> tuple[int, int]:
     """Return a lower bound and the estimate of the bytes that a training needs."""
-    model = meta_model(spec)
-    narrow = kind != "fp32"
-    fixed = fixed_memory(model, spec, narrow)
-    memory = stage_memory(model, spec, fixed, narrow=narrow, compiled=spec.compiled_on(device_type, kind))
+    memory = training_memory(meta_model(spec), spec, kind, device_type)
     spare = memory["activations"] * (1 - _LEAST)
     # With one micro-batch a step, gradients appear as activations are freed.
     if spec.windows_per_step == spec.processes * spec.micro_batch(spec.processes):
@@ -146,25 +138,21 @@ def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
     The changes in order: fewer windows at once (a step is then the same windows in more pieces),
     recomputation, a quantized optimizer.
     """
-    s, recompute = spec.settings, spec.model.recomputing()
-    narrow = kind != "fp32"
-    for optimizer in ({}, {"kind": "adamw8bit"}):
-        for block in ({}, recompute) if recompute else ({},):
-            changed = _changed(spec, optimizer=optimizer, model=block)
-            model = meta_model(changed)
-            fixed = fixed_memory(model, changed, narrow)
-            compiled = spec.compiled_on("cuda", kind)
-            for micro in (m for m in range(s.micro_batch, 0, -1) if s.micro_batch % m == 0):
-                batch = {"micro_batch": micro, "grad_accum": s.grad_accum * s.micro_batch // micro}
-                candidate = _changed(changed, settings=batch)
-                likely = stage_memory(model, candidate, fixed, narrow=narrow, compiled=compiled)["total"]
-                if likely <= free:
-                    changes = [f"{name}: {value}" for name, value in batch.items()]
-                    changes += (
-                        [f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}"] if block else []
-                    )
-                    changes += [f"optimizer.kind: {kind}" for kind in optimizer.values()]
-                    return f"what would fit: {', '.join(changes)} ({decimal(likely)})"
+    s = spec.settings
+    micro_batches = [n for n in range(s.micro_batch, 0, -1) if s.micro_batch % n == 0]
+    optimizers: list[dict[str, Any]] = [{}, {"kind": "adamw8bit"}]
+    blocks = [{}, spec.model.recomputing()]
+    for optimizer, block, micro in product(optimizers, blocks, micro_batches):
+        batch = {"micro_batch": micro, "grad_accum": s.grad_accum * s.micro_batch // micro}
+        settings = {"optimizer": optimizer, "model": block, "settings": batch}
+        changed = StageSpec.model_validate(merged(spec.model_dump(), settings))
+        likely = training_memory(meta_model(changed), changed, kind, "cuda")["total"]
+        if likely <= free:
+            changes = [f"{name}: {value}" for name, value in batch.items()]
+            if block:
+                changes.append(f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}")
+            changes += [f"optimizer.{name}: {value}" for name, value in optimizer.items()]
+            return f"what would fit: {', '.join(changes)} ({decimal(likely)})"
     return "no change that keeps the model would fit: take a smaller model, or a larger GPU"
 
 
@@ -178,7 +166,3 @@ def out_of_memory(spec: StageSpec, step: int, error: BaseException) -> str:
         f"{s.grad_accum}: halve micro_batch and double grad_accum (the same batch in more pieces), or lower "
         f"seq_len{hint} ({error})"
     )
-
-
-def _changed(spec: StageSpec, **blocks: Any) -> StageSpec:
-    return StageSpec.model_validate(merged(spec.model_dump(), blocks))

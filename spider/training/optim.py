@@ -95,15 +95,15 @@ class Optimizer:
         self.param_groups = groups
         self.world = world
         self.state: dict[Tensor, dict[str, Tensor]] = {}
-        for group in self.param_groups:
-            group["lr"] = group["peak_lr"]
+        for group in groups:
             for p in group["params"]:
                 names = ("momentum",) if group["muon"] else ("exp_avg", "exp_avg_sq")
                 self.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in names}
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                elif group.get("beta2") is not None:
+                elif group["beta2"] is not None:
                     self.state[p]["second_moment"] = no_moment(p)
+        self.set_lr(1.0)
 
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
@@ -178,28 +178,33 @@ class Optimizer:
         left = 0
         for shape, same in by_shape.items():
             per_batch = max(1, _SCRATCH_NUMEL // shape.numel())
-            if len(shape) == 2:  # give all processes equally many matrices
-                per_batch = math.ceil(per_batch / self.world.size) * self.world.size
             for i in range(0, len(same), per_batch):
                 batch = same[i : i + per_batch]
-                left -= len(batch) * shape.numel()
-                if left < 0 or self.world.size == 1:
+                size = len(batch) * shape.numel()
+                if size > left or self.world.size == 1:
                     rounds.append([])
-                    left = _SCRATCH_NUMEL - len(batch) * shape.numel()
+                    left = _SCRATCH_NUMEL
                 rounds[-1].append(batch)
+                left -= size
         return rounds
 
     def _steps(self, group: dict[str, Any], params: list[Tensor]) -> Tensor:
-        """Return Nesterov's momenta of parameters of one shape: one matrix each, or E of a stack."""
+        """Return Nesterov's momenta of parameters of one shape: one matrix each, or E of a stack.
+
+        In a group with ``rows`` the momentum of each output's weights is scaled to length 1.
+        """
         grads = [g.float() for g in _gradients(params)]
         momenta = [local(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         steps = torch._foreach_lerp(grads, momenta, group["momentum"])
         if params[0].ndim == 3:
-            return _even_rows(torch.stack(steps).flatten(0, 1), -2, group)
-        return _even_rows(
-            torch.stack(steps, 1).transpose(0, 1), -1, group
-        )  # rows first, because they may be sharded
+            steps_Nrc = torch.stack(steps).flatten(0, 1)
+        else:
+            steps_Nrc = torch.stack(steps, 1).transpose(0, 1)  # rows first, because they may be sharded
+        if not group["rows"]:
+            return steps_Nrc
+        inputs = -2 if params[0].ndim == 3 else -1
+        return steps_Nrc / steps_Nrc.norm(dim=inputs, keepdim=True).clamp(min=1e-12)
 
     def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor) -> None:
         """Move parameters of one shape against their polar factors."""
@@ -207,7 +212,7 @@ class Optimizer:
         rows, cols = pattern.shape[-2:]
         # A linear map is stored (out, in), a stack of experts (E, in, out).
         gain = max(1.0, rows / cols if pattern.ndim == 2 else cols / rows) ** 0.5
-        if group.get("beta2") is not None:
+        if group["beta2"] is not None:
             moments = [local(self.state[p]["second_moment"]) for p in params]
             u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern)
         lr = group["lr"]
@@ -215,27 +220,17 @@ class Optimizer:
         updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
         for p, u in zip(map(local, params), updates, strict=True):
             if decay:
-                decayed = p * (u * p > 0) if group.get("cautious", True) else p
+                decayed = p * (u * p > 0) if group["cautious"] else p
                 p.sub_(decayed, alpha=lr * decay)
             p.sub_(u, alpha=lr * gain)
-
-
-def _even_rows(x_Nrc: Tensor, axis: int, group: dict[str, Any]) -> Tensor:
-    """Scale the momentum of each output's weights to length 1, for a group with ``rows``.
-
-    ``axis`` is the axis of the inputs.
-    """
-    if not group.get("rows"):
-        return x_Nrc
-    return x_Nrc / x_Nrc.norm(dim=axis, keepdim=True).clamp(min=1e-12)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
     return [local(p.grad) for p in params if p.grad is not None]
 
 
-class LowBitAdamW:
-    """`Optimizer`'s interface around ``torchao.optim.AdamW8bit``.
+class LowBitAdamW(Optimizer):
+    """AdamW by ``torchao.optim.AdamW8bit``.
 
     A moment is stored in blocks of 256 values, as codes into a fixed table of values and one fp32 scale a
     block (Dettmers et al., arXiv:2110.02861). An update reads it into fp32, computes there, and quantizes it
@@ -252,15 +247,13 @@ class LowBitAdamW:
     def __init__(self, groups: list[dict[str, Any]], *, compiled: bool = False) -> None:
         with quiet_torchao():
             from torchao.optim import AdamW8bit
+        self.param_groups = groups
+        self.compiled = compiled
+        self.set_lr(1.0)
         # Torchao's optimizer gets this process's slice of each parameter.
         self._slices = {p: nn.Parameter(local(p.detach())) for group in groups for p in group["params"]}
-        self.compiled = compiled
-        inner = [{**g, "lr": g["peak_lr"], "params": [self._slices[p] for p in g["params"]]} for g in groups]
+        inner = [{**group, "params": [self._slices[p] for p in group["params"]]} for group in groups]
         self._inner = AdamW8bit(inner, bf16_stochastic_round=True)  # fp32 weights are not rounded
-        self.param_groups = [
-            {**inner_group, "params": group["params"]}
-            for inner_group, group in zip(self._inner.param_groups, groups, strict=True)
-        ]
         for p, slice_ in self._slices.items():
             # Torchao creates the state in its first step, but a checkpoint is loaded before.
             self._inner.state[slice_] = {
@@ -275,23 +268,6 @@ class LowBitAdamW:
             return torch.zeros_like(local(p), dtype=torch.float32)
         moment: Tensor = self._inner._subclass_zeros(local(p), signed, block)
         return moment
-
-    def set_lr(self, factor: float) -> None:
-        for group in self.param_groups:
-            group["lr"].fill_(group["peak_lr"] * factor)  # torchao's group shares this tensor
-
-    def set_scheduled(self, *, weight_decay: float | None = None, muon_momentum: None = None) -> None:
-        """Set the scheduled weight decay. This optimizer does not use Muon."""
-        assert muon_momentum is None
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            if (
-                weight_decay is not None and group["decayed"]
-            ):  # a tensor, so that the update is not recompiled
-                inner["weight_decay"] = torch.tensor(weight_decay, dtype=torch.float32)
-
-    def zero_grad(self) -> None:
-        for p, slice_ in self._slices.items():
-            p.grad = slice_.grad = None
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the live state as plain tensors, named ``{parameter name}.{state name}``.
@@ -318,11 +294,17 @@ class LowBitAdamW:
             yield f".8bit.{part}", tensor
 
     def step(self) -> None:
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner["lr"].fill_(group["lr"])
+            # A tensor, because another number would compile the update again.
+            inner["weight_decay"] = torch.tensor(group["weight_decay"], dtype=torch.float32)
         for p, slice_ in self._slices.items():
             slice_.data = local(p.detach())
             slice_.grad = None if p.grad is None or not slice_.numel() else local(p.grad)
         with contextlib.nullcontext() if self.compiled else torch.compiler.set_stance("force_eager"):
             self._inner.step()
+        for slice_ in self._slices.values():
+            slice_.grad = None
 
 
 def build_optimizer(
@@ -333,7 +315,7 @@ def build_optimizer(
     *,
     compiled: bool = False,
     world: World = ALONE,
-) -> Optimizer | LowBitAdamW:
+) -> Optimizer:
     """Build the optimizer of every trainable parameter, in the groups of `Model.parameter_groups`.
 
     Args:

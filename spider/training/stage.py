@@ -114,11 +114,15 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
     if options.mock_data:
         data = folder / "mock_data"
         make_mock_data(data, 0.5 if spec.model.ngram else 0.0)
-    indexes = _index_folders(results, MOCK if options.mock_data else config.run(run).data, spec)
-    if options.mock_data and indexes and spec.model.ngram:
-        from spider.ngram.store import build_indexes  # numba: half a second of each start
+    indexes = None
+    if spec.model.ngram is not None:
+        counted = spec.model.ngram.counted
+        text = MOCK if options.mock_data else config.run(run).data
+        indexes = results.ngram(text, counted, "split"), results.ngram(text, counted, "full")
+        if options.mock_data:
+            from spider.ngram.store import build_indexes  # numba: half a second of each start
 
-        build_indexes(data, spec.model.ngram, *indexes)
+            build_indexes(data, spec.model.ngram, *indexes)
     return Plan(
         spec=spec,
         folder=folder,
@@ -129,14 +133,6 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
         warmup=warmup if warmup.exists() else None,
         indexes=indexes,
     )
-
-
-def _index_folders(results: Results, dataset: str, spec: StageSpec) -> tuple[Path, Path] | None:
-    """Return the folders of the n-gram indexes that a stage's model reads, if it reads any."""
-    if spec.model.ngram is None:
-        return None
-    counted = spec.model.ngram.counted
-    return results.ngram(dataset, counted, "split"), results.ngram(dataset, counted, "full")
 
 
 def train(

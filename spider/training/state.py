@@ -26,7 +26,7 @@ from spider.errors import TrainingError
 from spider.model.interface import Model, model_tensors
 from spider.processes.parallel import local
 from spider.tokens import Tokens
-from spider.training.optim import LowBitAdamW, Optimizer
+from spider.training.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class State:
     spec: StageSpec
     origin: dict[str, str | None]
     model: Model
-    optimizer: Optimizer | LowBitAdamW
+    optimizer: Optimizer
     ema: Ema | None
 
     def tensors(self) -> dict[str, Tensor]:

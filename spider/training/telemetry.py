@@ -85,11 +85,9 @@ class Telemetry:
     def row(
         self,
         means: dict[str, float],
+        now: dict[str, float],
         window: Window,
         steps_left: int,
-        lr: dict[str, float],
-        skipped: int,
-        reached: Mapping[str, float],
     ) -> dict[str, float]:
         """Return all metrics of a log interval.
 
@@ -97,9 +95,7 @@ class Telemetry:
 
         Args:
             means: means over the interval; empty if every update of it was skipped.
-            lr: the last step's rates, by name.
-            skipped: updates that were skipped since the stage began.
-            reached: the run's position in its data, in epochs and tokens, by name.
+            now: values after the last step, by name: epoch, tokens, rates, skipped steps.
         """
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
@@ -107,9 +103,8 @@ class Telemetry:
             bytes_ = row.pop("train/bytes", 1.0)
             bits = row.get("train/cross_entropy", row["train/loss"]) / math.log(2)
             row["train/bpb"] = bits * targets / (bytes_ or 1.0)
-        row |= {f"train/{name}": value for name, value in {**reached, **lr}.items()}
+        row |= {f"train/{name}": value for name, value in now.items()}
         row |= {
-            "train/skipped_steps": skipped,
             "train/precision_bits": PRECISION_BITS[self.precision],
             "system/rss_mb": self._process.memory_info().rss / 1e6,
             "system/cpu_percent": self._process.cpu_percent(),

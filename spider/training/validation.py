@@ -23,6 +23,7 @@ import contextlib
 import logging
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +46,7 @@ from spider.training.precision import Precision
 from spider.training.state import Ema, Progress
 
 if TYPE_CHECKING:
-    from spider.ngram.store import NgramIndex
+    from spider.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 
@@ -53,44 +54,35 @@ log = logging.getLogger(__name__)
 SHARE = 1 / 400
 
 
+@dataclass(eq=False)
 class Validation:
     """Schedule and run a stage's validations.
-
-    Args:
-        data: shards folder of the stage's data.
-        full: the n-gram index for validation, if the model reads one.
-        compiled: whether the model's forward pass is compiled.
 
     Raises:
         TrainingError: ``val_every`` is set, but there is less than one window of held-out text. By default
             the stage is then not validated, and the log says so.
     """
 
-    def __init__(
-        self,
-        spec: StageSpec,
-        data: Path,
-        model: Model,
-        *,
-        world: World,
-        precision: Precision,
-        ema: Ema | None,
-        full: NgramIndex | None = None,
-        compiled: bool = False,
-    ) -> None:
-        self.spec = spec
-        self.model = model
-        self.world = world
-        self.precision = precision
-        self.ema = ema
-        self.full = full
-        self.compiled = compiled
+    spec: StageSpec
+    data: Path
+    """Shards folder of the stage's data."""
+    model: Model
+    world: World
+    precision: Precision
+    ema: Ema | None
+    full_lookup: NgramLookup | None
+    """Candidates from the full n-gram index, if the model reads one."""
+    compiled: bool
+    """Whether the model's forward pass is compiled."""
+
+    def __post_init__(self) -> None:
+        spec, model = self.spec, self.model
         self.every: int | None = None
         self._batches: list[_Batch] = []
         if spec.settings.val_every == 0:
             return
         try:
-            self.tokens_N = self._text(data)
+            self.tokens_N = self._text()
         except ValueError as error:
             if spec.settings.val_every is not None:
                 raise TrainingError(
@@ -109,16 +101,16 @@ class Validation:
         self.cost = validation / step
         self.every = settings.val_every or _interval(self.cost, settings)
 
-    def _text(self, data: Path) -> np.ndarray:
+    def _text(self) -> np.ndarray:
         """Return the ids that the evaluation scores; raise `ValueError` if they are less than one window."""
         spec, limit = self.spec, self.spec.evaluation.max_bytes
         if spec.stream is not None:
             raise ValueError(f"{spec.data} is a stream and has no validation split")
-        tokens_N, _ = validation_stream(data, limit, self.model.tokens)
+        tokens_N, _ = validation_stream(self.data, limit, self.model.tokens)
         ids = len(tokens_N) - 1
         if ids < spec.window:
             raise ValueError(
-                f"{data}: the validation text (of which evaluation.max_bytes takes {limit:,} bytes) is "
+                f"{self.data}: the validation text (of which evaluation.max_bytes takes {limit:,} bytes) is "
                 f"{ids:,} ids, less than one window of {spec.window:,}; hold more out, or shorten the window"
             )
         return tokens_N
@@ -183,7 +175,7 @@ class Validation:
                     batch.labels_BT,
                     n_loops=self.n_loops,
                     reduction="none",
-                    **batch.extra,
+                    candidates_BTW=batch.candidates_BTW,
                 )
                 assert output.loss is not None, "a forward pass with labels returns a loss"
                 nats += (output.loss.double() * batch.text_BT).sum()
@@ -194,12 +186,7 @@ class Validation:
     def _load_batches(self) -> None:
         """Put this process's share of the windows on its device for the whole stage."""
         model, spec, size = self.model, self.spec, self.world.size
-        lookup = None
-        if self.full is not None and spec.model.ngram is not None:
-            from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
-
-            lookup = NgramLookup(self.full, spec.model.ngram, model.tokens)
-        model_input = ModelInput(model, self.tokens_N, lookup)
+        model_input = ModelInput(model, self.tokens_N, self.full_lookup)
         reading = Reading(spec.window, spec.evaluation.overlap, batch=self.windows)
         inputs_BT, labels_BT, candidates_BTW = model_input.spread(reading)
         scored_BT = labels_BT != IGNORED
@@ -207,37 +194,28 @@ class Validation:
         self.bytes = int(bytes_BT.sum(dtype=np.int64))
         reading_settings = [spec.window, spec.evaluation.overlap, self.n_loops]
         self.digest = files.digest([reading_settings, inputs_BT.tolist(), labels_BT.tolist()])
-        arrays = {"inputs_BT": inputs_BT, "labels_BT": labels_BT, "text_BT": bytes_BT > 0}
+        # Each process has equally many windows; those that another process has too count as no text.
+        number_B = self.world.rank + size * np.arange(-(-self.windows // size))
+        own_B = number_B % self.windows
+        text_BT = (bytes_BT[own_B] > 0) & (number_B < self.windows)[:, None]
+        arrays = {"inputs_BT": inputs_BT[own_B], "labels_BT": labels_BT[own_B], "text_BT": text_BT}
         if candidates_BTW is not None:
-            arrays["candidates_BTW"] = candidates_BTW
-        # Pad to equally many windows for each process; padding adds no nats.
-        missing = -self.windows % size
-        fill_values = {"inputs_BT": model.tokens.pad, "labels_BT": IGNORED}
-        for name, array in arrays.items():
-            padding = np.full((missing, *array.shape[1:]), fill_values.get(name, 0), array.dtype)
-            arrays[name] = np.concatenate([array, padding])[self.world.rank :: size]
+            arrays["candidates_BTW"] = candidates_BTW[own_B]
         as_in_training = spec.micro_batch(size) * spec.settings.seq_len // spec.window
         rows = max(1, min(spec.evaluation.batch, as_in_training))
         device = model_input.device
-        for first in range(0, len(arrays["inputs_BT"]), rows):
+        for first in range(0, len(own_B), rows):
             part = {n: torch.from_numpy(a[first : first + rows]).to(device) for n, a in arrays.items()}
-            self._batches.append(
-                _Batch(
-                    inputs_BT=part.pop("inputs_BT"),
-                    labels_BT=part.pop("labels_BT"),
-                    text_BT=part.pop("text_BT"),
-                    extra=part,
-                )
-            )
+            self._batches.append(_Batch(**part))
 
 
 class _Batch(NamedTuple):
-    """Windows of one forward pass: ids, labels, which labels are text, and further inputs by name."""
+    """Windows of one forward pass: ids, labels, which labels are text, and candidates if there are any."""
 
     inputs_BT: Tensor
     labels_BT: Tensor
     text_BT: Tensor
-    extra: dict[str, Tensor]
+    candidates_BTW: Tensor | None = None
 
 
 def _interval(cost: float, settings: StageSettings) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import logging
 import resource
 import time
 from collections import defaultdict
@@ -53,8 +52,6 @@ from spider.training.precision import (
     to_fp8,
 )
 from spider.training.warmup_record import Kind, Parts, Product, Step, Warmup
-
-log = logging.getLogger(__name__)
 
 #: Time budgets in seconds: all products together, and the steps of one candidate.
 _GEMM_SECONDS, _STEP_SECONDS = 1.0, 1.5
@@ -165,13 +162,10 @@ def _time_products(
 ) -> list[Product]:
     """Time every distinct product in each precision that the device and one of its layers allow."""
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
-    timed, small = [], []
+    timed = []
     for (m, k, n), layers in sorted(products.items()):
         ms: dict[Kind, float] = {}
-        narrow = has_fp8(device) and not fp8_eligible.isdisjoint(layers)
-        if narrow and min(m, k, n) < _FP8_LEAST:
-            small.append(f"{m} x {k} x {n}")
-            narrow = False
+        narrow = has_fp8(device) and not fp8_eligible.isdisjoint(layers) and min(m, k, n) >= _FP8_LEAST
         for kind in _KINDS if narrow else _KINDS[:2]:
             layer = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
             if kind == "fp8":
@@ -190,8 +184,6 @@ def _time_products(
                 layers=sorted(layers),
             )
         )
-    if small:
-        log.info("not timed in fp8, because M, K or N is below %d: %s", _FP8_LEAST, ", ".join(small))
     return timed
 
 

@@ -516,7 +516,8 @@ def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project
         if "step 6/4000" in line:
             first.send_signal(signal.SIGUSR1)
     assert first.wait() == RESUME_ME, said
-    assert sum("2 processes (ddp): each takes 2 of a step's 4 windows" in line for line in said) == 1
+    batch = "4 windows of 32 (1 micro-batches of 2 on each of 2 processes, ddp)"
+    assert sum(batch in line for line in said) == 1
     assert sum("step 3/4000" in line for line in said) == 1
     (saved,) = steps(project.folder / "here/checkpoints")[-1:]
     manifest = files.read_json(saved / "manifest.json")

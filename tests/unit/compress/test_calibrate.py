@@ -1,5 +1,6 @@
 """Compare the sums of calibration with the inputs of each expert, on every kind of device."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,11 +39,11 @@ def test_the_inputs_of_every_expert_are_summed_on_every_device(model, masks, ops
     gradient, so its sums are the same there as on any other device."""
     monkeypatch.setattr(grouped_mm, "_is_wrong_where_empty", lambda device: masks)
     monkeypatch.setattr(experts, "use_triton", lambda x: ops)
-    text = torch.arange(200).reshape(2, 100).numpy()
+    text = torch.arange(200).reshape(2, 100).numpy().astype(np.uint16)
     layer = model.core.layers[0].ffn
     entered = []
     layer.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
-    sums = input_sums(model, [text], dict(model.named_parameters()), None)
+    sums = input_sums(model, text, None)
     x_ND = entered[0].flatten(0, -2)
     chosen_NK = (x_ND @ layer.router.weight.T).softmax(-1).add(layer.balance_bias).topk(2).indices
     for expert in range(4):

@@ -20,7 +20,8 @@ CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5
 
 def muon_group(params, **changes):
     group = {"params": params, "muon": True, "peak_lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
-    return {**group, "compute": torch.float32, **changes}
+    plain = {"beta2": None, "rows": False, "cautious": True, "compute": torch.float32}
+    return {**group, **plain, **changes}
 
 
 @pytest.mark.parametrize("shape", [(4, 48, 48), (3, 64, 16), (2, 16, 80)])

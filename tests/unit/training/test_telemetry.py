@@ -44,8 +44,8 @@ def last_row(folder):
 
 def make_row(name="cpu", precision="fp32", means=(("loss", 2.0), ("grad_norm", 0.5)), skipped=0):
     telemetry = Telemetry(CPU, name, precision, flops_per_token=1e6)
-    reached = {"epoch": 0.125, "tokens": 1_234_567}
-    return telemetry.row(dict(means), WINDOW, 10, {"lr": 1e-3}, skipped, reached)
+    now = {"epoch": 0.125, "tokens": 1_234_567, "lr": 1e-3, "skipped_steps": skipped}
+    return telemetry.row(dict(means), now, WINDOW, 10)
 
 
 def test_rates_count_only_the_steps_of_the_window():
@@ -58,7 +58,7 @@ def test_rates_count_only_the_steps_of_the_window():
 def test_the_remaining_time_includes_a_pause_for_each_step():
     telemetry = Telemetry(CPU, "cpu", "fp32", flops_per_token=1e6)
     window = dataclasses.replace(WINDOW, pauses=0.25)
-    row = telemetry.row({}, window, 10, {}, 0, {})
+    row = telemetry.row({}, {}, window, 10)
     assert row["train/eta_seconds"] == 10 * (0.5 + 0.25)
     assert row["train/bytes_per_second"] == 500
 
