@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,16 +52,13 @@ _FIRST_CLIP = 12.85
 _TRIES = 4
 
 
-class File(NamedTuple):
-    """The bytes of a compressed file and the size of each of its sections, by name."""
-
-    content: bytes
-    sections: dict[str, int]
-
-
 @dataclass(eq=False)
 class Compressor:
-    """A model that can be compressed at any clipping range; the latest result is in ``quantized``."""
+    """A model that can be compressed at any clipping range.
+
+    After `total`, ``content`` is the file, ``sections`` the size of each of its sections, and ``quantized``
+    the tensors in it.
+    """
 
     model: Model
     config: CompressConfig
@@ -78,12 +75,22 @@ class Compressor:
             if part.clip is not None:
                 self.quantized[part.name] = self._quantize(part, part.clip)
 
-    def file(self, clip: float) -> File:
-        """Return the file at a clipping range."""
+        # The modules that reading the file imports are the same at any clipping range.
+        plain = {part.name: part.nearest(_FIRST_CLIP) for part in self.parts}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.spider"
+            path.write_bytes(compressed(self.about, self.tokenizer, self.tensors, plain, self.exact)[0])
+            self.modules = code.needed(path)
+        self.code_bytes = code.size(self.modules)
+
+    def total(self, clip: float) -> int:
+        """Compress at a clipping range, and return the bytes of the file and of its code."""
         for part in self.matrices:
             self.quantized[part.name] = self._quantize(part, clip)
         tensors = {part.name: self.quantized[part.name].tensor for part in self.parts}
-        return File(*compressed(self.about, self.tokenizer, self.tensors, tensors, self.exact))
+        file = compressed(self.about, self.tokenizer, self.tensors, tensors, self.exact)
+        self.content, self.sections = file
+        return len(self.content) + self.code_bytes
 
     def entropy_bytes(self, clip: float) -> float:
         """Estimate the bytes of the matrices' integers by rounding them, or a sample of a matrix's rows."""
@@ -93,14 +100,6 @@ class Compressor:
             share = sample.w_EOI.numel() / part.w_EOI.numel()
             bits += sample.entropy_bits(sample.nearest(clip)) / share
         return bits / 8
-
-    def modules(self) -> dict[str, Path]:
-        """Return the modules that reading this model's file imports, at any clipping range."""
-        plain = {part.name: part.nearest(_FIRST_CLIP) for part in self.parts}
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.spider"
-            path.write_bytes(compressed(self.about, self.tokenizer, self.tensors, plain, self.exact)[0])
-            return code.needed(path)
 
     def _quantize(self, part: Part, clip: float) -> QuantizedPart:
         return quantize(part, clip, self.sums, self.config.damping)
@@ -145,26 +144,24 @@ def compress(
         "conversations": checkpoint.manifest.conversations,
     }
     compressor = Compressor(model, config, about, checkpoint.tokenizer or b"", sums)
-    modules = compressor.modules()
-    code_bytes = code.size(modules)
-    clip, (content, sections) = _fitted(compressor, code_bytes, where)
+    clip = _fitted(compressor, where)
     folder = CompressedFolder(output)
-    files.write_bytes(folder.model, content)
+    files.write_bytes(folder.model, compressor.content)
     rounded = [name for part in compressor.quantized.values() for name in part.rounded]
     record = CompressedRecord(
-        bytes=len(content),
-        code_bytes=code_bytes,
-        total_bytes=len(content) + code_bytes,
+        bytes=len(compressor.content),
+        code_bytes=compressor.code_bytes,
+        total_bytes=len(compressor.content) + compressor.code_bytes,
         cap=config.cap,
         clip=clip,
         settings=config.model_dump(mode="json"),
-        parts=sections,
+        parts=compressor.sections,
         matrices={name: part.record for name, part in compressor.quantized.items()},
         rounded=rounded,
-        modules=list(modules),
+        modules=list(compressor.modules),
         windows=config.windows if sums else 0,
         tokens=tokens,
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=hashlib.sha256(compressor.content).hexdigest(),
         seconds=time.perf_counter() - began,
     )
     if sums and rounded:
@@ -174,34 +171,29 @@ def compress(
     return CompressedReceipt(**dict(trained) | changed, compressed=record).write(folder.receipt)
 
 
-def _fitted(compressor: Compressor, code_bytes: int, where: str) -> tuple[float, File]:
-    """Return the clipping range and the file, which fits the cap together with its code.
+def _fitted(compressor: Compressor, where: str) -> float:
+    """Compress the model so that the file with its code fits the cap, and return the clipping range.
 
     Raises `ValueError` if there is none.
     """
     config = compressor.config
-    if config.cap <= code_bytes:
-        raise ValueError(f"{where}.cap: the code alone is {code_bytes:,} bytes")
+    if config.cap <= compressor.code_bytes:
+        raise ValueError(f"{where}.cap: the code alone is {compressor.code_bytes:,} bytes")
     weights = sum(part.w_EOI.numel() for part in compressor.matrices)
     if config.clip is not None:
-        file = compressor.file(config.clip)
-        over = code_bytes + len(file.content) - config.cap
+        over = compressor.total(config.clip) - config.cap
         if over > 0:
             fitting = config.clip * 2 ** min(99.0, over * 8 / weights)
             remedy = f"clip {fitting:.3g} would fit" if fitting < MOST_CLIP else "no clip makes it fit"
             raise ValueError(f"{where}.clip: {config.cap + over:,} bytes, {over:,} over cap; {remedy}")
-        return config.clip, file
+        return config.clip
+    fixed = compressor.total(_FIRST_CLIP) - compressor.entropy_bytes(_FIRST_CLIP)
 
-    file = compressor.file(_FIRST_CLIP)
-    fixed = code_bytes + len(file.content) - compressor.entropy_bytes(_FIRST_CLIP)
+    def estimate(clip: float) -> float:
+        return fixed + compressor.entropy_bytes(clip)
 
-    def total(clip: float) -> int:
-        nonlocal file
-        file = compressor.file(clip)
-        return code_bytes + len(file.content)
-
-    clip, _ = fit_cap(config.cap, weights, lambda clip: fixed + compressor.entropy_bytes(clip), total)
-    return clip, file
+    clip, _ = fit_cap(config.cap, weights, estimate, compressor.total)
+    return clip
 
 
 def first_clip(cap: int, estimate: Callable[[float], float]) -> float:
