@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from spider.files import replacing
-from spider.ngram.contexts import compiled, contexts_of, name_of, prefix_hashes, reach
+from spider.ngram.contexts import contexts_of, name_of, prefix_hashes, reach
 from spider.ngram.layout import BEGIN
 from spider.requests import FAN_IN, PIECE, SLICE
 
@@ -145,6 +145,11 @@ def _keys(text: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     return (contexts[counted] & ~np.uint64(0xFF)) | text[counted]
 
 
+def _first_of_equals(keys: np.ndarray) -> np.ndarray:
+    """Return a mask of the sorted keys that differ from the key before."""
+    return np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+
+
 def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return the run of one kind of context over N symbols: keys (M,) uint64, counts (M,) uint32.
 
@@ -152,7 +157,7 @@ def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.
     """
     keys = _keys(text[before:], contexts_of(text, prefix_hashes(text), kind, before, len(text)))
     keys.sort()
-    first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+    first = _first_of_equals(keys)
     counts = np.diff(np.flatnonzero(first), append=len(keys)).astype(np.uint32)
     return keys[first], counts
 
@@ -219,35 +224,14 @@ class _Run:
         return np.concatenate(keys), np.concatenate(counts, dtype=np.int64)
 
 
-@compiled
-def _merge(keys_a, counts_a, keys_b, counts_b):  # type: ignore[no-untyped-def]
-    """Merge two runs, and add the counts of equal keys."""
-    size = len(keys_a) + len(keys_b)
-    keys = np.empty(size, np.uint64)
-    counts = np.empty(size, np.int64)
-    i = j = n = 0
-    while i < len(keys_a) or j < len(keys_b):
-        if j == len(keys_b) or (i < len(keys_a) and keys_a[i] <= keys_b[j]):
-            keys[n] = keys_a[i]
-            counts[n] = counts_a[i]
-            if j < len(keys_b) and keys_b[j] == keys_a[i]:
-                counts[n] += counts_b[j]
-                j += 1
-            i += 1
-        else:
-            keys[n] = keys_b[j]
-            counts[n] = counts_b[j]
-            j += 1
-        n += 1
-    return keys[:n], counts[:n]
-
-
 def merge(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Merge any number of runs in memory, two at a time."""
-    todo = list(runs)
-    while len(todo) > 1:
-        todo = [*todo[2:], _merge(*todo[0], *todo[1])]
-    return todo[0] if todo else (np.empty(0, np.uint64), np.empty(0, np.int64))
+    """Merge any number of runs in memory, and add the counts of equal keys."""
+    keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in runs)])
+    counts = np.concatenate([np.empty(0, np.int64), *(counts for _, counts in runs)])
+    order = np.argsort(keys, kind="stable")  # merges the runs, because each of them is sorted
+    keys = keys[order]
+    first = _first_of_equals(keys)
+    return keys[first], np.add.reduceat(counts[order], np.flatnonzero(first))
 
 
 def slices(runs: Sequence[Path], number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

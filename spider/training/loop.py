@@ -411,15 +411,9 @@ class Trainer:
             rates += f", {self.settings.lr * config.muon_lr_ratio:g} for matrices"
         log.info("optimizer: %s, %s, weight decay %g", config.kind, rates, config.weight_decay)
         processes = "1 process" if world.size == 1 else f"each of {world.size} processes, {spec.parallel}"
-        log.info(
-            "global batch: %s tokens a step, %d windows of %s (%d micro-batches of %d on %s)",
-            f"{spec.tokens_per_step:,}",
-            spec.windows_per_step,
-            f"{self.settings.seq_len:,}",
-            self.micro_batches,
-            micro_batch,
-            processes,
-        )
+        batch = f"{spec.windows_per_step} windows of {self.settings.seq_len:,}"
+        batch += f" ({self.micro_batches} micro-batches of {micro_batch} on {processes})"
+        log.info("global batch: %s tokens a step, %s", f"{spec.tokens_per_step:,}", batch)
         end = "max_hours" if self.progress.end is None else f"step {self.progress.end:,}"
         log.info("training from step %s to %s", f"{self.progress.step:,}", end)
 
