@@ -10,6 +10,7 @@ import shutil
 import hypothesis
 import pytest
 
+from . import forkserver
 from .debian import left_out
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -31,6 +32,14 @@ def environment_of_before():
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+def pytest_configure(config):
+    """Start the fork server in the first process of the test session; xdist's workers inherit its address."""
+    if not hasattr(config, "workerinput"):
+        server = forkserver.start()
+        if server:
+            config.add_cleanup(lambda: forkserver.stop(server))
 
 
 def pytest_runtest_setup(item):

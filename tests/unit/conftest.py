@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forkserver import python
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Run a piece of Python in a process; what still runs at the end of the test is killed."""
+    """Run a piece of Python in a forked process; what still runs at the end of the test is killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", code, *map(str, arguments)]
+        command = [python(), "-c", code, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(subprocess.Popen(command, text=True, **pipes, **options))
         return started[-1]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forkserver import python
+
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks/gpu"
 
@@ -34,7 +36,7 @@ def bundle(questions, monkeypatch, tmp_path):
 
 def ask(folder, script, *options):
     """Run a script that works in ``folder``; return its exit status and output."""
-    command = [sys.executable, GPU / f"{script}.py", "--json", folder / "figures.json", *options]
+    command = [python(), GPU / f"{script}.py", "--json", folder / "figures.json", *options]
     environment = {**os.environ, "GPU_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr

@@ -20,8 +20,7 @@ import yaml
 from filelock import FileLock
 
 from spider.files import read_json
-
-from .forked import run_snakemake
+from tests.forkserver import python
 
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
@@ -114,7 +113,7 @@ def jobs_in(output: str) -> dict[str, int]:
 class Workflow:
     """A folder with a configuration and a text, where the project's workflow runs."""
 
-    #: Whether a run may fork from a server process (`run_snakemake`).
+    #: Whether a run that is not killed is forked from a process that has made all imports.
     forked = True
 
     def __init__(self, folder: Path) -> None:
@@ -146,10 +145,10 @@ class Workflow:
         snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--profile", str(ROOT / "profiles/default")]
         return [str(SNAKEMAKE), *snakefile, "--cores", "2", *arguments]
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, forked: bool = False, **environment: str) -> subprocess.Popen[str]:
         """Start snakemake in a process group of its own, so that a test can kill all of it."""
         return subprocess.Popen(
-            self.command(*arguments),
+            [python()] * forked + self.command(*arguments),
             cwd=self.folder,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
@@ -163,13 +162,10 @@ class Workflow:
     ) -> str:
         """Run Snakemake to its end and return its output, after checking that it succeeded (or failed).
 
-        With environment variables it starts as a user starts it. Otherwise it is forked, which is faster.
+        It is forked (`forkserver`), which is faster than starting it as a user does.
         """
-        if environment or not self.forked:
-            output, status = finished(self.start(*arguments, **environment), patience, self.waits_for)
-        else:
-            command = self.command(*arguments)
-            output, status = run_snakemake(command, self.folder, dict(os.environ), patience)
+        process = self.start(*arguments, forked=self.forked, **environment)
+        output, status = finished(process, patience, self.waits_for)
         assert (status != 0) == fails, output
         return output
 

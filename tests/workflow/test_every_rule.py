@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from spider.model.reading import Reading
 from spider.ngram.store import open_index
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
+from tests import forkserver
 
 from .conftest import ROOT, Workflow
 from .test_ngram import NGRAM
@@ -99,7 +99,7 @@ def standard_task(folder):
 
 def spider(workflow, *words):
     done = subprocess.run(
-        [Path(sys.executable).with_name("spider"), *words],
+        [forkserver.spider(), *words],
         cwd=workflow.folder,
         capture_output=True,
         text=True,
@@ -286,7 +286,7 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tm
     once = ["download", "tokenizer", "encode", "index", "pack"]
     assert run[:5] == once and run.count("train") == run.count("evaluate") - 1 == 2
     assert {"harness", "compress", "sample", "draw"} < set(run) and "--compressed" in listed
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{Path(forkserver.spider()).parent}:{os.environ['PATH']}"
     for line in lines:
         subprocess.run(
             line,

@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from spider.files import read_json
+from tests.forkserver import python
 from tests.shown_commands import shown, words
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, jobs_in
-from .forked import run_snakemake
 
 
 @contextlib.contextmanager
@@ -74,9 +74,9 @@ def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
         options += ["--configfile", str(tmp_path / "grid.yaml")]
     if line == ("scaling",):
         options += ["--configfile", "presets/scaling-cpu.yaml"]
-    command = [str(SNAKEMAKE), "--cores", "1", "--dry-run", "--quiet=all", *options, "--", *targets]
-    printed, status = run_snakemake(command, ROOT, ENVIRONMENT, PATIENCE)
-    assert status == 0, printed
+    command = [python(), SNAKEMAKE, "--cores", "1", "--dry-run", "--quiet=all", *options, "--", *targets]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_full_model_plans_every_job_without_a_network(tmp_path):

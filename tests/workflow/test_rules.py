@@ -2,15 +2,16 @@
 
 import copy
 import logging
-import os
 import re
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
 
-from .conftest import PATIENCE, ROOT, SNAKEMAKE, Workflow
-from .forked import run_snakemake
+from tests.forkserver import python
+
+from .conftest import ROOT, SNAKEMAKE, Workflow
 
 PROFILE = ROOT / "profiles/slurm"
 
@@ -45,10 +46,9 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
 def planned_jobs(workflow: Workflow, *options: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
     """Return the rule of each job in a plan, the lines that describe it, and its resources."""
     workflow.command()  # writes the configuration
-    command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--dry-run", "--forceall"]
+    command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--dry-run", "--forceall"]
     command += ["--quiet", "progress", *options]
-    printed, status = run_snakemake(command, workflow.folder, dict(os.environ), PATIENCE)
-    assert status == 0, printed
+    printed = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True, check=True).stdout
     jobs = []
     for rule, block in re.findall(r"(?m)^(?:local)?rule (\S+):\n((?:    .*\n)+)", printed):
         lines = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
@@ -73,8 +73,8 @@ def partition(rule: str, lines: dict[str, str], resources: dict[str, str]) -> st
 def test_every_rule_requests_memory_and_time_and_gets_the_partition_of_its_gpus(workflow, gpus):
     with_every_rule(workflow, gpus)
     jobs = planned_jobs(workflow, "--workflow-profile", str(PROFILE))
-    command = [str(SNAKEMAKE), "--snakefile", str(ROOT / "Snakefile"), "--list-rules"]
-    listed, _ = run_snakemake(command, workflow.folder, dict(os.environ), PATIENCE)
+    command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--list-rules"]
+    listed = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True).stdout
     rules = set(re.findall(r"^\w+$", listed, re.M)) - {"all"}
     jobs = [job for job in jobs if job[0] != "all"]
     assert {rule for rule, _, _ in jobs} == rules

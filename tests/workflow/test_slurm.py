@@ -69,8 +69,8 @@ class Cluster(Workflow):
         profile = ["--snakefile", str(self.snakefile), "--workflow-profile", str(self.profile)]
         return [str(self.python), "-m", "snakemake", *profile, *self.options, *arguments]
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        return super().start(*arguments, **self.environment, **environment)
+    def start(self, *arguments: str, forked: bool = False, **environment: str) -> subprocess.Popen[str]:
+        return super().start(*arguments, forked=forked, **self.environment, **environment)
 
     def waits_for(self) -> str:
         return queue()

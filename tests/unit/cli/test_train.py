@@ -26,6 +26,7 @@ from spider.errors import RESUME_ME, TrainingError
 from spider.publish.export import export
 from spider.sources.mock import make_mock_data
 from spider.training.stage import Places, plan
+from tests.forkserver import python
 from tests.unit.small_training import DEFAULTS, MODEL, REPO
 
 VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TOKENS", "CKPT_EVERY")
@@ -349,7 +350,7 @@ def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
     (tmp_path / "config.yaml").write_bytes((REPO / "config.yaml").read_bytes())
     command = "train --mock-data --max-steps 20 --seq-len 128 --micro-batch 2"
     said = subprocess.run(
-        [sys.executable, "-m", "spider.cli", *command.split()],
+        [python(), "-m", "spider.cli", *command.split()],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,15 @@ from typing import Any
 import pytest
 from hub_server import REPO, REVISION, Hub, closed_port, serving
 
+from tests.forkserver import python
+
 CONTENT = random.Random(0).randbytes(1 << 20)
 FILE = "sample/000.parquet"
 CHUNK = 1 << 16
 SCRIPT = """
 import json, logging, pathlib, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s")
+from tests.forkserver import python
 from spider.data import hub
 name, output, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 file = hub.HubFile(options["repo"], options["revision"], name)
@@ -49,7 +51,7 @@ def start(hub: Hub | str, output: Path, file: str = FILE, env: dict[str, str] | 
     clean |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **(env or {})}
     options = {"repo": REPO, "revision": REVISION, "attempts": 3, "chunk_bytes": CHUNK} | options
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, file, str(output), json.dumps(options)],
+        [python(), "-c", SCRIPT, file, str(output), json.dumps(options)],
         env=clean,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -20,6 +19,7 @@ from hub_server import REPO, REVISION, Hub, closed_port, serving
 
 from spider.data.split import document_key, is_validation
 from spider.tokens import BYTES
+from tests.forkserver import python
 
 FILES = ["sample/0.parquet", "sample/1.parquet"]
 VALIDATION, SEQ_LEN = 0.2, 64
@@ -86,7 +86,7 @@ def run(endpoint: str, home: Path, count: int, *variants: dict) -> list:
         "seq_len": SEQ_LEN,
     }
     common |= {"rows": 3, "seed": 1}
-    command = [sys.executable, "-c", SCRIPT, json.dumps([common, variants or [{}], count])]
+    command = [python(), "-c", SCRIPT, json.dumps([common, variants or [{}], count])]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +24,7 @@ from spider.model import build_model
 from spider.model.reading import Reading
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
+from tests.forkserver import spider
 from tests.unit.evaluation.toys import Scripted
 from tests.unit.hf.small_exports import exported
 
@@ -140,7 +140,7 @@ def test_a_task_without_its_file_is_refused(folder, monkeypatch):
 
 
 def command(*words, **environment):
-    command = [Path(sys.executable).with_name("spider"), "harness", *words]
+    command = [spider(), "harness", *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from spider.data.loader import Loader
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.training import loop, stage
+from tests.forkserver import python
 from tests.unit.processes.parallel_job import emulate_fp8
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import rows
@@ -43,7 +43,7 @@ TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
 def run_together(processes, jobs, scratch):
     listed = scratch / f"jobs-{processes}.json"
     listed.write_text(json.dumps(jobs))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launch = [python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
         [*launch, str(HERE / "parallel_job.py"), str(listed)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

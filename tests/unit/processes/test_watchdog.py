@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from spider.checkpoints.records import steps
 from spider.errors import RESUME_ME
 from spider.training.stage import train
+from tests.forkserver import python
 from tests.unit.training.outcomes import outcome
 
 #: The thread that reads ahead hangs from the eighth step's rows on, as on a failed disk.
@@ -63,9 +63,7 @@ with Watchdog(0.5 / 60) as watchdog:
 
 def watched(**seconds):
     code = WATCHED.format(**{"first": 0, "between": 0} | seconds)
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([python(), "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize(

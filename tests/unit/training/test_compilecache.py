@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 import time
 
 import pytest
 
 from spider.training import compilecache
+from tests.forkserver import python
 
 # The function leaves and enters autocast, as the model's router does, and has a backward pass.
 COMPILE = """
@@ -46,7 +46,7 @@ def compile_in(tmp_path):
     """Return a function that compiles in another process with a cache folder and returns torch's counters."""
 
     def begin(what, folder):
-        command = [sys.executable, "-c", COMPILE, what, str(tmp_path / "a.cache")]
+        command = [python(), "-c", COMPILE, what, str(tmp_path / "a.cache")]
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / folder)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return json.loads(done.stdout.splitlines()[-1])

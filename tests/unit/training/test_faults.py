@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,6 +19,7 @@ from spider.data.shards import Shards
 from spider.errors import RESUME_ME, TrainingError
 from spider.training.loop import Trainer
 from spider.training.stage import train
+from tests.forkserver import python
 from tests.unit.small_training import DEFAULTS, MODEL
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
@@ -30,7 +30,7 @@ def test_sigusr1_makes_the_command_save_and_exit_with_resume_me(tmp_path, shards
     run = {"data": "toy", "model": MODEL, "precision": "fp32", "defaults": DEFAULTS, "stages": stages}
     config = {"datasets": {"toy": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "spider.cli", "train", "--data-dir", shards, "--ckpt-dir", "here"]
+    command = [python(), "-m", "spider.cli", "train", "--data-dir", shards, "--ckpt-dir", "here"]
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=tmp_path,

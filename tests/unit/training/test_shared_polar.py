@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.forkserver import python
 from tests.unit.training import shared_polar
 from tests.unit.training.shared_polar import LONE, STEPS, WAYS
 
@@ -21,7 +21,7 @@ IN_STACKS = {**dict.fromkeys(WAYS, 6), LONE: 0}
 def together(tmp_path_factory):
     """Return the results of `shared_polar` for each way and kind, by rank."""
     folder = tmp_path_factory.mktemp("shared")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*launch, str(Path(shared_polar.__file__)), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

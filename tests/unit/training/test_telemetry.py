@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from spider.model import build_model
 from spider.training.precision import Precision, eligible, fp8_layers
 from spider.training.stage import train
 from spider.training.telemetry import Telemetry, Window, line, peak_flops
+from tests.forkserver import python
 from tests.unit.training.outcomes import rows
 
 REPO = Path(__file__).parents[3]
@@ -251,7 +251,7 @@ train(StageSpec.model_validate(spec), Path(folder), Path(data), on_step=warn)
 def command(tmp_path, make_spec, shards):
     spec = make_spec(model=DENSE, max_steps=6).model_dump(mode="json")
     arguments = json.dumps([spec, str(tmp_path / "stage"), str(shards)])
-    return [sys.executable, "-c", _CHILD, arguments, str(tmp_path / "train.log")]
+    return [python(), "-c", _CHILD, arguments, str(tmp_path / "train.log")]
 
 
 def test_without_a_terminal_the_log_has_lines_and_no_bar(tmp_path, make_spec, shards):
