@@ -1,9 +1,9 @@
 """Measure what compressing a model costs: bits per byte lost and bytes, by method, bits and clip.
 
 The golf preset's model is trained on ``--tokens`` of the default run's text and compressed in many ways. Each
-file is read back and scored on the same held-out bytes as the model. One row is the original's recipe: round
-to nearest, clip at 2.5 deviations, zlib. The table also has the size of the same integers by several coders,
-and for each matrix the error of GPTQ over that of rounding.
+file is read back and scored on the same held-out bytes as the model. One row is the original's quantization:
+round to nearest, clip at 2.5 deviations. The table also has the error of GPTQ over that of rounding, as the
+median and range of all matrices.
 
     python benchmarks/compress.py [--quick] [--json FILE] [--folder FOLDER]
 
@@ -12,21 +12,17 @@ The trained model stays in ``--folder`` and is not trained again.
 
 from __future__ import annotations
 
-import lzma
 import tempfile
 import time
-import zlib
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import brotli
-import numpy as np
 import yaml
 from common import ROOT, parser, report, workflow
 
 from spider.checkpoints.load import Checkpoint
-from spider.compress import format, rans
+from spider.compress import format
 from spider.compress.pipeline import compress
 from spider.config import CompressConfig, load_config
 from spider.evaluation.bpb import score
@@ -53,29 +49,6 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
     ("gptq, 6 bits, one step for a matrix", {"clip": CLIP, "scale": "matrix"}),
     ("the original's, 6 bits, clip 2.5", {"method": "nearest", "clip": 2.5, "embedding_clip": 2.5}),
 ]
-
-
-def coders(folder: Path) -> list[list[str]]:
-    """Return the size of a file's integers by several coders, against their entropy."""
-    compressed = format.read(folder / "model.spider")
-    symbols = compressed._symbols(_shapes(compressed)).values()
-    raw = b"".join(matrix.tobytes() for matrix in symbols)
-    entropy = sum(rans.entropy_bits(np.bincount(matrix.ravel())) for matrix in symbols) / 8
-    ours = sum(len(compressed.sections[part]) for part in ("stream", "tables", "clusters"))
-    sizes = {
-        "ours, tables and clusters included": ours,
-        "brotli -q 11": len(brotli.compress(raw, quality=11)),
-        "xz -9e": len(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)),
-        "zlib -9": len(zlib.compress(raw, 9)),
-    }
-    return [
-        [name, f"{size:,}", f"{100 * (size / entropy - 1):+.2f}%", "", ""] for name, size in sizes.items()
-    ]
-
-
-def _shapes(compressed: format.CompressedModel) -> dict[str, tuple[int, ...]]:
-    named = dict(compressed.model().named_parameters())
-    return {name: tuple(format.matrices(named[name]).shape) for name, *_ in compressed.header["quantized"]}
 
 
 def main() -> None:
@@ -121,7 +94,6 @@ def main() -> None:
             "decoded_seconds": decoding,
         }
         print(f"{label}: {record.bytes:,} bytes, {lost:+.4f}, in {seconds:.1f} s", flush=True)
-    rows += coders(folder / ("compressed-0" if options.quick else "compressed-2"))
     title = f"golf-tiny, {whole:.4f} bits per byte of {scored:,} held-out bytes before compression"
     columns = ["way", "bytes", "lost", "error of GPTQ / nearest", "clip"]
     report(title, columns, rows, figures, options, ["torch"])

@@ -1,17 +1,15 @@
 """Compare runs on the same text at equal processor time, in bits per byte, beside compressors.
 
-The runs are those of presets/arena.yaml or of ``--runs FILE``; benchmarks/golf.yaml has variants of golf's
-model. Each run has its settings there, but one stage of as many tokens as it learns in ``--seconds`` of one
-core, by the measured time of a step. It is trained once for each seed. All score the same held-out bytes.
+The runs are those of presets/arena.yaml or of ``--runs FILE``. Each run has its settings there, but one stage
+of as many tokens as it learns in ``--seconds`` of one core, by the measured time of a step. It is trained once
+for each seed. All score the same held-out bytes.
 
-    python benchmarks/families.py [--search] [--switch KEY=VALUE] [--quick] [--json FILE] [--folder FOLDER]
+    python benchmarks/families.py [--search] [--quick] [--json FILE] [--folder FOLDER]
 
 ``--search`` trains each run for a third of the time at every point of one grid: learning rate, ids of a
 window, windows of a step. It prints the best settings; those of the preset were found this way.
-``--switch value_embeddings=alternate`` trains only the GPTs, with that key of their model.
 ``--tokens N`` trains each run on N ids instead, to compare at equal steps.
 ``--only NAME ...`` trains some of the runs.
-``--clip CLIP`` also compresses each model and prints the size of its file and the score of what is read back.
 
 Trained models stay in ``--folder``, so the same command goes on with them.
 """
@@ -32,7 +30,7 @@ from common import ROOT, baseline_rates, interleaved, parser, report, spread, wo
 from spider.config import StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
 from spider.model import build_model
-from spider.results import CompressedFolder, Results
+from spider.results import Results
 from spider.training.optim import build_optimizer
 
 STAGE = "main"
@@ -41,14 +39,11 @@ GRID = list(itertools.product([4e-3, 8e-3, 16e-3, 32e-3], [(256, 2), (256, 4), (
 
 
 def run_of(base: dict[str, Any], point: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return a run with the settings of a point and the switch of the command line."""
-    model = base["model"] if isinstance(base["model"], dict) else {"preset": base["model"]}
-    run = {**base, "model": merged(model, options.model_changes), "precision": "fp32", "compile": False}
+    """Return a run with the settings of a point."""
+    run = {**base, "precision": "fp32", "compile": False}
     run["defaults"] = merged(base["defaults"], point)
     evaluation = {"max_bytes": options.scored, "loops_bytes": 0, "sample_bytes": 20}
     run["evaluation"] = merged(base["evaluation"], evaluation)
-    if options.clip is not None:
-        run["compress"] = {"cap": 10**9, "clip": options.clip}
     return run
 
 
@@ -101,21 +96,14 @@ def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--search", action="store_true", help="find the best settings on a grid")
     arguments.add_argument("--runs", type=Path, default=ROOT / "presets/arena.yaml", help="file of the runs")
-    arguments.add_argument("--switch", metavar="KEY=VALUE", help="change a key of the GPTs' model")
     arguments.add_argument("--folder", type=Path, help="folder of the results, which a later call continues")
     arguments.add_argument("--seconds", type=float, default=120.0, help="seconds of one core for a training")
     arguments.add_argument("--tokens", type=int, help="tokens of each training, instead of seconds")
     arguments.add_argument("--only", nargs="+", metavar="NAME", help="train only these runs")
-    arguments.add_argument("--clip", type=float, help="compress each model, clipped at this many deviations")
     arguments.add_argument("--seeds", type=int, default=3, help="seeds of each run")
     options = arguments.parse_args()
     options.scored = 5_000 if options.quick else 100_000
-    options.model_changes = {}
     raw = yaml.safe_load(options.runs.read_text()) | {"tracking": {"enabled": False}}
-    if options.switch:
-        key, value = options.switch.split("=")
-        options.model_changes[key] = yaml.safe_load(value)
-        raw["runs"].pop("spider", None)
     bases = {name: run for name, run in raw["runs"].items() if name in (options.only or raw["runs"])}
     points: list[dict[str, Any]] = [{}]
     seeds = range(1 if options.quick or options.search else options.seeds)
@@ -149,11 +137,6 @@ def main() -> None:
         note = " ".join(f"{key} {value}" for key, value in points[best].items())
         figures[name] = {"bpb": bpb, "parameters": size, "bytes": read, "settings": points[best]}
         figures[name]["all"] = [[point, scores[f"{name}-{i}-0"]["bpb"]] for i, point in enumerate(points)]
-        if options.clip is not None:
-            files = [CompressedFolder(results.stage(run, STAGE).path / "compressed") for run in chosen]
-            compressed = [read_json(file.evaluation)["bpb"] for file in files]
-            figures[name] |= {"file_bytes": files[0].model.stat().st_size, "compressed_bpb": compressed}
-            note += f"{figures[name]['file_bytes']:,} bytes: {spread(compressed)}"
         rows.append([name, f"{size / 1e6:.2f}M", f"{read / 1e6:.2f}", spread(bpb), note])
     if not options.search:
         for name, rate in baseline_rates(scores[next(iter(runs))]).items():
@@ -161,7 +144,7 @@ def main() -> None:
             figures[name] = {"bpb": [rate]}
     budget = f"{options.tokens:,} tokens" if options.tokens else f"{seconds:.0f} s of one core"
     title = f"{budget} each, {len(seeds)} seeds, {options.scored:,} held-out bytes"
-    columns = ["run", "params", "MB read", "bits per byte", "settings, file"]
+    columns = ["run", "params", "MB read", "bits per byte", "settings"]
     report(title, columns, rows, figures, options, ["torch"])
 
 

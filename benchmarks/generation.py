@@ -4,22 +4,14 @@ The model has fresh weights, two loops and a patch every 4 bytes. Its cost depen
 the number of patches, and trained models have fewer. There is one stream in float32. "At 1,024" is the cost
 of the 64 bytes that end there, "from 0" that of all 1,024. The ways take turns, and their last logits agree.
 
-    python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET] [--index]
+    python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET]
 
 ``--model`` measures another model over bytes, such as ``gpt-cpu``.
-
-``--index`` measures ``slim``, which reads an n-gram index, with a context of 1,024. The figures are the
-processor times of a byte near 1,000 and near 60,000 of one document. Between the two places bytes are drawn
-without the network, but the index reads them.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -27,12 +19,8 @@ from common import ROOT, parser, report
 
 from spider.config import load_config
 from spider.config.model import family_block, model_block
-from spider.evaluation.generate import generate
 from spider.model import build_model
-from spider.model.interface import Model, Reader
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import build_indexes, open_index
-from spider.sources.mock import make_mock_data
+from spider.model.interface import Model
 from spider.tokens import BYTES
 
 TAIL = 64
@@ -69,72 +57,10 @@ def demo() -> Model:
     return build_model(run.model.model_copy(update={**parts, "ngram": None}))
 
 
-class Endless:
-    """A reader that never ends a text; without ``network`` all bytes are equally probable."""
-
-    def __init__(self, reader: Reader, network: bool) -> None:
-        self.reader = reader
-        if not network:
-            size = reader.model.tokens.size
-            reader.read = lambda N: torch.zeros(N, size)  # type: ignore[method-assign]
-
-    @property
-    def candidates_NW(self) -> torch.Tensor | None:
-        return self.reader.candidates_NW
-
-    def extend(self, ids: Sequence[int], candidates_NW: torch.Tensor | None = None) -> torch.Tensor:
-        logits_NV = self.reader.extend(ids, candidates_NW).clone()
-        logits_NV[:, self.reader.model.tokens.eos] = -torch.inf
-        return logits_NV
-
-
-def with_index(options: argparse.Namespace) -> None:
-    """Print what a byte costs near the beginning of a document and far from it."""
-    torch.set_num_threads(1)
-    context, far = (64, 3000) if options.quick else (1024, 60_000)
-    turn = context - context // 2 + 1  # bytes between the starts of two contexts
-    block = model_block("slim")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        make_mock_data(folder / "data", 0.5)
-        model = build_model(family_block(block)).eval()
-        build_indexes(folder / "data", model.config.ngram, folder / "ngram", folder / "full")
-        model.lookup = NgramLookup(open_index(folder / "full"), model.config.ngram, BYTES)
-        network, incremental = True, model.incremental
-        model.incremental = lambda *size: Endless(incremental(*size), network)  # type: ignore
-        written = generate(model, b"", max_bytes=2 * far, seed=0, context=context)
-        at, measured = 0, {}
-        for name, start in (("near", context), ("far", far)):
-            while at < start or (at - context) % turn:
-                network = start - at <= 2 * turn
-                next(written)
-                at += 1
-            seconds = []
-            for _ in range(turn):
-                began = time.process_time()
-                next(written)
-                seconds.append(time.process_time() - began)
-            at += turn
-            measured[name] = {"at": at - turn, "median": median(seconds), "mean": sum(seconds) / turn}
-    ratio = measured["far"]["median"] / measured["near"]["median"]
-    rows = [
-        [f"a byte after {cost['at']:,}", f"{1000 * cost['median']:.2f} ms", f"{1000 * cost['mean']:.2f} ms"]
-        for cost in measured.values()
-    ]
-    rows.append(["far against near", f"{ratio:.2f}x", ""])
-    figures = {**measured, "ratio": ratio}
-    title = f"Generation with an n-gram index, a context of {context:,}"
-    report(title, ["what", "median", "mean"], rows, figures, options, ["torch", "numba"])
-
-
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--model", metavar="PRESET", help="measure this model over bytes")
-    arguments.add_argument("--index", action="store_true", help="measure a model with an n-gram index")
     options = arguments.parse_args()
-    if options.index:
-        with_index(options)
-        return
     length, rounds = (192, 1) if options.quick else (1024, 3)
     torch.manual_seed(0)
     model = (build_model(family_block(model_block(options.model))) if options.model else demo()).eval()

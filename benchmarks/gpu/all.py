@@ -30,14 +30,11 @@ from questions import MISSING, figures_file
 HERE = Path(__file__).parent
 #: Scripts with the rows to measure, the most valuable first. Each is asked for all its rows in the end.
 ORDER: list[tuple[str, list[str]]] = [
-    ("gpt_in_bf16", ["varlen"]),
     ("train_throughput", ["gpt-d12, bf16"]),
     ("train_throughput", ["headline, bf16"]),
     ("kernel_speed", ["spider-1b, *", "patches, *"]),
-    ("gpt_in_bf16", ["logits"]),
     ("train_throughput", ["gpt-d12, *"]),
     ("determinism", ["training, *", "gradients*"]),
-    ("gpt_in_bf16", ["greedy"]),
     ("determinism", ["*"]),
     ("train_throughput", ["headline, fp8", "headline, bf16, kept"]),
     ("attention", ["*"]),

@@ -1,4 +1,4 @@
-"""Configurations of trainings, and short trainings that determinism.py and gpt_in_bf16.py share.
+"""Configurations of trainings, and the short trainings of determinism.py.
 
 One model has all parts of the Spider; the other is a GPT on packed rows of documents. Each is large enough to
 run every kernel that a large one runs, and small enough to have small checkpoints.
@@ -35,8 +35,7 @@ MODEL: dict[str, Any] = {
     "engram": {"layers": [1], "table_size": 5003, "byte_orders": [3, 4]},
     "recurrence": {"layers": 3, "loops": 3},
 }
-#: The GPT's windows are shorter than its rows, and its heads share keys. It reads bytes of real text, so that
-#: the text it writes is more likely than the rest.
+#: The GPT's windows are shorter than its rows, and its heads share keys. It reads bytes of real text.
 GPT_MODEL = {"hidden": 512, "layers": 4, "heads": 4, "kv_heads": 2, "short_window": 64}
 GPT_SHAPE = {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "packing": "best_fit", "attend": "document"}
 SECONDS = 240
