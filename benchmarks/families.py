@@ -1,8 +1,8 @@
 """Compare runs on the same text at equal processor time, in bits per byte, beside compressors.
 
-The runs are those of presets/arena.yaml or of ``--runs FILE``. Each run has its settings there, but one stage
-of as many tokens as it learns in ``--seconds`` of one core, by the measured time of a step. It is trained once
-for each seed. All score the same held-out bytes.
+The runs are those of presets/arena.yaml or of ``--runs FILE``. Each run has its settings there, but one
+stage, with as many tokens as it learns in ``--seconds`` of one core. The measured time of a step gives that
+number. Each run is trained once for each seed. All score the same held-out bytes.
 
     python benchmarks/families.py [--search] [--quick] [--json FILE] [--folder FOLDER]
 

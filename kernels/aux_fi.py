@@ -1,8 +1,8 @@
 """The load of each expert as a share of the mean: ``f_e = count_e E / (N k)``, 1 for all when balanced.
 
 It is the factor f of the auxiliary loss ``sum_e f_e mean_n p_ne`` (Fedus et al., Switch Transformers, 2021,
-equation 4); f has no derivative. Counts are integers and scaled once, so every run gives the same result.
-Masked choices count for no expert, but the divisor stays N k.
+equation 4). The op does not differentiate f. Counts are integers and scaled once, so every run gives the same
+result. Masked choices count for none of the experts, but the divisor stays N k.
 
 There are two launches: the first counts each block of choices, the second sums the counts.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.get_fused_mapping import block_counts, sum_blocks
-from kernels.switch import jit, op, tl
+from kernels.switch import check_shapes, jit, op, tl
 
 
 def aux_fi_torch(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
@@ -47,9 +47,7 @@ def aux_fi(chosen_NK: Tensor, experts: int, k: int) -> Tensor:
     Raises:
         ValueError: the shape is not (N, K), or a number is not positive.
     """
-    if chosen_NK.dim() != 2 or experts < 1 or k < 1:
-        raise ValueError(
-            f"aux_fi: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of experts "
-            f"{experts} and k {k} positive"
-        )
+    check_shapes("aux_fi", chosen_NK=chosen_NK)
+    if experts < 1 or k < 1:
+        raise ValueError(f"aux_fi: the number of experts {experts} and k {k} must be positive")
     return chosen_NK.new_empty(experts, dtype=torch.float32)

@@ -4,22 +4,24 @@
     q[r] = x[r] scale[r] in e4m3           inverse[r] = 1 / scale[r]
 
 448 is the largest e4m3 number (Micikevicius et al., FP8 Formats for Deep Learning, 2022). Scaling by a power
-of two rounds nothing, and undoing it gives numbers that bfloat16 holds exactly; it costs half a bit of range
+of two rounds nothing, and undoing it gives numbers that bfloat16 holds exactly. It costs half a bit of range
 on average. A row of zeros stays zero. A row with NaN or inf gives arbitrary values and does not affect other
-rows. Columns have scales by the same rule and are returned as rows: fp8 products need the summed index
-contiguous in both operands, and it is the middle index of the experts' weights.
+rows. The scales of columns follow the same rule. Columns are returned as rows, because fp8 products need the
+summed index contiguous in both operands. In the experts' weights it is the middle index.
 
-Layout: for rows, a program holds whole rows, as many as fit in a tile of 4096; a wider row has more warps.
-    For columns, a program takes 64 columns of one matrix and reads them twice, for the maxima and for the
-    cast. In bfloat16 these are 256 KiB at K = 2048, in hundreds of programs at a time, so the L2 cache holds
-    only part of them for the second pass (not measured). The scale is computed from the bits of the maximum,
-    without a division that two devices could round differently.
+Layout of rows: a program holds whole rows, as many as fit in a tile of 4096. A wider row has more warps.
+
+Layout of columns: a program takes 64 columns of one matrix and reads them twice, for the maxima and for the
+cast. In bfloat16 these are 256 KiB at K = 2048. Hundreds of programs run at a time, so the L2 cache holds
+only part of them for the second pass (not measured).
+
+The scale is computed from the bits of the maximum. A division could be rounded differently on two devices.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 
 LARGEST = 448.0
 TILE = 4096
@@ -116,8 +118,7 @@ def cast_rows_fp8(x_RC: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: the shape is not (R, C).
     """
-    if x_RC.dim() != 2:
-        raise ValueError(f"cast_rows_fp8: x {tuple(x_RC.shape)} must be (R, C)")
+    check_shapes("cast_rows_fp8", x_RC=x_RC)
     return _results(x_RC, *x_RC.shape)
 
 
@@ -129,8 +130,7 @@ def cast_columns_fp8(w_EKN: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: the shape is not (E, K, N).
     """
-    if w_EKN.dim() != 3:
-        raise ValueError(f"cast_columns_fp8: w {tuple(w_EKN.shape)} must be (E, K, N)")
+    check_shapes("cast_columns_fp8", w_EKN=w_EKN)
     E, K, N = w_EKN.shape
     return _results(w_EKN, E, N, K)
 

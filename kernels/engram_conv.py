@@ -1,22 +1,25 @@
 """Engram convolution: convolve the normalised values over earlier rows, and add the result to the values.
 
-    x = RMS(v) weight        c[n] = sum over k < K of taps[k] x[n - k], where n - k is in n's window
-    out = v + SiLU(c)        SiLU(c) = c / (1 + exp(-c))
+    x = RMS(v) weight        out = v + SiLU(c)        SiLU(c) = c / (1 + exp(-c))
+
+    c[n] = sum over k < K of taps[k] x[n - k], where n - k is in n's window
 
 It is a depthwise causal convolution over rows. Row n has the number number[n] in its window, so it sees at
-most that many earlier rows. With r = 1 / sqrt(mean(v^2) + eps), the gradients are
+most that many earlier rows. With r = 1 / sqrt(mean(v^2) + eps) and g = sigmoid(c), the gradients are
 
-    dc = dout (g + c g (1 - g)),  g = sigmoid(c)        dtaps[k] = sum over n of dc[n] x[n - k]
+    dc = dout (g + c g (1 - g))        dtaps[k] = sum over n of dc[n] x[n - k]
+
     dx[n] = sum over k of taps[k] dc[n + k], where n + k is in n's window
-    dv = dout + r (dx weight) - r^3 v mean(dx weight v)         dweight = sum over n of dx r v
+
+    dv = dout + r (dx weight) - r^3 v mean(dx weight v)        dweight = sum over n of dx r v
 
 Sums are in float32. NaN or inf in a row affects the rows that see it, and the sums over all rows.
 
 Layout: a program has K rows in registers as one tile, its own and the earlier ones (the later ones for dx).
 Other programs have just read them, so the L2 cache serves all but one. The backward pass has two kernels,
-because dx needs dc of later rows: the first computes dc, the second the rest. Each of their programs takes
-several rows, one after the other, and accumulates its part of dtaps or dweight. torch sums the parts, so the
-order of every sum is fixed.
+because dx needs dc of later rows. The first computes dc, the second the rest. Each of their programs takes
+several rows, one after the other, and accumulates its part of dtaps or dweight. Then torch sums the parts, so
+the order of every sum is fixed.
 """
 
 from typing import Any
@@ -25,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 
 ROWS = 16
 """Rows of one program of the backward pass."""
@@ -173,21 +176,15 @@ def engram_conv(v_ND: Tensor, number_N: Tensor, taps_KD: Tensor, weight_D: Tenso
     """Return ``out`` (N, D) in the dtype of ``v_ND``; differentiable once in v, taps and weight.
 
     Args:
-        number_N: int64, number of each row within its window; the rows of a window are contiguous.
-        taps_KD: the tap of the row itself comes first.
+        number_N: int64, number of each row within its window. The rows of a window are contiguous.
+        taps_KD: K > 0 taps. The tap of the row itself comes first.
         weight_D: weight of the norm.
         eps: epsilon of the norm.
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    N, D = v_ND.shape if v_ND.dim() == 2 else (0, 0)
-    fits = D > 0 and number_N.shape == (N,) and weight_D.shape == (D,)
-    if not fits or taps_KD.dim() != 2 or len(taps_KD) < 1 or taps_KD.shape[1] != D:
-        raise ValueError(
-            f"engram_conv: v {tuple(v_ND.shape)} must be (N, D) with D > 0, numbers {tuple(number_N.shape)} "
-            f"(N,), taps {tuple(taps_KD.shape)} (K, D) with K > 0, and weight {tuple(weight_D.shape)} (D,)"
-        )
+    check_shapes("engram_conv", v_ND=v_ND, number_N=number_N, taps_KD=taps_KD, weight_D=weight_D)
     return torch.empty_like(v_ND)
 
 

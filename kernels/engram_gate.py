@@ -3,19 +3,23 @@
     r = 1 / sqrt(mean(h^2) + eps)           s = <key, r h weight> / sqrt(D)
     g = sigmoid(sign(s) sqrt(max(|s|, 1e-6)))                  out = g value
 
+The gradients are
+
     c = <dout, value> g (1 - g) / (2 sqrt|s|) / sqrt(D),  zero where |s| < 1e-6
+
     dvalue = g dout         dkey = c r h weight         dweight = sum over n of c r h key
+
     dh = c (r key weight - r^2 s h / sqrt(D))
 
 The floor keeps the slope of the square root finite where key and state are orthogonal. Sums are in float32.
 NaN and inf stay in their own row, except in dweight, which sums over all rows. The backward pass recomputes s
 and r, which needs no further memory traffic.
 
-Layout: one program holds a whole row in registers, so wider rows take more warps: a thread has 16 features in
-    the forward pass and 8 in the backward pass, which spills with 16. Rows wider than 4096 may spill there
-    anyway. Forward: one program per row. Backward: a program takes 8 rows, one after the other, and
-    accumulates its part of dweight. torch sums the parts, an eighth of a float32 row per row, so the order of
-    every sum is fixed, unlike with atomic additions.
+Layout: one program holds a whole row in registers, so wider rows take more warps. A thread has 16 features in
+the forward pass and 8 in the backward pass, which spills with 16. Rows wider than 4096 may spill there
+anyway. In the forward pass a program takes one row. In the backward pass it takes 8 rows, one after the
+other, and accumulates its part of dweight. Then torch sums the parts, so the order of every sum is fixed,
+unlike with atomic additions.
 """
 
 from functools import partial, reduce
@@ -24,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 
 FLOOR = 1e-6
 ROWS = 8
@@ -147,7 +151,7 @@ def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor, Tensor], *inputs) 
 
 @op("engram_gate", _launch, engram_gate_torch)
 def engram_gate(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return ``g value`` (N, D) in the dtype to which torch promotes state, key and value.
+    """Return ``g value`` (N, D). Its dtype is torch's promotion of those of state, key and value.
 
     It is differentiable once in all four tensors.
 
@@ -160,13 +164,8 @@ def engram_gate(h_ND: Tensor, key_ND: Tensor, value_ND: Tensor, weight_D: Tensor
     Raises:
         ValueError: the shapes do not fit.
     """
-    N, D = h_ND.shape if h_ND.dim() == 2 else (0, 0)
-    if D < 1 or key_ND.shape != (N, D) or value_ND.shape != (N, D) or weight_D.shape != (D,):
-        raise ValueError(
-            f"engram_gate: h {tuple(h_ND.shape)}, key {tuple(key_ND.shape)} and value "
-            f"{tuple(value_ND.shape)} must be one (N, D) with D > 0, and weight {tuple(weight_D.shape)} (D,)"
-        )
-    return value_ND.new_empty(N, D, dtype=_promoted(h_ND, key_ND, value_ND))
+    check_shapes("engram_gate", h_ND=h_ND, key_ND=key_ND, value_ND=value_ND, weight_D=weight_D)
+    return value_ND.new_empty(value_ND.shape, dtype=_promoted(h_ND, key_ND, value_ND))
 
 
 @op("engram_gate_backward", _launch_backward, engram_gate_backward_torch)

@@ -9,13 +9,13 @@ Let ``x_i`` be the id i positions back, or PAD before the document's BOS or the 
 The remainder is floored, so a negative mix gives a valid row. Each order n has the same number of tables g,
 side by side. All arithmetic is on integers, so every device and every run give the same rows.
 
-Layout: one launch; torch needs six per position back and two per table. A thread takes one byte of a window.
-    It reads the few earlier ids itself and stops at the first BOS, so there is no scan for document starts;
-    the loads hit the L1 cache. Multipliers and primes are constants of the compiled kernel: a remainder is
-    then a product and a shift instead of a 64-bit division, at the price of one compilation per set of
-    primes. Triton's ``%`` truncates, which the kernel corrects. Each table's rows are stored with a stride of
-    8 G bytes, and the L2 cache combines them. Rows are computed for every byte although patches read only
-    those of closing bytes; selecting them here would tie the op to the chunking.
+Layout: there is one launch. torch needs six per position back and two per table. A thread takes one byte of a
+window. It reads the few earlier ids itself, from the L1 cache, and stops at the first BOS. So no scan has to
+find the starts of documents. Multipliers and primes are constants of the compiled kernel. A remainder is then
+a product and a shift instead of a 64-bit division, and each set of primes costs one compilation. Triton's
+``%`` truncates, which the kernel corrects. Each table's rows are stored with a stride of 8 G bytes, and the
+L2 cache combines them. Rows are computed for every byte, although patches read only those of closing bytes.
+Selecting them here would tie the op to the chunking.
 
 Letters: B batch, T bytes, N = B T, O orders, G = O * heads tables.
 """
@@ -116,7 +116,7 @@ def engram_hash(
     Args:
         ids_BT: int32 or int64.
         orders: lengths of the n-grams.
-        multipliers: signed 64-bit numbers, the i-th for the id i positions back.
+        multipliers: signed 64-bit numbers. The i-th belongs to the id i positions back.
         primes: number of rows of each table, the heads of an order side by side.
 
     Raises:

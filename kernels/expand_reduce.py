@@ -1,36 +1,39 @@
 """Expand and reduce: copy each token's row to the rows that its experts read, and sum them back into one.
 
-    expand_to_fused     out[token_to_pos[n, k]] = x[n]              where token_to_pos[n, k] >= 0
-                        out[p] = 0                                  where pos_to_expert[p] < 0
+With p = token_to_pos[n, k], which is negative where a choice is masked::
 
-    reduce_fused        out[n] = sum over k, ascending, of w[n, k] y[token_to_pos[n, k]]
-                                                                    where token_to_pos[n, k] >= 0
-      its gradients     dy[token_to_pos[n, k]] = w[n, k] dout[n],   zero in rows of no token
-                        dw[n, k] = <dout[n], y[token_to_pos[n, k]]>,  zero where masked
+    expand_to_fused    out[p] = x[n]        zero in rows p' with pos_to_expert[p'] < 0
+
+    reduce_fused       out[n] = sum over k, ascending, of w[n, k] y[p]        masked terms are left out
+
+    its gradients      dy[p] = w[n, k] dout[n]        zero in rows of no token
+
+                       dw[n, k] = <dout[n], y[p]>        zero where masked
 
 Without weights each is the adjoint of the other, so both ops are in this file. All sums are in float32 for
-every dtype of the rows, and in a fixed order: every run gives the same bits.
+every dtype of the rows, and in a fixed order, so every run gives the same bits.
 
 Layout of expand: the first N programs take one token each, hold a tile of its row in registers and store it K
 times. Each program after them looks at 32 rows of the result and clears those that are padding. The padding
 therefore costs no launch of its own, and the rest of the result is not cleared. Row offsets are int64,
 because P D may exceed 2^31.
 
-Layout of reduce: a program takes a token, or a tile of its row, and adds its K rows one after the other; the
-K loads do not wait for one another. The backward pass with weights is one kernel. A program holds a tile of
-dout[n] and of its K rows of y at once, so each is read once. The tile is narrower for large K, and 8 warps
-share it: with 4, some tiles exceed the registers. Rows of no token must be zero and not merely unread,
-because the experts' weight gradient sums over whole segments, padding included. The programs after the N
-tokens clear them by ``pos_to_expert``, an argument that only the backward pass uses.
-"""
+Layout of reduce: a program takes a token, or a tile of its row, and adds its K rows one after the other. The
+K loads do not wait for one another.
+
+Layout of its backward pass: with weights it is one kernel. A program holds a tile of dout[n] and of its K
+rows of y at once, so each is read once. The tile is narrower for large K, and 8 warps share it, because with
+4 some tiles exceed the registers. Rows of no token must be zero and not merely unread, because the experts'
+weight gradient sums over whole segments, padding included. The programs after the N tokens clear them by
+``pos_to_expert``, an argument that only the backward pass uses."""
 
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 
 PLACES = 32
-"""Rows of the result of which one program clears the padding."""
+"""Rows of the result that one program searches for padding and clears."""
 
 
 def expand_to_fused_torch(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor) -> Tensor:
@@ -89,16 +92,14 @@ def expand_to_fused(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tens
     Raises:
         ValueError: the shapes do not fit.
     """
-    if x_ND.dim() != 2 or token_to_pos_NK.dim() != 2 or token_to_pos_NK.shape[0] != x_ND.shape[0]:
-        raise ValueError(
-            f"expand_to_fused: x {tuple(x_ND.shape)} must be (N, D) and token_to_pos "
-            f"{tuple(token_to_pos_NK.shape)} (N, K) with the same N"
-        )
+    check_shapes(
+        "expand_to_fused", x_ND=x_ND, token_to_pos_NK=token_to_pos_NK, pos_to_expert_P=pos_to_expert_P
+    )
     return x_ND.new_empty(pos_to_expert_P.shape[0], x_ND.shape[1])
 
 
 def reduce_fused_torch(
-    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor | None = None
+    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
 ) -> Tensor:
     """Compute ``reduce_fused`` in torch, one k after the other."""
     masked_NK = token_to_pos_NK < 0
@@ -119,7 +120,11 @@ def reduce_fused_backward_torch(
     grad_ND: Tensor, y_PD: Tensor, w_NK: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute ``reduce_fused_backward`` by torch's derivative of the twin."""
-    return torch.func.vjp(lambda y, w: reduce_fused_torch(y, w, token_to_pos_NK), y_PD, w_NK)[1](grad_ND)
+
+    def forward(y_PD: Tensor, w_NK: Tensor) -> Tensor:
+        return reduce_fused_torch(y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
+
+    return torch.func.vjp(forward, y_PD, w_NK)[1](grad_ND)
 
 
 @jit
@@ -138,7 +143,7 @@ def _reduce(y, w, token_to_pos, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr,
 
 
 def _launch_reduce(
-    out_ND: Tensor, y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, *_: Tensor | None
+    out_ND: Tensor, y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, _: Tensor
 ) -> None:
     N, D = out_ND.shape
     K = token_to_pos_NK.shape[1]
@@ -198,7 +203,7 @@ def _launch_backward(gradients: tuple[Tensor, Tensor], *inputs: Tensor) -> None:
 
 @op("reduce_fused", _launch_reduce, reduce_fused_torch)
 def reduce_fused(
-    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor | None = None
+    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
 ) -> Tensor:
     """Return the rows (N, D) of the tokens, in the dtype of ``y_PD``; zeros for a token masked everywhere.
 
@@ -206,22 +211,15 @@ def reduce_fused(
 
     Args:
         w_NK: float32 weights, or None for ones.
-        token_to_pos_NK: int32 or int64, -1 where masked; a masked term is left out even if its weight is NaN.
-        pos_to_expert_P: -1 at rows of no token; without it the backward pass computes that in a few small
-            launches.
+        token_to_pos_NK: int32 or int64, -1 where masked. A masked term is left out even if its weight is NaN.
+        pos_to_expert_P: int32 or int64, -1 in rows of no token.
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    if (
-        y_PD.dim() != 2
-        or token_to_pos_NK.dim() != 2
-        or (w_NK is not None and w_NK.shape != token_to_pos_NK.shape)
-    ):
-        raise ValueError(
-            f"reduce_fused: y {tuple(y_PD.shape)} must be (P, D); token_to_pos "
-            f"{tuple(token_to_pos_NK.shape)} and w {None if w_NK is None else tuple(w_NK.shape)} both (N, K)"
-        )
+    check_shapes(
+        "reduce_fused", y_PD=y_PD, w_NK=w_NK, token_to_pos_NK=token_to_pos_NK, pos_to_expert_P=pos_to_expert_P
+    )
     return y_PD.new_empty(token_to_pos_NK.shape[0], y_PD.shape[1])
 
 
@@ -247,17 +245,11 @@ expand_to_fused.register_autograd(_expand_adjoint, setup_context=_save_expand)
 
 def _save_reduce(ctx, inputs, output) -> None:
     y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = inputs
-    ctx.rows = y_PD.shape[0]
     ctx.save_for_backward(None if w_NK is None else y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
 
 
 def _reduce_adjoint(ctx, grad_ND: Tensor):
     y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = ctx.saved_tensors
-    if pos_to_expert_P is None:
-        # Masked entries write to row P, which is cut off.
-        taken_P = token_to_pos_NK.new_full((ctx.rows + 1,), -1)
-        rows = torch.where(token_to_pos_NK < 0, ctx.rows, token_to_pos_NK).flatten().long()
-        pos_to_expert_P = taken_P.index_fill(0, rows, 0)[: ctx.rows].contiguous()
     if w_NK is None:
         return expand_to_fused(grad_ND, token_to_pos_NK, pos_to_expert_P), None, None, None
     dy_PD, dw_NK = reduce_fused_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)

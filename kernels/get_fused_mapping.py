@@ -1,17 +1,17 @@
-"""Layout of the fused buffer, in which the rows of each expert are contiguous.
+"""Layout of the fused buffer: the rows of each expert are contiguous there.
 
 Token n's k-th choice is entry ``n K + k``. Entries are sorted by expert and keep their order within an
 expert, so the mapping is the same on every run. Each expert's segment is padded to a multiple of
-``alignment`` (grouped products in FP8 require 16); an expert without tokens has an empty segment. An index
+``alignment`` (grouped products in FP8 require 16). An expert without tokens has an empty segment. An index
 outside 0..E-1 is masked and gets no row.
 
 P must be known before the indices are, because otherwise the host waits for the device. So P is the largest
 number that N, K, E and the alignment allow, and the rows after the last segment are padding.
 
-Launches dominate the cost; there are two. The first counts each block's entries by expert. In the second,
-every block sums the counts of all blocks (E integers per 1024 entries, from the L2 cache). This gives the
-segments and the rank of its first entry in each. It numbers its own entries by a cumulative sum over a one-
-hot tile. Further programs mark the padding. A sort would need several launches and passes.
+Launches dominate the cost, so there are only two. The first counts each block's entries by expert. In the
+second, every block sums the counts of all blocks (E integers per 1024 entries, from the L2 cache). This gives
+the segments and the rank of its first entry in each. It numbers its own entries by a cumulative sum over a
+one-hot tile. Further programs mark the padding. A sort would need several launches and passes.
 
 Letters: I = N K entries.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 
 BLOCK = 1024
 """Entries, or rows of the result, of one program."""
@@ -194,10 +194,10 @@ def fused_mapping(
     chosen_NK: Tensor, experts: int, alignment: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of ``FusedMapping`` at their static size. This is the registered op."""
-    if chosen_NK.dim() != 2 or experts < 1 or alignment < 1:
+    check_shapes("get_fused_mapping", chosen_NK=chosen_NK)
+    if experts < 1 or alignment < 1:
         raise ValueError(
-            f"get_fused_mapping: the choices {tuple(chosen_NK.shape)} must be (N, K), and the number of "
-            f"experts {experts} and the alignment {alignment} positive"
+            f"get_fused_mapping: experts {experts} and alignment {alignment} must be positive numbers"
         )
     N, K = chosen_NK.shape
     P = static_rows(N * K, experts, alignment)

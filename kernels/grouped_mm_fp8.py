@@ -3,10 +3,11 @@
     y[p] = x[p] w[e(p)]          dx[p] = dy[p] w[e(p)]^T          dw[e] = sum over p of x[p]^T dy[p]
 
 The first two multiply e4m3 by e4m3, with one scale per row of the left and per column of the right operand
-(``cast_fp8``); the hardware requires that scales are constant along the summed axis. The weight gradient
-stays in bfloat16. In fp8 both operands would need another cast, with scales along the other axis and separate
-for each expert. At F = 512 that takes longer than the fp8 product saves (docs/kernels.md), and the rounding
-errors would accumulate in the optimizer's moments.
+(``cast_fp8``). The hardware requires that scales are constant along the summed axis.
+
+The weight gradient stays in bfloat16. In fp8 both operands would need another cast, with scales along the
+other axis and separate for each expert. At F = 512 that takes longer than the fp8 product saves
+(docs/kernels.md), and the rounding errors would accumulate in the optimizer's moments.
 
 The scales of activations are computed at every call. So are those of the weights unless their cast is passed:
 a model that uses its weights in several loops casts them once.

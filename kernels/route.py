@@ -8,8 +8,8 @@ The bias only selects; the gates are computed from the unbiased scores (Wang et 
 Balancing, 2024). The z-loss uses ``logsumexp`` of the logits, and the auxiliary loss uses the scores.
 
 The gradient of the logits is ``s (ds - <ds, s> + dlogsumexp)``. Here ``ds`` is the gradient of the scores,
-plus ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` at the chosen experts. Counts and choices have no
-gradient.
+plus ``a_k = (dgates_k - <dgates, gates>) / (1e-20 + sum)`` at the chosen experts. Counts and choices are
+integers and not differentiable.
 
 NaN or +inf among a token's logits, or -inf in all of them, makes its scores and gates NaN. The choices are k
 different experts in any case.
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kernels.normalize_weight import TINY
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 from kernels.topk_gate import sortable, take_best, topk_gate_torch
 
 TILE = 1024
@@ -244,12 +244,10 @@ def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradie
 def _route_op(
     logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if logits_NE.dim() != 2 or not 1 <= k <= logits_NE.shape[1]:
-        raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {tuple(logits_NE.shape)}")
+    check_shapes("route", logits_NE=logits_NE, bias_E=bias_E, valid_N=valid_N)
     N, E = logits_NE.shape
-    for name, given, wanted in (("bias", bias_E, (E,)), ("valid", valid_N, (N,))):
-        if given is not None and given.shape != wanted:
-            raise ValueError(f"route: {name} {tuple(given.shape)} must be {wanted}")
+    if not 1 <= k <= E:
+        raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {(N, E)}")
     wide = torch.promote_types(logits_NE.dtype, torch.float32)
     new = logits_NE.new_empty
     chosen_NK, count_E = new(N, k, dtype=torch.int64), new(E, dtype=torch.int32)

@@ -4,8 +4,10 @@
 
 W1 is the bfloat16 nearest to W, W2 the one nearest to W - W1, and so on. Three pieces hold the 24 bits of a
 float32, and sums are in float32. At 2048 features the error against float64 is 1.4e-7 of the norm; that of a
-float32 product is 3.4e-7. The gradient of the logits is split the same way: into three pieces for the
-gradient of W, which is float32, and into two, with two of W, for that of the state, which is bfloat16.
+float32 product is 3.4e-7.
+
+The gradient of the logits is split the same way. The gradient of W is float32, so it uses three pieces. That
+of the state is bfloat16, so two pieces are enough, with two of W.
 
 A float32 state takes the float32 product, because rounding it to bfloat16 would cost an error of 1.7e-3. So
 does a CPU, where that product is faster.

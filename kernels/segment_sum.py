@@ -1,6 +1,7 @@
 """Segments, runs of contiguous rows: sum the rows of each, and copy a row to all rows of its segment.
 
     segment_sum:     out[m] = sum of x[n] over edge[m] <= n < edge[m + 1]
+
     segment_expand:  out[n] = z[m] for edge[m] <= n < edge[m + 1];  0 before edge[0] and from edge[M] on
 
 Each is the other's adjoint. Sums are in float32 and in a fixed order. Unlike ``index_add`` they need no
@@ -13,7 +14,7 @@ do not wait for one another. A program of the expansion copies a tile of a row.
 import torch
 from torch import Tensor
 
-from kernels.switch import jit, op, tile, tl
+from kernels.switch import check_shapes, jit, op, tile, tl
 
 ROWS = 4
 """Rows of a segment that a program loads at once."""
@@ -82,22 +83,16 @@ def segment_sum(x_ND: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
     Raises:
         ValueError: the shapes do not fit.
     """
-    if x_ND.dim() != 2 or segment_N.shape != x_ND.shape[:1] or edge_S.dim() != 1 or not len(edge_S):
-        raise ValueError(
-            f"segment_sum: x {tuple(x_ND.shape)} must be (N, D), segment {tuple(segment_N.shape)} (N,), and "
-            f"edge {tuple(edge_S.shape)} (M + 1,)"
-        )
+    check_shapes("segment_sum", x_ND=x_ND, segment_N=segment_N, edge_S=edge_S)
     return x_ND.new_empty(len(edge_S) - 1, x_ND.shape[1])
 
 
 @op("segment_expand", _launch_expand, segment_expand_torch)
 def segment_expand(z_MD: Tensor, segment_N: Tensor, edge_S: Tensor) -> Tensor:
     """Return for each of N rows the row of ``z_MD`` of its segment, (N, D); zeros for rows of no segment."""
-    if z_MD.dim() != 2 or segment_N.dim() != 1 or edge_S.shape != (len(z_MD) + 1,):
-        raise ValueError(
-            f"segment_expand: z {tuple(z_MD.shape)} must be (M, D), segment {tuple(segment_N.shape)} (N,), "
-            f"and edge {tuple(edge_S.shape)} (M + 1,)"
-        )
+    check_shapes("segment_expand", z_MD=z_MD, segment_N=segment_N, edge_S=edge_S)
+    if len(edge_S) != len(z_MD) + 1:
+        raise ValueError(f"segment_expand: {len(edge_S)} edges do not fit z_MD {tuple(z_MD.shape)}, M + 1 do")
     return z_MD.new_empty(len(segment_N), z_MD.shape[1])
 
 

@@ -104,6 +104,29 @@ def op(
     return register
 
 
+def check_shapes(op: str, **tensors: Tensor | None) -> None:
+    """Check that the shapes of an op's arguments fit each other.
+
+    The letters at the end of a name are its axes: ``w_NK`` is (N, K). A letter has one size in all tensors.
+    A tensor that is None is left out.
+
+    Raises:
+        ValueError: a tensor has another number of axes, or a letter has two sizes.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        axes = name.rpartition("_")[2]
+        shape = tuple(tensor.shape)
+        if len(shape) != len(axes):
+            raise ValueError(f"{op}: {name} must be ({', '.join(axes)}), is {shape}")
+        for letter, size in zip(axes, shape, strict=True):
+            known, first = sizes.setdefault(letter, (size, name))
+            if size != known:
+                raise ValueError(f"{op}: {letter} is {known} in {first} and {size} in {name} {shape}")
+
+
 def tile(size: int, largest: int | None = None) -> int:
     """Return the smallest power of two that is at least ``size``, limited to ``largest``."""
     covering = 1 << max(size - 1, 0).bit_length()

@@ -4,7 +4,7 @@ NaN counts as larger than every number, as in ``torch.sort``, and -0 equals 0. T
 different.
 
 Layout: a program takes as many rows as fill a tile of 2048 scores. It packs a score and its index into one
-int64 key that sorts in the wanted order, so a maximum needs no rule for ties, and takes the maximum k times.
+int64 key, which sorts in the wanted order, so a maximum needs no rule for ties. It takes the maximum k times.
 Sorting whole rows would be more work for the small k of a gate.
 """
 

@@ -158,9 +158,8 @@ def gate(s: Shape, device: torch.device) -> Op:
 
 
 def normalize(s: Shape, device: torch.device) -> Op:
-    w_NK = torch.rand(s.N, s.K, device=device, requires_grad=True)
-    moved, backward = s.N * (8 * s.K + 4), s.N * (12 * s.K + 8)
-    return Op(normalize_weight, normalize_weight_torch, (w_NK,), moved, backward)
+    w_NK = torch.rand(s.N, s.K, device=device)
+    return Op(normalize_weight, normalize_weight_torch, (w_NK,), moved=s.N * (8 * s.K + 4))
 
 
 def load(s: Shape, device: torch.device) -> Op:
@@ -252,7 +251,7 @@ OPS: dict[str, Callable[[Shape, torch.device], Op]] = {
 
 def has_backward(name: str) -> bool:
     """Return whether an op has a derivative."""
-    return name in ("expand", "reduce", "route", "normalize", "engram_gate", "engram_conv", "segment_sum")
+    return name in ("expand", "reduce", "route", "engram_gate", "engram_conv", "segment_sum")
 
 
 def forward_ways(op: Op, compiled: Callable[..., Any]) -> dict[str, Way]:

@@ -74,7 +74,7 @@ def test_torch_library_finds_nothing_wrong():
 
 
 def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match="same N"):
+    with pytest.raises(ValueError, match="N is 3 in x_ND and 2 in token_to_pos_NK"):
         expand_to_fused(torch.zeros(3, 2), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(4))
 
 
