@@ -81,8 +81,7 @@ def generate(
                 ids = ids[-max(1, context // 2) :]
                 unread = ids
                 if candidates is not None:
-                    assert reader.candidates_NW is not None, "the reader has read candidates"
-                    candidates = torch.cat([reader.candidates_NW, candidates])[-len(ids) :]
+                    candidates = torch.cat([*reader.candidates, candidates])[-len(ids) :]
                 reader = model.incremental(context, n_loops)
             # Restore the model's mode before each id is handed to the caller.
             was_training = model.training

@@ -1,10 +1,11 @@
 """Families of models, one folder each; `build_model` builds a model of any family.
 
-    interface.py   the base class `Model`, the contract between a family and the rest of Spider
-    layers.py      the small parts that families share
-    ngram_head.py  the head that scores the candidates of an n-gram index, for any family
-    spider/        the byte-level recurrent-depth transformer with learned patches
-    gpt/           a transformer over bytes or tokens, with the parts of nanochat and of the parameter golf
+    interface.py   The base class `Model`: the contract between a family and the rest of Spider.
+    layers.py      The small parts that families share.
+    ngram_head.py  The head that scores the candidates of an n-gram index, for any family.
+
+    spider/        The byte-level recurrent-depth transformer with learned patches.
+    gpt/           A transformer over bytes or tokens, with the parts of nanochat and of the parameter golf.
 
 Importing this package, or a family's ``config``, imports no torch.
 """
@@ -47,8 +48,8 @@ def build_model(config: ModelConfig, tokens: Tokens | None = None) -> Model:
         tokens: the vocabulary (default: bytes). It may be left out where only sizes matter.
 
     Raises:
-        ConfigError: the family's model cannot be imported, has no n-gram head although the configuration has
-            ``ngram``, or the vocabulary is not of the configured size.
+        ConfigError: the family's model cannot be imported. Or it lacks an n-gram head although the
+            configuration has ``ngram``. Or the vocabulary does not have the configured size.
     """
     family = getattr(family_module(config.family, "model"), "Model", None)
     if family is None:

@@ -2,9 +2,8 @@
 
 Training, evaluation, description, checkpoints and reports use a model through this file alone. A family is a
 folder with ``config.py`` and ``model.py`` (`spider.config.model`). The class ``Model`` of the latter derives
-from `Model` here, implements ``forward``, ``parameters_by_part``, ``flops_per_token`` and
-``activation_bytes``, and overrides what it does better than the base. The smallest family is
-``tests/families/toy``.
+from `Model` here. It implements ``forward``, ``flops_per_token`` and ``activation_bytes``, and overrides what
+it does better than the base. The smallest family is ``tests/families/toy``.
 
 A submodule that defines ``init_weights`` sets its own weights there; its constructor draws no random numbers.
 Names of modules and their order are part of the checkpoint format.
@@ -14,7 +13,6 @@ Shapes: B windows, T tokens of a window, V vocabulary size, N new tokens of a st
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from spider.config.model import ModelConfig
 from spider.tokens import BYTES, Tokens
 
 if TYPE_CHECKING:
-    from spider.ngram.layout import Layout
+    from spider.model.ngram_head import NgramHead
     from spider.ngram.lookup import NgramLookup
 
 
@@ -96,37 +93,14 @@ class Inspector(Protocol):
         ...
 
 
-class NgramHead(Protocol):
-    """The part of `spider.model.ngram_head.NgramHead` that the contract needs."""
-
-    layout: Layout
-
-    def __call__(self, logits: Tensor, h: Tensor, candidates: Tensor) -> Tensor: ...
-
-    def multiplies(self) -> int: ...
-
-    def activation_bytes(self) -> int: ...
-
-
-class _SkipRandomInit(TorchFunctionMode):
-    """Skip random initialisation.
-
-    Tensors on the meta device have no values, and torch imports its compiler to fill them, which takes two
-    seconds.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.__name__ in ("normal_", "uniform_"):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
 class Model(nn.Module):
     """Base class of every family's model; its docstrings are the contract."""
 
     TABLES: ClassVar[str] = ""
     """Regular expression that matches the full names of the parameters whose rows are looked up."""
+    PARTS: ClassVar[Mapping[str, str]] = {"all": ""}
+    """Regular expression of each part's parameters, under a name for people. The first one that matches the
+    beginning of a parameter's name counts."""
 
     config: ModelConfig
     """The family's block of the configuration."""
@@ -164,18 +138,14 @@ class Model(nn.Module):
         document within its row, 0 for padding.
 
         Args:
-            labels_BT: the next token of each position, `spider.tokens.IGNORED` where there is no target.
+            labels_BT: the next token of each position. `spider.tokens.IGNORED` marks a position without a
+                target.
             n_loops: runs of the looped part (default: the configuration's).
-            reduction: "mean" for training; "none" returns each position's cross entropy in nats, 0 where the
-                label is ignored.
-            trace: return `ModelOutput.trace`.
-            candidates_BTW: uint8, candidates for the next byte; required if the model has an n-gram head.
+            reduction: "mean" for training. "none" returns each position's cross entropy in nats, which is 0
+                where the label is ignored.
+            trace: whether to return `ModelOutput.trace`.
+            candidates_BTW: candidates for the next byte, uint8. A model with an n-gram head requires them.
         """
-        raise NotImplementedError
-
-    def parameters_by_part(self) -> dict[str, int]:
-        """Return the number of parameters of each part, under names for people; the sum is that of
-        `num_parameters`."""
         raise NotImplementedError
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
@@ -211,14 +181,15 @@ class Model(nn.Module):
     def reset_parameters(self) -> None:
         """Set every weight and buffer from the torch RNG, so that a seed determines the model.
 
-        Here ``init_weights`` of every module that defines it is called, in order.
+        Here ``init_weights`` of every module that defines it is called, in order. On the meta device nothing
+        is set.
         """
-        on_meta = any(parameter.is_meta for parameter in self.parameters())
-        with _SkipRandomInit() if on_meta else contextlib.nullcontext():
-            for module in self.modules():
-                init_weights: Callable[[], None] | None = getattr(module, "init_weights", None)
-                if init_weights is not None:
-                    init_weights()
+        if any(parameter.is_meta for parameter in self.parameters()):
+            return  # Tensors on the meta device hold no values.
+        for module in self.modules():
+            init_weights: Callable[[], None] | None = getattr(module, "init_weights", None)
+            if init_weights is not None:
+                init_weights()
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
         """Return a stream of at most ``context`` tokens. Its logits equal those of one forward pass over the
@@ -240,7 +211,7 @@ class Model(nn.Module):
         """Return how often the looped part runs: as requested, else as configured.
 
         Raises:
-            ValueError: the request is below 1, or the model has no loops.
+            ValueError: the request is below 1, or the model does not loop.
         """
         if requested is not None and requested < 1:
             raise ValueError(f"n_loops: must be at least 1 (got {requested})")
@@ -281,6 +252,14 @@ class Model(nn.Module):
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
+    def parameters_by_part(self) -> dict[str, int]:
+        """Return the number of parameters of each of the `PARTS` that has any."""
+        counts = dict.fromkeys(self.PARTS, 0)
+        for name, p in self.named_parameters():
+            part = next(part for part, pattern in self.PARTS.items() if re.match(pattern, name))
+            counts[part] += p.numel()
+        return {part: count for part, count in counts.items() if count}
+
     def with_ngrams(self, logits: Tensor, h: Tensor, candidates: Tensor | None) -> Tensor:
         """Return the logits (..., V) corrected by the n-gram head, given the last normalised state h (...,
         D); without a head, return them unchanged.
@@ -317,9 +296,8 @@ class Reader:
         self.context = context
         self.n_loops = model.loops(n_loops)
         self.ids: list[int] = []
-        self.candidates_NW: Tensor | None = None
-        """Candidates after each token so far, a view of a buffer that grows; None without an n-gram index."""
-        self._buffer_NW: Tensor | None = None
+        self.candidates: list[Tensor] = []
+        """Candidates after each token, one tensor (N, W) for each piece; empty without an n-gram index."""
 
     @torch.inference_mode()
     def extend(self, ids: Sequence[int], candidates_NW: Tensor | None = None) -> Tensor:
@@ -337,28 +315,13 @@ class Reader:
             raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
         self.ids += ids
         if candidates_NW is not None:
-            self._append(candidates_NW, before)
+            self.candidates.append(candidates_NW)
         return self.read(N)
 
-    def _append(self, candidates_NW: Tensor, before: int) -> None:
-        """Append candidates to the ``before`` earlier ones. The buffer doubles, so the cost per token is
-        constant."""
-        total = before + len(candidates_NW)
-        buffer_NW = self._buffer_NW
-        if buffer_NW is None or total > len(buffer_NW):
-            rows = min(self.context, 1 << total.bit_length())
-            buffer_NW = candidates_NW.new_empty(rows, candidates_NW.shape[1])
-            if self._buffer_NW is not None:
-                buffer_NW[:before] = self._buffer_NW[:before]
-            self._buffer_NW = buffer_NW
-        buffer_NW[before:total] = candidates_NW
-        self.candidates_NW = buffer_NW[:total]
-
     def read(self, N: int) -> Tensor:
-        """Return the logits of the last N tokens of the stream."""
+        """Return the logits of the last N tokens of the stream, its newest piece."""
         ids_1T = torch.tensor([self.ids], device=next(self.model.parameters()).device)
-        candidates_1TW = None if self.candidates_NW is None else self.candidates_NW[None]
-        optional = {} if candidates_1TW is None else {"candidates_BTW": candidates_1TW}
+        optional = {"candidates_BTW": torch.cat(self.candidates)[None]} if self.candidates else {}
         logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **optional).logits
         assert logits_1TV is not None, "a call without labels returns logits"
         return logits_1TV[0, -N:]

@@ -27,8 +27,7 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a matrix product of ``x`` runs: autocast's if it is on, else that of
-    ``x``."""
+    """Return the dtype of matrix products of ``x``: autocast's if it is on, else that of ``x``."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
@@ -78,8 +77,8 @@ def rope_table(
 ) -> Rope:
     """Return cosine and sine of the angles ``t * base^(-2i/dim)`` of positions 0..length-1.
 
-    They are as wide as ``dtype`` and at least float32, also under autocast. bfloat16 has 8 significant bits:
-    from position 257 on, neighbouring positions would have the same angle.
+    They are as wide as ``dtype`` and at least float32, also under autocast. In bfloat16, which has 8
+    significant bits, neighbouring positions would have the same angle from position 257 on.
     """
     dtype = torch.promote_types(dtype, torch.float32)
     frequency = base ** (-torch.arange(0, dim, 2, device=device, dtype=dtype) / dim)
@@ -108,6 +107,30 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (x.reshape(B * H, T, -1) for x in (q, k, v))
     weight = torch.baddbmm(later_TT, q, k.mT, alpha=d**-0.5).softmax(-1)
     return torch.bmm(weight, v).view(B, H, T, -1)
+
+
+def has_offsets(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether `attention_by_offsets` runs: flash attention, in two bytes on a GPU."""
+    narrow = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and narrow and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def attention_by_offsets(
+    q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, offset_S: Tensor, longest: int, window: int | None = None
+) -> Tensor:
+    """Return `causal_attention` within each of S - 1 contiguous sequences of rows, (M, H, V).
+
+    Args:
+        offset_S: int32, beginning of each sequence, and the end.
+        longest: length of the longest sequence, or an upper bound.
+        window: number of earlier rows that a row sees (None: all of its sequence).
+    """
+    from torch.nn.attention.varlen import varlen_attn  # which imports the compiler
+
+    seen = (-1 if window is None else window, 0)
+    out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, offset_S, offset_S, longest, longest, window_size=seen)
+    assert isinstance(out_MHV, Tensor), "without return_aux there is one result"
+    return out_MHV
 
 
 class RMSNorm(nn.Module):

@@ -16,8 +16,8 @@ takes their place. It computes in float32, also under autocast.
 
 w, W_6, W_7, w_t and E start at zero, so a new head leaves the network's logits unchanged.
 
-Shapes: any leading axes, then D features of h, V ids, C candidates, O contexts, P match orders, B bits, F
-features of a candidate, U of a position, H and S the head's widths, W bytes of a position's candidates.
+Shapes: any leading axes, then D features of h, V ids, C candidates, O contexts, P match orders, B bits. A
+candidate has F features, a position U. H and S are the head's widths, W the bytes of a position's candidates.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spider.model.gpt.attend import View, attend, document_offsets, has_offsets, view
+from spider.model.gpt.attend import View, attend, document_offsets, view
+from spider.model.layers import has_offsets
 from tests.unit.model.small_gpt import SWITCHES, build_gpt, text
 
 pytestmark = pytest.mark.skipif(

@@ -85,7 +85,7 @@ def test_attention_by_offsets_equals_attention_on_padded_windows(monkeypatch):
     for offsets in (True, False):
         with torch.autocast(DEVICE, torch.bfloat16):
             if offsets:
-                assert takes_offsets(part.q(x_MD), part.config, windows)
+                assert takes_offsets(part.q(x_MD), part.config)
             else:
                 monkeypatch.setattr(attention, "takes_offsets", lambda *_: False)
             y_MD = part(x_MD, rope, windows)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spider.model.layers import causal_attention
+from spider.model.layers import attention_by_offsets, causal_attention, has_offsets
 
 
 class View(NamedTuple):
@@ -34,13 +34,6 @@ class View(NamedTuple):
     offset_P: Tensor | None = None
     """int32, (P + 1,): beginning of each document in all rows joined, and the end. Documents beyond those of
     the batch begin at the end."""
-
-
-def has_offsets(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether a kernel takes windows and documents by offsets: flash attention, in two bytes on a
-    GPU."""
-    narrow = dtype in (torch.bfloat16, torch.float16)
-    return device.type == "cuda" and narrow and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def view(
@@ -117,13 +110,8 @@ def attend(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, seen: View) -> Tensor
         k_BSGK, v_BSGK = (x.repeat_interleave(H // G, dim=2) for x in (k_BSGK, v_BSGK))
     offset_P = seen.offset_P
     if offset_P is not None:
-        from torch.nn.attention.varlen import varlen_attn  # which imports the compiler
-
         q, k, v = (x.flatten(0, 1) for x in (q_BTHK, k_BSGK, v_BSGK))
-        window = (-1 if seen.window is None else seen.window, 0)
-        out_MHK = varlen_attn(q, k, v, offset_P, offset_P, T, T, window_size=window)
-        assert isinstance(out_MHK, Tensor), "without return_aux there is one result"
-        return out_MHK.unflatten(0, (B, T))
+        return attention_by_offsets(q, k, v, offset_P, T, seen.window).unflatten(0, (B, T))
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGK))
     if seen.mask is None:
         return causal_attention(q, k, v).transpose(1, 2)

@@ -70,7 +70,7 @@ class GPTConfig(ModelConfig):
     branch_scales: bool = False
     """Scale the outputs of attention and feed-forward by one learned factor per feature."""
     parallel_from: Nonnegative | None = None
-    """First layer in which attention and feed-forward run in parallel on the same input (null: none)."""
+    """First layer whose attention and feed-forward run in parallel on the same input (null: none)."""
     slope: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Negative slope of the feed-forward's leaky ReLU, which is then squared."""
     norm_scale: bool = False
@@ -112,7 +112,7 @@ class GPTConfig(ModelConfig):
         return self.value_embeddings == "alternate" and layer % 2 == (self.layers - 1) % 2
 
     def order(self, loops: int) -> list[int]:
-        """Return the layers in the order in which they run."""
+        """Return the layers in running order."""
         all_ = list(range(self.layers))
         r = self.recurrence
         if r.last is None:

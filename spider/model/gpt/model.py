@@ -1,25 +1,29 @@
 """The GPT: a transformer over bytes or tokens. Its parts are switches of the configuration (docs/gpt.md).
 
-With ``rms(x) = x / sqrt(mean(x^2) + eps)`` and tokens t, one pass is ::
+With ``rms(x) = x / sqrt(mean(x^2) + eps)`` and tokens t, one pass begins with ``x = x0 = rms(E[t])``. Then
+each layer l, in its order, computes::
 
-    x = x0 = rms(E[t])                                       then for each layer l in its order:
-        x <- m x + b x0                                      residual_mix
-        h  = rms(x) / sqrt(l + 1)                            the root: norm_scale
-        q, k, v = Wq h, Wk h, Wv h                           kv_heads <= heads
-        v <- v + 2 sigmoid(Wg h[:32]) V_l[t]                 value_embeddings, a gate for each head of v
-        q <- g rope(rms(q)),  k <- rope(rms(k))              qk_gain; rope_dim
-        y  = softmax(q k^T / sqrt(d)) v                      windows, documents: `spider.model.gpt.attend`
-        y <- y - (y . u) u,  u = v / |v|                     xsa, v of the same position
-        x <- x + a Wo y                                      branch_scales
-        x <- x + c W2 leaky(W1 rms(x) / sqrt(l + 1))^2       slope; parallel_from: of the same h, at once
-    logits = c tanh(W rms(x) / c)                            softcap; tied: W = E
+    x <- m x + b x0                                      residual_mix
+    h  = rms(x) / sqrt(l + 1)                            the root: norm_scale
+
+    q, k, v = Wq h, Wk h, Wv h                           kv_heads <= heads
+    v <- v + 2 sigmoid(Wg h[:32]) V_l[t]                 value_embeddings, a gate for each head of v
+
+    q <- g rope(rms(q)),  k <- rope(rms(k))              qk_gain; rope_dim
+    y  = softmax(q k^T / sqrt(d)) v                      windows, documents: `spider.model.gpt.attend`
+    y <- y - (y . u) u,  u = v / |v|                     xsa, v of the same position
+
+    x <- x + a Wo y                                      branch_scales
+    x <- x + c W2 leaky(W1 rms(x) / sqrt(l + 1))^2       slope; parallel_from: of the same h, at once
+
+At the end ``logits = c tanh(W rms(x) / c)`` with ``softcap``; if ``tied``, W = E.
 
 With ``skips`` the first half of the layers that run push their outputs on a stack, and each layer of the
 second half pops one: ``x <- (1 - sigmoid(s)) w skip + sigmoid(s) x``. With ``recurrence`` some layers run
 several times in a row with the same weights; each run counts as a layer for the skips.
 
-Norms have no weights. Vectors and scalars act in fp32, also on a narrow stream. At first Wo, W2 and Wg are
-zero, so a layer adds nothing and gates are 1. Other matrices start orthogonal, or uniform with standard
+Norms use no weights. Vectors and scalars act in fp32, also on a narrow stream. At first Wo, W2 and Wg
+are zero, so a layer adds nothing and gates are 1. Other matrices start orthogonal, or uniform with standard
 deviation 1/sqrt(D) as V_l does (``start``). E starts as N(0, 1) and W as N(0, 0.001^2); tied, both are N(0,
 0.005^2). E, V_l and W are tables: AdamW trains them, never Muon (`GPT.parameter_groups` sets their rates).
 
@@ -33,7 +37,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -59,15 +63,6 @@ from spider.model.layers import (
 )
 from spider.tokens import IGNORED
 
-#: Pattern of each part's parameter names. The first pattern that matches the beginning of a name counts.
-_PARTS = {
-    "embedding": r"embedding$",
-    "value_embeddings": r".*\.values$",
-    "head": r"head\.",
-    "ngram": r"ngram\.",
-    "matrices": r".*\.weight$",
-    "scalars": "",
-}
 #: Learning rates of tables, of m and of b, as factors on the rate: nanochat's 0.3, 0.005 and 0.5 over its
 #: head's 0.004.
 _TABLE_RATE = 75.0
@@ -255,6 +250,14 @@ class GPT(interface.Model):
     """See the module's docstring. `spider.model.build_model` builds one with its weights set."""
 
     TABLES = r"embedding|.*\.values|head\.weight"
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "embedding": r"embedding$",
+        "value_embeddings": r".*\.values$",
+        "head": r"head\.",
+        "ngram": r"ngram\.",
+        "matrices": r".*\.weight$",
+        "scalars": "",
+    }
 
     config: GPTConfig
 
@@ -389,12 +392,6 @@ class GPT(interface.Model):
     def inspector(self) -> GPTInspector:
         return GPTInspector(self.tokens)
 
-    def parameters_by_part(self) -> dict[str, int]:
-        parts = dict.fromkeys(_PARTS, 0)
-        for name, parameter in self.named_parameters():
-            parts[next(part for part in _PARTS if re.match(_PARTS[part], name))] += parameter.numel()
-        return {part: count for part, count in parts.items() if count}
-
     def looked_up(self) -> int:
         """Count the tables, except an embedding that is the head as well."""
         parts = self.parameters_by_part()
@@ -424,14 +421,16 @@ class GPT(interface.Model):
             wide      2 D + K (H + G)        inputs of the norms of layer, feed-forward, q and k
                       K H                    qk_gain
                       3 V                    once: the logits (of one piece for a large vocabulary)
-            narrow    3 D + 3 F + 3 K H      inputs of matrices, attention and the square; shared keys are
-            copied
+
+            narrow    3 D + 3 F + 3 K H      inputs of matrices, attention (shared keys copied) and the square
+
                       2 D                    branch_scales
                       4 D                    xsa
                       K G                    value_embeddings: two in every other layer
+
             stream    D                      residual_mix
 
-        Wide elements are float32; narrow ones take 2 bytes under autocast, else 4; F is the feed-forward's
+        Wide elements are float32. Narrow ones take 2 bytes under autocast, else 4. F is the feed-forward's
         width. Tests compare this with what real passes keep.
         """
         c = self.config
@@ -473,7 +472,7 @@ class Incremental(Reader):
         cached = {window: start if window is None else min(start, window) for window in self.windows}
         views = {w: view_behind(cached[w], N, w, tokens_1N.device) for w in self.windows}
         h_1ND = model.read(tokens_1N, self.rope.part(start, start + N), views, self.order, self.caches)
-        candidates_1NW = None if self.candidates_NW is None else self.candidates_NW[None, -N:]
+        candidates_1NW = self.candidates[-1][None] if self.candidates else None
         return model.logits(h_1ND, candidates_1NW)[0]
 
 

@@ -15,7 +15,8 @@ computed: ``W_b`` is applied to the query and to the weighted sum of latents ins
 DeepSeek-V2), ``q_nope . (W_k c) = (W_k^T q_nope) . c`` and ``sum_t p_t W_v c_t = W_v sum_t p_t c_t``.
 
 Shapes: B batch, T positions (bytes or patches), M rows of the core, N new positions of one stream, D
-features, H heads, C latent width, K and V widths of a key and of a value, X features of all heads.
+features, H heads. C is the width of the latent, K and V are those of a key and of a value. X stands for the
+features of all heads.
 """
 
 from __future__ import annotations
@@ -24,29 +25,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spider.model.layers import Linear, RMSNorm, Rope, causal_attention, rotate
+from spider.model.layers import (
+    Linear,
+    RMSNorm,
+    Rope,
+    attention_by_offsets,
+    causal_attention,
+    has_offsets,
+    rotate,
+)
 from spider.model.spider.config import AttentionConfig
 from spider.model.spider.windows import Windows
 
 
-def takes_offsets(q: Tensor, heads: AttentionConfig, windows: Windows) -> bool:
-    """Tell whether a kernel separates these windows by offsets: flash attention, in two bytes on a GPU."""
+def takes_offsets(q: Tensor, heads: AttentionConfig) -> bool:
+    """Tell whether a kernel separates windows by offsets for heads of these widths."""
     head = heads.nope_dim + heads.rope_dim
-    fits = head == heads.v_dim and head % 8 == 0 and head <= 256
-    if windows.offset_S is None or not fits or q.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return q.is_cuda and torch.cuda.get_device_capability(q.device)[0] >= 8
-
-
-def attention_by_offsets(q_MHK: Tensor, k_MHK: Tensor, v_MHK: Tensor, windows: Windows) -> Tensor:
-    """Return `causal_attention` within each of the contiguous windows, (M, H, V)."""
-    from torch.nn.attention.varlen import varlen_attn  # which imports the compiler
-
-    offset_S, longest = windows.offset_S, windows.longest
-    assert offset_S is not None, "windows of one length have no offsets"
-    out_MHV = varlen_attn(q_MHK, k_MHK, v_MHK, offset_S, offset_S, longest, longest, window_size=(-1, 0))
-    assert isinstance(out_MHV, Tensor), "without return_aux there is one result"
-    return out_MHV
+    return head == heads.v_dim and head % 8 == 0 and head <= 256 and has_offsets(q.device, q.dtype)
 
 
 class LayerCache:
@@ -97,8 +92,8 @@ class LatentAttention(nn.Module):
         """Attend within each window.
 
         Args:
-            x: windows (B, T, D); rows (M, D) of ``windows``; or with a ``cache`` N new positions (N, D).
-            rope: angles of the positions of a window, or of the N new ones.
+            x: windows (B, T, D), or rows (M, D) of ``windows``. With a ``cache``: N new positions, (N, D).
+            rope: the angles of the positions of a window, or of the N new ones.
         """
         c = self.config
         q = self.q(x)
@@ -107,9 +102,9 @@ class LatentAttention(nn.Module):
         if cache is not None:
             return self.out(self._absorbed(q, latent, k_rope, rope, cache))
         kv = self.kv_b(latent)
-        if windows is not None and takes_offsets(q, c, windows):
+        if windows is not None and windows.offset_S is not None and takes_offsets(q, c):
             q, k, v = self._heads(q, kv, k_rope, rope.at(windows.number_M), heads_first=False)
-            return self.out(attention_by_offsets(q, k, v, windows).flatten(1))
+            return self.out(attention_by_offsets(q, k, v, windows.offset_S, windows.longest).flatten(1))
         if windows is not None:
             q, kv, k_rope = (windows.spread(y) for y in (q, kv, k_rope))
         q, k, v = self._heads(q, kv, k_rope, rope, heads_first=True)

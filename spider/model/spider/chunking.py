@@ -1,15 +1,18 @@
 """Bytes to patches and back: which byte closes a patch, the mean of its bytes, and which bytes read it.
 
-``b_t = 1`` *closes* a patch at byte t, that byte included. Down: byte t belongs to patch ``sum_{s<t} b_s``; a
-patch is the float32 mean of its bytes; a learned null patch comes first; the open tail is dropped. Up: byte t
-reads patch number ``sum_{s<=t} b_s``, where the null patch is number 0. That is the last patch closed at or
-before t, so no byte depends on a later one.
+``b_t = 1`` *closes* a patch at byte t, that byte included.
+
+Down: byte t belongs to patch ``sum_{s<t} b_s``. A patch is the float32 mean of its bytes. A learned null
+patch comes first, and the open tail is dropped.
+
+Up: byte t reads patch number ``sum_{s<=t} b_s``, where the null patch is number 0. That is the last patch
+closed at or before t, so no byte depends on a later one.
 
 Boundaries (FlexiTokens): logits ``l = MLP(h)``. Training draws a relaxed Bernoulli at temperature tau,
-``soft = sigmoid((l + logistic noise) / tau)``, and cuts where ``soft > 1/2``; evaluation cuts where
+``soft = sigmoid((l + logistic noise) / tau)``, and cuts where ``soft > 1/2``. Evaluation cuts where
 ``sigmoid(l) > 1/2``. The value of b is the hard one, its gradient that of ``soft``. The language-model loss
-reaches it in ``up``, where patch j is read as ``b_j z_j + (1 - b_j) z_{j-1}``. In value this is exactly z_j;
-its gradient compares patch j with the previous one.
+reaches it in ``up``, where patch j is read as ``b_j z_j + (1 - b_j) z_{j-1}``. In value this is exactly z_j.
+Its gradient compares patch j with the previous one.
 
 A window of T bytes has at most ``ceil(T * capacity)`` patches. Further boundaries are ignored, which is
 causal, and counted. The patches of a batch, the null patch of each window first, are contiguous in a flat
@@ -19,13 +22,13 @@ size that a batch at the wanted rate fills, and some spare rows (`Chunker.rows`)
 ignored and counted as well: those that close last, and at the same byte those of later windows. So no later
 byte decides about a patch.
 
-With ``kind: none`` every byte is its own patch, there is no null patch, and down and up are only norms.
+With ``kind: none`` every byte is its own patch, the null patch is left out, and down and up are only norms.
 
 A stream read in pieces (`Stream`, for generation) has the same patches: the open tail of a piece is kept as a
 running sum and closed in a later piece.
 
 Shapes: B batch, T bytes, M rows of the core (null patches, patches, spare), S = M + 1 edges of them, D
-features, N = B T bytes of all windows, or those of a stream's next piece, K patches that they close.
+features. N counts the bytes of all windows (B T) or of a stream's next piece, K the patches that they close.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ from spider.model.spider.config import BoundaryConfig
 from spider.model.spider.windows import Windows, equal_windows, lay_out, taken
 from spider.tokens import BYTES
 
-#: Standard deviation of the boundary logits at the start. It is well above that of the logistic noise (1.8),
-#: so cuts follow the text from the first step, and the rate without noise is near the rate with it.
+#: Standard deviation of the boundary logits at the start. It is well above that of the logistic noise (1.8).
+#: So cuts follow the text from the first step, and the rate without noise is near the rate with it.
 _INITIAL_SPREAD = 4.0
 #: Numbers of rows are multiples of this. Products in fp8 require it, and it makes few shapes on a CPU.
 _ROWS = 16
@@ -131,8 +134,7 @@ class BoundaryPredictor(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         if self.prior is not None:
-            # The comparisons run on the CPU; on the meta device they would import torch's compiler.
-            first_V = _is_space(torch.arange(BYTES.size, device="cpu")).to(self.prior.device)
+            first_V = _is_space(torch.arange(BYTES.size, device=self.prior.device))
             self.prior.fill_(-_INITIAL_SPREAD)
             self.prior[0].masked_fill_(first_V, _INITIAL_SPREAD)
 
@@ -272,9 +274,9 @@ class Chunker(nn.Module):
             tokens_1T: the piece's ids after some earlier ones, at least one if there are any.
 
         Returns:
-            The patches that the piece closes, (K, D), at the start after the null patch; the index among the
-            T ids of each patch's closing byte, (K,), -1 for the null patch; and how many of the K patches
-            each byte has seen, (N,).
+            Three tensors. The patches that the piece closes, (K, D); the first piece begins with the null
+            patch. The index of each patch's closing byte among the T ids, (K,), which is -1 for the null
+            patch. And the number of these patches that each byte has seen, (N,).
         """
         N = len(h_ND)
         T = tokens_1T.shape[1]

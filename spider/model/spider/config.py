@@ -24,7 +24,7 @@ class AttentionConfig(Block):
     v_dim: Positive = 128
     """Width of a value."""
     kv_lora_rank: Positive = 320
-    """Width of the latent from which keys and values are computed."""
+    """Width of the latent that gives keys and values."""
     rope_base: float = 10_000.0
     """Base of the rotation's wavelengths; larger reaches further."""
 

@@ -17,8 +17,8 @@ conv is depthwise and causal over patches, and starts at zero. One kernel comput
 optional) rows of width D are added to the byte embedding. In small models this gives the first layers
 statistics that would otherwise cost depth.
 
-Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, O orders, G = O * heads
-tables, W features of all rows of a position, K taps of the convolution.
+Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features. O is the number of orders,
+G = O * heads that of tables, W the features of all rows of a position, K the taps of the convolution.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Engram(nn.Module):
     def read(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> Retrieved:
         """Look up the n-grams that end at bytes ``close_M``, numbered through all windows.
 
-        Rows outside ``filled_M`` (null patches and spare rows) have no closing byte and read zeros.
+        Rows outside ``filled_M`` (null patches and spare rows) lack a closing byte and read zeros.
         """
         rows_MG = self.tables.rows(tokens_BT).flatten(0, 1)[close_M]
         m_MW = self.tables(rows_MG).flatten(-2) * filled_M[:, None]

@@ -1,8 +1,8 @@
 """Inspector of the Spider: lengths of patches, loops they used, load of the experts, and cuts of a text.
 
 It observes the traces of the scoring pass, so nothing is computed twice. Windows overlap. A patch counts in
-the one window in which its closing byte is scored, so every patch of the text counts once. Its length is in
-ids (bytes, and the BOS and EOS between documents); the first patch of a window begins where the window does.
+the one window that scores its closing byte, so every patch of the text counts once. Its length is in ids
+(bytes, and the BOS and EOS between documents); the first patch of a window begins where the window does.
 Experts count over all patches of a window, overlaps included, because shares of the load hardly change.
 
 Shapes: B windows of a batch, T positions, M rows of the core, N recurrent layers, R loops, E experts.

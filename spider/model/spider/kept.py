@@ -7,19 +7,27 @@ Uncompiled, in elements per byte (prelude, coda) or row of the core, spare rows 
 
     a norm       2 D wide, 1 D narrow                                     its input, normalised, weighted
     attention    2 H (nope + rope) + H (nope + v) + 2 H v + 3 kv + rope   q, k, kv, output twice, latent
+
     SwiGLU       4 F                                                      gate and up, silu(gate), product
     MoE          K (2 D + 4 F_expert) + 4 F_shared                        rows in and out of K experts
+
     Engram       9 D wide        a loop around the layers   5 D wide
 
 A compiler recomputes cheap operations by itself. What it keeps was counted in the traced step of spider-1b
-(docs/LOG.md); S is the width of the stream:
+(docs/LOG.md). S is the width of the stream:
 
-    a layer      D of S (its input); 3 D: inputs of attention and feed-forward, output of attention
-    attention    2 H (nope + rope) + 2 H v + 2 kv                         q, k, v, output; for bytes D more
-    SwiGLU       3 F             MoE   K (2 D + 3 F_expert) + 3 F_shared; D wide for the router of a wide S
+    a layer      D of S                                 its input
+                 3 D                                    inputs of attention and of feed-forward, and the output
+                                                        of attention
+
+    attention    2 H (nope + rope) + 2 H v + 2 kv       q, k, v, output; for bytes D more
+    SwiGLU       3 F
+
+    MoE          K (2 D + 3 F_expert) + 3 F_shared      and D wide for the router of a wide S
+
     Engram       3 D of S        a loop around the layers   D, D wide
 
-Wide elements are fp32; narrow ones take 2 bytes under autocast, else 4. A recomputed layer keeps its input.
+Wide elements are fp32. Narrow ones take 2 bytes under autocast, else 4. A recomputed layer keeps its input.
 Selective recomputation also keeps the outputs of its products and of attention::
 
     attention    H (nope + rope) + H (nope + v) + H v + kv + rope + D

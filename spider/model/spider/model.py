@@ -12,15 +12,18 @@ Every part is in a module of its own, and the configuration can switch it off. U
 stream is float32 (embeddings, norm weights and the injection are float32) and only matrix products are
 narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head.
 
-Generation reads a stream piece by piece (`Incremental`). Its logits equal those of one forward pass over the
-whole stream, whatever the pieces are. A piece of one byte costs one position of the prelude and the coda; it
-costs a position of the core only if it closes a patch. Between pieces the stream keeps:
+Generation reads a stream piece by piece (`Incremental`). For any pieces its logits equal those of one forward
+pass over the whole stream. A piece of one byte costs one position of the prelude and the coda. It costs a
+position of the core only if it closes a patch. Between pieces the stream keeps:
 
-- latents and rotated keys, one per byte and dense layer, and one per patch, core layer *and loop* (in loop r
-  a patch attends to the states of earlier patches in loop r);
-- the last inputs of each Engram's convolution;
-- the running sum of the open patch, and the last closed patch, which the bytes of the open one read;
-- the ids, for n-grams.
+- Latents and rotated keys, one per byte and dense layer, and one per patch, core layer *and loop*. In loop r
+  a patch attends to the states of earlier patches in loop r.
+
+- The last inputs of each Engram's convolution.
+
+- The running sum of the open patch, and the last closed patch, which the bytes of the open one read.
+
+- The ids, for n-grams.
 
 Patches and their capacity are those of a window of ``context`` bytes. A comparison with a forward pass must
 therefore pad its window to that length (`tests/unit/model/test_incremental.py`).
@@ -30,15 +33,15 @@ FLOPs are those of matrix products, two per multiply-add. Attention counts as th
 The core's rows are those that a window fills at the wanted boundary rate; spare rows do not count.
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, V vocabulary, N recurrent
-layers, R loops, E experts; in a stream N bytes of a piece and K patches that they close.
-"""
+layers, R loops, E experts. In a stream N is the number of bytes of a piece, K that of patches that they
+close."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,18 +62,6 @@ from spider.model.spider.moe import Experts, MoE, fp8_parts
 from spider.model.spider.recurrence import CoreOutput, Layer, RecurrentCore, run
 from spider.model.spider.windows import equal_windows
 
-#: Pattern of each part's parameter names. The first pattern that matches the beginning of a name counts.
-_PARTS = {
-    "ngram": r"ngram\.",
-    "embedding": "embed_tokens",
-    "dense_blocks": r"(prelude|coda)\.",
-    "routed_experts": r"core\.layers\.\d+\.ffn\.experts",
-    "shared_experts": r"core\.layers\.\d+\.ffn\.shared",
-    "core_layers": r"core\.layers\.\d+\.(attention|ffn)",
-    "engram": r"core\.layers\.\d+\.engram|ngram_embedding",
-    "recurrence": r"core\.",
-    "boundary": "",
-}
 #: Linear layers that make a discrete decision or are tiny, and therefore stay out of fp8.
 _WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|ngram")
 
@@ -92,6 +83,17 @@ class Spider(interface.Model):
     """See the module's docstring. `spider.model.build_model` builds one with its weights set."""
 
     TABLES = r"embed_tokens|.*\.tables\.weight|.*\.prior"
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "ngram": r"ngram\.",
+        "embedding": "embed_tokens",
+        "dense_blocks": r"(prelude|coda)\.",
+        "routed_experts": r"core\.layers\.\d+\.ffn\.experts",
+        "shared_experts": r"core\.layers\.\d+\.ffn\.shared",
+        "core_layers": r"core\.layers\.\d+\.(attention|ffn)",
+        "engram": r"core\.layers\.\d+\.engram|ngram_embedding",
+        "recurrence": r"core\.",
+        "boundary": "",
+    }
 
     config: SpiderConfig
     shown: Mapping[str, str] = {
@@ -270,16 +272,10 @@ class Spider(interface.Model):
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
         return Incremental(self, context, n_loops)
 
-    def parameters_by_part(self) -> dict[str, int]:
-        parts = dict.fromkeys([part for part in _PARTS if part != "ngram" or self.ngram], 0)
-        for name, parameter in self.named_parameters():
-            parts[next(part for part in parts if re.match(_PARTS[part], name))] += parameter.numel()
-        return parts
-
     def looked_up(self) -> int:
         """Count the embedding, which the head multiplies as well, and all of Engram."""
         parts = self.parameters_by_part()
-        return parts["embedding"] + parts["engram"]
+        return parts["embedding"] + parts.get("engram", 0)
 
     def keeps_wide(self, name: str) -> bool:
         return _WIDE.search(name) is not None
@@ -359,8 +355,7 @@ class Incremental(Reader):
         h_ND = h_ND + model.chunker.up_next(z_KD, count_N, self.stream)
         for block in model.coda:
             h_ND, _ = block(h_ND, rope, cache=next(blocks))
-        candidates_NW = None if self.candidates_NW is None else self.candidates_NW[-N:]
-        return wide(model.head(h_ND, candidates_NW))
+        return wide(model.head(h_ND, self.candidates[-1] if self.candidates else None))
 
 
 Model = Spider

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router, E small SwiGLU experts of which each token uses K, and one shared expert.
+"""Mixture of experts: a router, E small SwiGLU experts, and one shared expert. Each token uses K of the E.
 
 ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates are the
 *unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this). The bias is not
@@ -16,8 +16,9 @@ The result is the sum of a token's experts, weighted by its gates. There are fou
   garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0; such tokens are few. On
   a CPU this is cheaper than the twins of the ops, which pay for static sizes.
 - ``loop``: the same rows, one product per expert. It waits for the device to learn the sizes.
-- float64, which has no grouped kernel and serves as a reference: every expert on every token. Its products
-  have one shape for any routing, so the last bit of a token's result does not depend on other tokens.
+- float64, the reference: every expert on every token, because torch lacks a grouped product in float64. The
+  products have one shape for any routing. So the last bit of a token's result does not depend on other
+  tokens.
 
 Shapes: N tokens, in any leading axes, D features, E experts, K experts per token, P expanded rows, F hidden
 width.
@@ -142,7 +143,7 @@ class Experts(nn.Module):
             down_product = partial(grouped_mm_fp8, cast=self._cast("down"))
             return _by_ops(x_ND, self.up, self.down, routing, up_product, down_product)
         up, down = self.up.to(dtype), self.down.to(dtype)
-        if dtype != torch.float64 and self.implementation == "grouped" and use_triton(x_ND):
+        if self.implementation == "grouped" and use_triton(x_ND):
             return _by_ops(x_ND, up, down, routing, grouped_mm, grouped_mm)
         chosen_NK = routing.chosen_NK.clamp(min=0)
         if dtype == torch.float64:

@@ -3,29 +3,30 @@
 With ``h_0 = e``, the patches that enter, loop r computes::
 
     x_r = RMS(h) + loop_embedding_r          y = blocks(x_r, e)          h <- A * h + Dt * (B * e) + y
+
     Dt = softplus(d)      A = exp(-Dt exp(a))
 
 A is in (0, 1) for every a and d, and the blocks see a normalised state, so h cannot grow without bound over
 loops (linear time-invariant injection, as in state-space models). ``blocks(x, e)`` runs the layers on the
 stream ``x + e``. Each loop first adds ``((x W_down) * s_r) W_up`` to that stream: low-rank maps that all
 loops share, with a scale s_r per loop (loops past the trained ones use the last scale). The loop embedding is
-sinusoidal: it extrapolates to any R and has no parameters. Without injection ``h <- y``.
+sinusoidal. It extrapolates to any R without parameters. Without injection ``h <- y``.
 
-Halting is adaptive computation time (Graves, 2016). ``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``; N is the
-first loop at which the sum of p reaches ``1 - epsilon``, or the last loop; the remainder is
-``1 - sum_{n<N} p_n``; the output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch
-sum to one. All loops are computed for all patches, because shapes stay constant and others still read a
-halted patch; a halted patch only stops adding to its output. The loss adds
-``ponder_weight * mean(N + remainder)``. A patch that halts at the first loop passes no gradient to p, so a
-unit that saturates early never recovers. The norm and the 1/sqrt(D) keep a few optimizer steps from that.
+Halting is adaptive computation time (Graves, 2016). ``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``. A patch
+halts at loop N, the first where the sum of p reaches ``1 - epsilon``, or the last loop. The remainder is ``1
+- sum_{n<N} p_n``. The output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch sum to
+one. All loops are computed for all patches, because shapes stay constant and others still read a halted
+patch. A halted patch only stops adding to its output. The loss adds ``ponder_weight * mean(N + remainder)``.
+A patch that halts at the first loop passes no gradient to p, so a unit that saturates early never recovers.
+The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
 Gradients: with ``bptt``, loops before the last ``bptt`` run without gradients. ``checkpointing`` selects what
 the backward pass of a layer recomputes:
 
-    none        keep all activations
-    selective   keep the outputs of matrix products and of attention; recompute norms, rotations, SwiGLU and
-                what Engram reads, which move bytes and multiply little
-    full        keep only the layer's input
+    none        Keep all activations.
+    selective   Keep the outputs of matrix products and of attention. Recompute norms, rotations, SwiGLU and
+                what Engram reads, which move bytes and multiply little.
+    full        Keep only the layer's input.
 
 A layer draws no random numbers and changes no buffer, so recomputation repeats it exactly. Compiled, `run` is
 one graph for all layers of a kind. Every call would cast the weights that it multiplies; the weights of the

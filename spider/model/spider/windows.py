@@ -32,9 +32,9 @@ class Windows(NamedTuple):
     valid_M: Tensor
     """Whether a row belongs to a window."""
     offset_S: Tensor | None = None
-    """Beginning of each sequence, and the end of the last (int32): the windows, then the spare rows in pieces
-    of at most L, so that every row is in a sequence. This and all that follows is None if each window has L
-    rows."""
+    """Beginning of each sequence, and the end of the last (int32). The sequences are the windows, then the
+    spare rows in pieces of at most L, so that every row is in one. This and all that follows is None if each
+    window has L rows."""
     row_P: Tensor | None = None
     """Row in each slot of the spread form."""
     own_P: Tensor | None = None
@@ -59,7 +59,7 @@ class Windows(NamedTuple):
 def taken(x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
     """Return ``x[there]``, where the rows of the result that are used come from different rows of ``x``.
 
-    The backward pass is therefore a gather as well, deterministic and without atomics: row n of ``x`` gets
+    The backward pass is therefore a gather as well, deterministic and without atomics. Row n of ``x`` gets
     the gradient of row ``back[n]`` of the result where ``real``, else zero.
     """
     return _Taken.apply(x, there, back, real)

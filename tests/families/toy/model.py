@@ -35,12 +35,6 @@ class Toy(interface.Model):
         nats_BT, mean = cross_entropy(logits_BTV, labels_BT)
         return ModelOutput(nats_BT if reduction == "none" else mean, None, {"cross_entropy": mean.detach()})
 
-    def parameters_by_part(self) -> dict[str, int]:
-        parts = {"embedding": self.embedding.numel(), "head": self.head.weight.numel()}
-        if self.ngram:
-            parts["ngram"] = sum(p.numel() for p in self.ngram.parameters())
-        return parts
-
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         return 6.0 * self.head.weight.numel()
 

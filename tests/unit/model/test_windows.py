@@ -11,6 +11,7 @@ from small import GivenLogits, build
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from spider.model.layers import attention_by_offsets
 from spider.model.spider import attention, chunking
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import AttentionConfig, SpiderConfig
@@ -112,11 +113,11 @@ def test_torch_has_that_kernel_with_that_signature():
     windows = lay_out(torch.tensor([3, 1, 7, 2]), 32, 7)
     with FakeTensorMode(allow_non_fake_inputs=True):
         q, k, v = (torch.empty(32, 2, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-        out = attention.attention_by_offsets(q, k, v, windows)
+        out = attention_by_offsets(q, k, v, windows.offset_S, windows.longest)
         assert out.shape == q.shape
         assert [g.shape for g in torch.autograd.grad(out.sum(), [q, k, v])] == 3 * [q.shape]
-    heads = AttentionConfig()
-    assert not attention.takes_offsets(torch.empty(1, dtype=torch.bfloat16), heads, windows), "not on a CPU"
+    narrow = torch.empty(1, dtype=torch.bfloat16)
+    assert not attention.takes_offsets(narrow, AttentionConfig()), "not on a CPU"
 
 
 # ------------------------------------------------------------------------------- a static number of rows
