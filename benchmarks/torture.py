@@ -137,6 +137,11 @@ class Life:
         """Return the log of a job."""
         return self.results / "logs" / command / RUN / f"{stage}.log"
 
+    def logged(self, command: str, stage: str, word: str) -> bool:
+        """Tell whether a job has logged a word."""
+        log = self.log(command, stage)
+        return log.exists() and word in log.read_text()
+
     def prepared(self) -> dict[str, Path]:
         """Return the data and warm-ups by name; all are there before the first stage."""
         patterns = ("tokenizers/**/*.*", "shards/**/*.*", "ngram/**/index.json", f"runs/{RUN}/warmup-*.json")
@@ -263,22 +268,17 @@ def phase(life: Life, command: str, stage: str, pid: int) -> str:
     if command == "compress":
         if life.compressed.receipt.exists():
             return "compressed, leaving"
-        began = life.log(command, stage).exists() and "windows" in life.log(command, stage).read_text()
-        whole = life.compressed.model.exists()
-        return "file written, receipt not" if whole else "compressing" if began else "starting to compress"
+        if life.compressed.model.exists():
+            return "file written, receipt not"
+        return "compressing" if life.logged(command, stage, "windows") else "starting to compress"
     if command == "evaluate":
         if (folder / "evaluation.json").exists():
             return "evaluated, leaving"
-        log = life.log(command, stage)
-        if not log.exists() or "scoring" not in log.read_text():
-            return "starting an evaluation"
-        return "evaluating"
+        return "evaluating" if life.logged(command, stage, "scoring") else "starting an evaluation"
     if command == "sample":
         if (folder / "sample.json").exists():
             return "sample written, leaving"
-        log = life.log(command, stage)
-        began = log.exists() and "writing" in log.read_text()
-        return "writing a sample" if began else "starting a sample"
+        return "writing a sample" if life.logged(command, stage, "writing") else "starting a sample"
     card = folder / ".lock.json"
     if not card.exists() or read_json(card)["pid"] != pid:
         return "starting a training"

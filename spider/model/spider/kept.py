@@ -17,8 +17,8 @@ A compiler recomputes cheap operations by itself. What it keeps was counted in t
 (docs/LOG.md). S is the width of the stream:
 
     a layer      D of S                                 its input
-                 3 D                                    inputs of attention and of feed-forward, and the output
-                                                        of attention
+                 3 D                                    inputs of attention and feed-forward, and the
+                                                        output of attention
 
     attention    2 H (nope + rope) + 2 H v + 2 kv       q, k, v, output; for bytes D more
     SwiGLU       3 F
