@@ -98,7 +98,7 @@ class Model(nn.Module):
 
     TABLES: ClassVar[str] = ""
     """Regular expression that matches the full names of the parameters whose rows are looked up."""
-    PARTS: ClassVar[Mapping[str, str]] = {"all": ""}
+    PARTS: ClassVar[Mapping[str, str]] = {"ngram": r"ngram\.", "network": ""}
     """Regular expression of each part's parameters, under a name for people. The first one that matches the
     beginning of a parameter's name counts."""
 
