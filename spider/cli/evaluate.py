@@ -160,10 +160,8 @@ def scaling(session: Session, output: Path | None) -> None:
         fitted = write_scaling(config, session.results, path)
         for file in files:
             job.artifact(file)
-        for name in ("parameters", "bytes", "bpb"):
-            law = getattr(fitted, name)
-            if law:
-                job.metric(f"exponent/{name}", law.exponent)
+        for name, law in fitted.laws.items():
+            job.metric(f"exponent/{name}", law.exponent)
     for curve in fitted.curves:
         if curve.problem:
             log.warning("%.2g FLOPs: not used, %s", curve.budget, curve.problem)

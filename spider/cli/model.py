@@ -98,11 +98,8 @@ def generate(
     "--bytes", "count", type=COUNT, default=2000, show_default=True, help="Bytes of FILE, from its start."
 )
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context (default: as evaluated).")
-@click.option("--svg", type=NEW_FILE, help="Write an SVG file instead.")
 @click.option("--html", type=NEW_FILE, help="Write an HTML file instead.")
-def boundaries(
-    path: Path, file: Path, count: int, context: int | None, svg: Path | None, html: Path | None
-) -> None:
+def boundaries(path: Path, file: Path, count: int, context: int | None, html: Path | None) -> None:
     """Show the patches or tokens of the beginning of FILE (-: standard input).
 
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider or an exported
@@ -131,11 +128,9 @@ def boundaries(
         )
     shown = cut(model, inspector, tokens_N, reading)
     title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {checkpoint.label}"
-    if svg:
-        text_view.write_picture(shown, svg, title)
     if html:
         text_view.write_page(shown, html, title)
-    if not (svg or html):
+    else:
         text_view.show(shown, Console())
     log.info("%s", shown.caption)
 

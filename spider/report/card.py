@@ -115,11 +115,22 @@ class Subject:
         return [stage for stage in before if stage.receipt or stage.manifest]
 
     @cached_property
+    def trained(self) -> dict[str, Receipt | Manifest]:
+        """Return the record of each stage that led to the model, by name.
+
+        The last one is the exported checkpoint, which may be before the end of its stage. A compressed model
+        is made from the end of its stage.
+        """
+        found = {stage.name: stage.receipt or stage.manifest for stage in self.stages}
+        if isinstance(self.manifest, Manifest):
+            found[self.manifest.stage] = self.manifest
+        return {name: record for name, record in found.items() if record}
+
+    @cached_property
     def datasets(self) -> dict[str, str]:
         """Return the digest of each dataset that the model was trained on, by name."""
         if self.stages:
-            trained = [(stage, stage.receipt or stage.manifest) for stage in self.stages]
-            return {stage.spec["data"]: record.data_digest for stage, record in trained if record}
+            return {stage.spec["data"]: self.trained[stage.name].data_digest for stage in self.stages}
         spec = self.manifest.spec if isinstance(self.manifest, Manifest) else {}
         return {spec["data"]: self.manifest.data_digest or ""} if "data" in spec else {}
 
@@ -133,8 +144,7 @@ class Subject:
 def card(subject: Subject) -> str:
     """Return the card as Markdown with front matter and mark; `ValueError` for a damaged record."""
     manifest = subject.manifest
-    trained = list(_trained(subject))
-    read = sum(one.record.bytes for one in trained) or manifest.bytes
+    read = sum(record.bytes for record in subject.trained.values()) or manifest.bytes
     mark = dagger(subject.evaluation)
     body = _TEMPLATES.get_template("card.md.j2").render(
         manifest=manifest,
@@ -151,7 +161,7 @@ def card(subject: Subject) -> str:
         results=list(_results(subject)),
         dagger=mark,
         lossy=LOSSY,
-        costs=_costs(trained),
+        costs=_costs(subject),
         digests=_table(["", "digest"], list(_digests(subject))),
         commit=_commit(subject),
         settings=_settings(subject),
@@ -265,52 +275,27 @@ def _results(subject: Subject) -> Iterator[tuple[str, str, list[str]]]:
             yield _cell(own.title), markdown_table(titles(own), lines), [_cell(note) for note in own.notes]
 
 
-@dataclass(frozen=True)
-class _TrainedStage:
-    """A stage that led to the model."""
-
-    name: str
-    record: Receipt | Manifest
-    flops_per_token: float | None
-
-
-def _trained(subject: Subject) -> Iterator[_TrainedStage]:
-    """Yield the stages that led to the model.
-
-    The last one is the exported checkpoint, which may be before the end of its stage. A compressed model is
-    made from the end of its stage.
-    """
-    manifest = subject.manifest
-    flops = {stage.name: stage.evaluation.flops_per_token for stage in subject.stages if stage.evaluation}
-    for stage in subject.stages:
-        if isinstance(manifest, Manifest) and stage.name == manifest.stage:
-            continue
-        record = stage.receipt or (stage.manifest if isinstance(manifest, Manifest) else None)
-        if record:
-            yield _TrainedStage(stage.name, record, flops.get(stage.name))
-    if isinstance(manifest, Manifest):
-        yield _TrainedStage(manifest.stage, manifest, flops.get(manifest.stage))
-
-
-def _costs(trained: list[_TrainedStage]) -> str | None:
+def _costs(subject: Subject) -> str | None:
     """Return the table of the costs of each stage, and of all together."""
+    trained = subject.trained
+    known = {stage.name: stage.evaluation.flops_per_token for stage in subject.stages if stage.evaluation}
+    flops = {name: known[name] * trained[name].tokens for name in trained if name in known}
     rows = []
-    for stage in trained:
-        record = stage.record
+    for name, record in trained.items():
         if isinstance(record, Receipt):
             steps, precision = record.steps, record.precision
         else:
             steps, precision = record.step, record.precision.kind
-        flops = flops_label(stage.flops_per_token * record.tokens) if stage.flops_per_token else ""
+        cost = flops_label(flops[name]) if name in flops else ""
         device = _cell(f"{record.device}, {precision}")
         text = quantity(record.bytes, "B")
-        rows.append([stage.name, f"{steps:,}", text, duration(record.seconds), flops, device])
+        rows.append([name, f"{steps:,}", text, duration(record.seconds), cost, device])
     if len(trained) > 1:
-        text = quantity(sum(stage.record.bytes for stage in trained), "B")
-        seconds = duration(sum(stage.record.seconds for stage in trained))
-        total = sum((stage.flops_per_token or 0) * stage.record.tokens for stage in trained)
-        flops = flops_label(total) if all(stage.flops_per_token for stage in trained) else ""
-        rows.append(["all", f"{trained[-1].record.global_step:,}", text, seconds, flops, ""])
+        records = [*trained.values()]
+        text = quantity(sum(record.bytes for record in records), "B")
+        seconds = duration(sum(record.seconds for record in records))
+        cost = flops_label(sum(flops.values())) if flops.keys() == trained.keys() else ""
+        rows.append(["all", f"{records[-1].global_step:,}", text, seconds, cost, ""])
     return markdown_table(["stage", "steps", "text", "seconds", "FLOPs", "on"], rows) if rows else None
 
 
@@ -348,10 +333,9 @@ def _commit(subject: Subject) -> str | None:
     if subject.results is None:
         return None
     wanted = {"spider.rule": "train", "spider.name": f"{subject.manifest.run}/{subject.manifest.stage}"}
-    jobs = [files.read_json(path) for _, path in spool.records(subject.results.root, ["jobs"])]
-    own = [job for job in jobs if wanted.items() <= job["tags"].items()]
-    last = max(own, key=lambda job: job.get("started", 0), default=None)
-    return last["tags"].get("git.commit") if last else None
+    own = [job for job in spool.jobs(subject.results.root) if wanted.items() <= job.tags.items()]
+    last = max(own, key=lambda job: job.started, default=None)
+    return last.tags.get("git.commit") if last else None
 
 
 def _fence(text: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from spider.config import Config
 from spider.results import Results
+from spider.tracking.records import Run
 
 
 class RuleCost(NamedTuple):
@@ -80,74 +81,47 @@ class Needed:
                 return i
         return None
 
-    def jobs(self, records: Iterable[dict[str, Any]]) -> list[Job]:
+    def jobs(self, records: Iterable[Run]) -> list[Run]:
         """Return the jobs of the run among tracking records, in the order of the flow."""
-        jobs = [Job.read(record) for record in records]
-        placed = [(self.position(job.outputs), job) for job in jobs]
-        own = [(place, job.first_ended, job) for place, job in placed if place is not None]
+        own = []
+        for job in records:
+            place = self.position([file.path for file in job.outputs])
+            # The inputs of a job existed when its first attempt ended, so these times order jobs.
+            ended = min((one.time for one in job.metrics if one.key == "seconds"), default=job.started)
+            if place is not None:
+                own.append((place, ended, job))
         return [job for *_, job in sorted(own, key=lambda one: one[:2])]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job as its tracking record describes it."""
-
-    rule: str
-    command: str | None
-    """Command line; None for a job that was recorded without one."""
-    commit: str | None
-    started: float
-    """Beginning of its last attempt, in seconds since the epoch."""
-    first_ended: float
-    """End of its first attempt. Its inputs existed by then, so these times order jobs."""
-    finished: bool
-    outputs: tuple[str, ...]
-    joules: float
-    """The energy of the GPUs; 0 if it was not counted."""
-
-    @classmethod
-    def read(cls, record: dict[str, Any]) -> Job:
-        """Return the job of a record."""
-        started = record.get("started", 0.0)
-        ended = [one["time"] for one in record["metrics"] if one["key"] == "seconds"]
-        energy = [one["value"] for one in record["metrics"] if one["key"] == "system/gpu_energy_joules"]
-        return cls(
-            rule=record["tags"].get("spider.rule", ""),
-            command=record.get("command"),
-            commit=record["tags"].get("git.commit"),
-            started=started,
-            first_ended=min(ended, default=started),
-            finished=record.get("status") == "finished",
-            outputs=tuple(file["path"] for file in record.get("outputs", ())),
-            joules=sum(energy),
-        )
-
-
-def commands(jobs: Sequence[Job], run: str) -> list[str]:
+def commands(jobs: Sequence[Run], run: str) -> list[str]:
     """Return the commands of a run's finished jobs, one command for all parts of a dataset.
 
     Runs share n-gram indexes, so a job may name another run with the same settings. The name of this run
     replaces that one.
     """
-    finished = [job for job in jobs if job.finished and job.command]
-    newest = {(job.rule, job.outputs[0]): job for job in sorted(finished, key=lambda job: job.started)}
-    groups = defaultdict[tuple[str, Path], list[Job]](list)
+    finished = [job for job in jobs if job.status == "finished" and job.command]
+    newest = {_made_by(job): job for job in sorted(finished, key=lambda job: job.started)}
+    groups = defaultdict[tuple[str, Path], dict[Path, Run]](dict)
     for job in finished:
-        made = Path(job.outputs[0])
-        if newest[job.rule, job.outputs[0]] is job:
-            groups[job.rule, made.parent if made.stem.isdecimal() else made].append(job)
+        rule, made = _made_by(job)
+        if newest[rule, made] is job:
+            groups[rule, made.parent if made.stem.isdecimal() else made][made] = job
     lines = []
     for (rule, _), alike in groups.items():
-        alike.sort(key=lambda job: job.outputs[0])
-        words = shlex.split(alike[0].command or "")
+        words = shlex.split(alike[min(alike)].command or "")
         if rule in ("count_ngrams", "build_ngrams"):
             words[words.index(rule.replace("_", "-")) + 1] = run
-        more = f"   # and so on, to {Path(alike[-1].outputs[0]).stem}" if len(alike) > 1 else ""
+        more = f"   # and so on, to {max(alike).stem}" if len(alike) > 1 else ""
         lines.append(f"spider --config run.yaml {shlex.join(words)}{more}")
     return list(dict.fromkeys(lines))
 
 
-def costs(results: Results, needed: Needed, jobs: Iterable[Job]) -> list[RuleCost]:
+def _made_by(job: Run) -> tuple[str, Path]:
+    """Return the rule and the first output of a job."""
+    return job.tags["spider.rule"], Path(job.outputs[0].path)
+
+
+def costs(results: Results, needed: Needed, jobs: Iterable[Run]) -> list[RuleCost]:
     """Return one row for each rule that left benchmark files of jobs of the run, in the order of the flow."""
     folder = results.root / "benchmarks"
     found = []
@@ -161,7 +135,8 @@ def costs(results: Results, needed: Needed, jobs: Iterable[Job]) -> list[RuleCos
         files[rule].append(path)
     energy = defaultdict[str, float](float)
     for job in jobs:
-        energy[job.rule] += job.joules
+        joules = (one.value for one in job.metrics if one.key == "system/gpu_energy_joules")
+        energy[job.tags["spider.rule"]] += sum(joules)
     return [_cost(rule, paths, energy[rule]) for rule, paths in files.items()]
 
 

@@ -18,7 +18,7 @@ from spider.evaluation.records import Evaluation
 from spider.evaluation.result import Curve, CutText, HeatMap, Histogram, Note, Results, baselines
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain
-from spider.report.render import picture
+from spider.report.render import LETTER_WIDTH, picture
 from spider.report.stages import Log, StageRecord, bits_per_byte, read_log, smoothed, validated
 from spider.report.text_view import write_page
 from spider.results import StageFolder
@@ -30,9 +30,8 @@ _LAST_BAR = 32
 #: Most points of a line that have their values beside them.
 _VALUED = 12
 _BYTES = Axis("bytes trained", bytes_label)
-#: Width in pixels of a stage, and of a letter, in the picture of all stages.
+#: Width in pixels of a stage in the picture of all stages.
 _STAGE_WIDTH = 64.0
-_LETTER_WIDTH = 7.5
 
 
 def draw_stage(folder: StageFolder) -> list[Path]:
@@ -275,7 +274,7 @@ def bits_by_stage(
         ]
         levels += [Level(label, rate, at - 0.4, end) for label, rate in labels]
         letters = max((len(label) for label, _ in labels), default=0)
-        at = end + 1 + (letters * _LETTER_WIDTH + 10) / _STAGE_WIDTH
+        at = end + 1 + (letters * LETTER_WIDTH + 10) / _STAGE_WIDTH
     levels += [Level(f"{name} {rate:.3f}", rate, -0.4, end) for name, rate in sorted(shared)]
     return Chart(
         f"Held-out text: bits per byte by stage, against compressors{which}",
@@ -292,8 +291,8 @@ def width_of(chart: Chart) -> float:
     names = max((len(level.name) for level in chart.levels), default=0)
     ends = [level.end for level in chart.levels if level.end is not None]
     last = max([*ends, *(x for one in chart.series for x in one.x)])
-    wide = max(_STAGE_WIDTH, _LETTER_WIDTH * max(len(chart.x.format(x)) for x in chart.x.ticks or ()) + 10)
-    return max(760, 130 + _LETTER_WIDTH * names + wide * (last + 1) * 1.04)
+    wide = max(_STAGE_WIDTH, LETTER_WIDTH * max(len(chart.x.format(x)) for x in chart.x.ticks or ()) + 10)
+    return max(760, 130 + LETTER_WIDTH * names + wide * (last + 1) * 1.04)
 
 
 def _without_outliers(series: Sequence[Series], levels: Sequence[Level]) -> float | None:

@@ -20,7 +20,7 @@ from spider.config import Config
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import Result, baselines, legends, scores
 from spider.report import figures
-from spider.report.costs import Job, Needed, commands, costs
+from spider.report.costs import Needed, commands, costs
 from spider.report.formatting import LOSSY, printable
 from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
@@ -28,6 +28,7 @@ from spider.report.scores import against, best_first, dagger, leading, model_cel
 from spider.report.stages import StageRecord, read_stages
 from spider.results import Results
 from spider.tracking import spool
+from spider.tracking.records import Run
 
 
 def write_report(config: Config, results: Results, run: str, output: Path) -> None:
@@ -40,9 +41,8 @@ def render(config: Config, results: Results, run: str) -> str:
     stages = read_stages(config, results, run)
     datasets = read_datasets(results, stages)
     names = [data.name for data in datasets]
-    records = [files.read_json(path) for _, path in spool.records(results.root, ["jobs"])]
     needed = Needed.of(config, run, [(stage.name, stage.spec) for stage in stages], names)
-    jobs = needed.jobs(records)
+    jobs = needed.jobs(spool.jobs(results.root))
     evaluations = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
     last = [*evaluations.values()][-1] if evaluations else None
     found = _shown_results(stages)
@@ -115,11 +115,12 @@ def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluati
 # --------------------------------------------------------------------------------------------- reproduction
 
 
-def _commits(jobs: Sequence[Job]) -> dict[str, list[str]]:
+def _commits(jobs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the rules that ran at each commit."""
     commits: dict[str, dict[str, None]] = {}
     for job in jobs:
-        commits.setdefault(job.commit or "not in a git checkout", {})[job.rule] = None
+        commit = job.tags.get("git.commit", "not in a git checkout")
+        commits.setdefault(commit, {})[job.tags["spider.rule"]] = None
     return {commit: [*rules] for commit, rules in commits.items()}
 
 

@@ -83,8 +83,8 @@ _TEMPLATES.filters |= {
 # ------------------------------------------------------------------------------------------------ pictures
 
 _FONT = Markup('font-family="DejaVu Sans, Verdana, sans-serif" font-size="13"')
-#: Approximate width of a letter in pixels, to reserve space.
-_LETTER = 7.5
+#: Approximate width of a letter of a picture in pixels, to reserve space.
+LETTER_WIDTH = 7.5
 _SOFT = 'fill="var(--soft)" font-size="12"'
 _STYLE = Markup("""
 path { fill: none; } .grid { stroke: var(--line); } .axis { stroke: var(--ink); }
@@ -166,12 +166,12 @@ def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> M
     bottom = 48.0
     lines: list[list[Series]] = []
     if isinstance(figure, HeatMap):
-        left = 16 + _LETTER * max(len(name) for name in figure.rows)
+        left = 16 + LETTER_WIDTH * max(len(name) for name in figure.rows)
     elif not isinstance(figure, Note):
         lines = _legend_lines(named(figure.series), width - 88)
         top += 20 * len(lines)
         right += 26 * any(series.values for series in figure.series)
-        right += max((24 + _LETTER * len(level.name) for level in figure.levels), default=0)
+        right += max((24 + LETTER_WIDTH * len(level.name) for level in figure.levels), default=0)
     w = width - left - right
     h = height - top - bottom
     heading = text(x + left, y + 16, figure.title, 'font-size="14" font-weight="bold"')
@@ -250,7 +250,7 @@ def _legend_lines(drawn: Sequence[Series], width: float) -> list[list[Series]]:
 
 
 def _entry_width(series: Series) -> float:
-    return 26 + _LETTER * len(series.name) + 18
+    return 26 + LETTER_WIDTH * len(series.name) + 18
 
 
 def _legend(drawn: Sequence[Series], y: float) -> list[Markup]:

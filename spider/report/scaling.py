@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,11 +73,10 @@ class IsoFlop:
     """Coefficients of bpb in log10 of the parameters, highest power first; None: too few sizes."""
     residual: float | None = None
     """Root mean square of the residuals, in bits per byte; 0 for three sizes."""
-    best_parameters: float | None = None
-    best_bytes: float | None = None
-    best_bpb: float | None = None
+    best: dict[str, float] = field(default_factory=dict)
+    """The minimum: ``parameters``, ``bytes`` and ``bpb``; empty for a parabola with a problem."""
     problem: str | None = None
-    """Reason why the parabola is not used; the best_* are then None."""
+    """Reason why the parabola is not used."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,8 @@ class ScalingFit:
     """The parabolas of a sweep and the laws through their minima."""
 
     curves: list[IsoFlop]
-    parameters: Law | None = None
-    bytes: Law | None = None
-    bpb: Law | None = None
+    laws: dict[str, Law] = field(default_factory=dict)
+    """Laws of the best ``parameters``, ``bytes`` and ``bpb``."""
     problem: str | None = None
     """Reason why laws are missing."""
 
@@ -119,8 +117,8 @@ def fit(points: list[Point]) -> ScalingFit:
         problem = f"{len(good)} of {len(curves)} budgets have a minimum, a law needs {LEAST_BUDGETS}"
         return ScalingFit(curves, problem=problem)
     flops = [curve.flops for curve in good]
-    laws = {name: fit_law(flops, [getattr(curve, f"best_{name}") for curve in good]) for name in _LAWS}
-    return ScalingFit(curves, laws["parameters"], laws["bytes"], laws["bpb"])
+    laws = {name: fit_law(flops, [curve.best[name] for curve in good]) for name in _LAWS}
+    return ScalingFit(curves, laws)
 
 
 def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
@@ -147,7 +145,8 @@ def fit_budget(budget: float, points: list[Point]) -> IsoFlop:
             problem = "its minimum lies above the largest size: add larger ones, or a smaller budget"
         return replace(curve, problem=problem)
     data = float(10 ** np.interp(at, size_N, np.log10([point.bytes for point in points])))
-    return replace(curve, best_parameters=float(10**at), best_bytes=data, best_bpb=c - b**2 / (4 * a))
+    best = {"parameters": float(10**at), "bytes": data, "bpb": c - b**2 / (4 * a)}
+    return replace(curve, best=best)
 
 
 def fit_law(flops: list[float], values: list[float]) -> Law:
@@ -216,18 +215,17 @@ def write_scaling(config: Config, results: Results, output: Path) -> ScalingFit:
 
 def markdown(fitted: ScalingFit, sweep: str) -> str:
     """Return the laws, the minima and the runs as tables."""
-    named = {"parameters": fitted.parameters, "bytes": fitted.bytes, "bits per byte": fitted.bpb}
-    laws = [[f"best {name}", f"{law.factor:.3g} {law}"] for name, law in named.items() if law]
+    laws = [[_LAWS[name][0], f"{law.factor:.3g} {law}"] for name, law in fitted.laws.items()]
     minima = []
     runs = []
     for one in fitted.curves:
         best = [""] * 4
-        if one.best_parameters and one.best_bytes and one.best_bpb:
+        if one.best:
             best = [
-                quantity(one.best_parameters, ""),
-                quantity(one.best_bytes, "B"),
-                f"{one.best_bpb:.4f}",
-                f"{one.best_bytes / one.best_parameters:.1f}",
+                quantity(one.best["parameters"], ""),
+                quantity(one.best["bytes"], "B"),
+                f"{one.best['bpb']:.4f}",
+                f"{one.best['bytes'] / one.best['parameters']:.1f}",
             ]
         residual = "" if one.residual is None else f"{one.residual:.4f}"
         minima.append([flops_label(one.budget), str(len(one.points)), *best, residual, one.problem or ""])
@@ -266,23 +264,22 @@ def _parabola(curve: IsoFlop, number: int) -> list[Series]:
         dense = np.geomspace(sizes[0] * 0.92, sizes[-1] * 1.08, 200)
         fitted = np.polyval(curve.coefficients, np.log10(dense)).tolist()
         series.append(Series("", dense.tolist(), fitted, colour, dashed=curve.problem is not None))
-    if curve.best_parameters is not None and curve.best_bpb is not None:
-        series.append(Series("", [curve.best_parameters], [curve.best_bpb], colour, "dots", "*"))
+    if curve.best:
+        series.append(Series("", [curve.best["parameters"]], [curve.best["bpb"]], colour, "dots", "*"))
     return series
 
 
 def _law(fitted: ScalingFit, name: str) -> Chart:
     title, letter, form = _LAWS[name]
-    law = getattr(fitted, name)
+    law = fitted.laws.get(name)
     series: list[Series] = []
     if law:
         flops = [curve.flops for curve in fitted.curves]
         ends = [min(flops) / 1.3, max(flops) * 1.3]
         series.append(Series("", ends, [law.at(end) for end in ends], COLOURS - 1))
         for number, curve in enumerate(fitted.curves):
-            if curve.problem is None:
-                best = [getattr(curve, f"best_{name}")]
-                series.append(Series("", [curve.flops], best, number % COLOURS, "dots", "*"))
+            if curve.best:
+                series.append(Series("", [curve.flops], [curve.best[name]], number % COLOURS, "dots", "*"))
     return Chart(
         title,
         Axis("FLOPs of training", flops_label, log=True, margin=0.03),

@@ -28,13 +28,6 @@ PANELS = 4
 #: Most runs in the list.
 LISTED = 20
 
-#: Presets for a GPU and their parameters, the smallest first.
-PRESETS = {
-    "presets/spider-150m.yaml": 150e6,
-    "presets/spider-400m.yaml": 400e6,
-    "presets/spider-1b.yaml": 1e9,
-}
-
 
 @dataclass(frozen=True)
 class Invocation:
@@ -47,7 +40,7 @@ class Invocation:
     tracked: bool = True
     """Whether runs are recorded in an MLflow store."""
 
-    def commands(self, summary: Summary, folder: Path) -> dict[str, str]:
+    def commands(self, folder: Path) -> dict[str, str]:
         """Return the next steps and their commands; ``folder`` holds the summary."""
         if self.snakefile is None:
             chosen = f" CONFIG={self._quoted(self.config)}" if self.config else ""
@@ -60,9 +53,6 @@ class Invocation:
             report += f"--report {self._quoted(folder.parent / 'report.html')}"
         steps = {"Look at every run in MLflow": ui} if self.tracked else {}
         steps["One HTML file with all figures"] = report
-        preset = next_size(summary)
-        if self.snakefile is None and preset:
-            steps["Train the next size"] = f"make run CONFIG={preset}"
         return steps
 
     @staticmethod
@@ -70,15 +60,6 @@ class Invocation:
         """Quote a path for a shell, relative to the current folder if it lies below."""
         cwd = Path.cwd()
         return shlex.quote(str(path.relative_to(cwd) if path.is_relative_to(cwd) else path))
-
-
-def next_size(summary: Summary) -> str | None:
-    """Return the smallest preset that is larger than all models of a summary; None without a GPU."""
-    stages = [run.last for run in summary.runs.values()]
-    if not any(stage.device.startswith("cuda") for stage in stages):
-        return None
-    largest = max(stage.parameters for stage in stages)
-    return next((preset for preset, size in PRESETS.items() if size > 1.2 * largest), None)
 
 
 def terminal_summary(
@@ -233,7 +214,7 @@ def _closing(summary: Summary, path: Path, started: Invocation) -> Group:
     folder = path.parent.resolve()
     cwd = Path.cwd()
     short = folder.relative_to(cwd) if folder.is_relative_to(cwd) else path.parent
-    for step, command in {"Tables and figures": f"{short}/", **started.commands(summary, folder)}.items():
+    for step, command in {"Tables and figures": f"{short}/", **started.commands(folder)}.items():
         steps.add_row(step, Text(command, style="cyan"))
     seconds = summary.seconds_by_rule
     if not seconds:

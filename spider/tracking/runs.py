@@ -159,8 +159,7 @@ def close_pipeline(results: Path, workflow_id: str, status: Status, *, timeout: 
     record.end(status)
     ended = record.ended or time.time()
     totals = defaultdict(float, seconds=ended - record.started)
-    for _, file in spool.records(results, ["jobs"]):
-        run = Run.read(file)
+    for run in spool.jobs(results):
         if run.workflow == workflow_id:
             totals[f"seconds/{run.tags['spider.rule']}"] += (run.ended or ended) - run.started
             totals[f"jobs/{run.status}"] += 1

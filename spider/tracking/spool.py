@@ -83,6 +83,11 @@ def records(results: Path, kinds: Iterable[str] = KINDS) -> Iterator[tuple[str, 
             yield kind, path
 
 
+def jobs(results: Path) -> list[Run]:
+    """Return the records of all jobs; raise `RefusedError` for a damaged one."""
+    return [Run.read(path) for _, path in records(results, ["jobs"])]
+
+
 def mark_dead(results: Path, *, workflow: str | None = None) -> int:
     """Mark each running record whose process has ended as killed; return how many still run.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import re
-import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from spider.model.interface import model_tensors
 from spider.model.reading import Reading
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
-from spider.report.text_view import show, tints, write_page, write_picture
+from spider.report.text_view import show, tints, write_page
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Pairs
 from tests.unit.model.small import SMALL
@@ -170,7 +169,7 @@ def test_another_family_shows_its_own_segments_of_its_own_vocabulary():
     assert texts(shown.segments) == ["the ", "a ", "th\\xc3<EOS>\n"]
 
 
-# --------------------------------------------------------------------------------- terminal, page and picture
+# ------------------------------------------------------------------------------------------ terminal and page
 
 
 def printed(patches: CutText, **console) -> str:
@@ -249,28 +248,6 @@ def test_the_page_shows_each_patch_with_its_size(tmp_path, kind):
     assert not re.search(r"https?://|src=|@import", page)  # the page loads no other file
 
 
-def picture(path: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of text of a picture, and the colours of its rectangles."""
-    name = "{http://www.w3.org/2000/svg}"
-    root = ElementTree.fromstring(path.read_text())
-    lines: dict[str, str] = {}
-    for one in root.iter(f"{name}text"):
-        if one.get("class") == "mono":
-            lines[one.get("y")] = lines.get(one.get("y"), "") + (one.text or "")
-    return [*lines.values()], [one.get("fill") for one in root.iter(f"{name}rect")]
-
-
-def test_the_picture_has_every_tint_and_every_line_of_the_text(tmp_path):
-    def drawn(data: bytes) -> tuple[list[str], list[str]]:
-        write_picture(text_of(data, kind="fixed", stride=3), tmp_path / "a.svg", "a <title>\x1b")
-        return picture(tmp_path / "a.svg")
-
-    lines, fills = drawn(ODD)
-    assert set(tints()) <= set(fills) and len(lines) == 2
-    assert lines[0].startswith("f\\xc3") and "<script>" in lines[1]
-    assert [len(drawn(data)[0]) for data in (b"a", b"a\nb", b"a" * 150, b"ab\n" * 2100)] == [1, 2, 2, 2100]
-
-
 # --------------------------------------------------------------------------------------------- the command
 
 
@@ -305,12 +282,11 @@ def test_the_command_shows_a_file_or_standard_input(save, tmp_path):
     assert run(folder, text, "--bytes", 5).stdout == "one |t\n"
 
 
-def test_the_command_writes_a_picture_and_a_page_instead(save, tmp_path):
+def test_the_command_writes_a_page_instead(save, tmp_path):
     folder, text = save(), tmp_path / "some <text> $x$"
     text.write_bytes(b"one two three")
-    done = run(folder, text, "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
+    done = run(folder, text, "--html", tmp_path / "a.html")
     assert done.exit_code == 0 and done.stdout == ""
-    assert picture(tmp_path / "a.svg")[0] == ["one two three"]
     page = (tmp_path / "a.html").read_text()
     assert (
         '<h1 class="long">some &lt;text&gt; $x$: patches of demo, stage main</h1>' in page
@@ -339,8 +315,8 @@ def test_errors_name_what_cannot_be_shown(save, tmp_path):
     ):
         done = run(*arguments)
         assert isinstance(done.exception, ValueError) and message in str(done.exception)
-    done = run(folder, tmp_path / "text", "--png", tmp_path / "a.png")
-    assert done.exit_code == 2 and re.search("Did you mean '?--svg", done.stderr)
+    done = run(folder, tmp_path / "text", "--htm", tmp_path / "a.htm")
+    assert done.exit_code == 2 and re.search("Did you mean '?--html", done.stderr)
     for path, message in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a directory")):
         done = run(folder, path)
         assert done.exit_code == 2 and message in done.stderr

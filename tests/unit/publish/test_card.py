@@ -65,7 +65,8 @@ def made(tmp_path_factory, shards):
         before = folder.receipt
         score(results, name)
     tags = {"spider.rule": "train", "spider.name": "small/b", "git.commit": "0123abc-dirty"}
-    files.write_json(results.root / "tracking/jobs/x.json", {"kind": "job", "tags": tags})
+    job = {"format": 1, "kind": "job", "identity": "x", "name": "train", "tags": tags}
+    files.write_json(results.root / "tracking/jobs/x.json", job)
     return results
 
 

@@ -106,7 +106,16 @@ def write_job_files(
     benchmark.write_text(f"{head}\n{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}\n")
     metrics = [{"key": "system/gpu_energy_joules", "value": joules, "step": 0, "time": 0}] if joules else []
     tags = {"spider.rule": rule, "spider.name": name, "git.commit": "0123456789abcdef-dirty"}
-    record = {"kind": "job", "tags": tags, "metrics": metrics, "status": "finished", "started": time.time()}
+    record = {
+        "format": 1,
+        "kind": "job",
+        "identity": rule,
+        "name": name,
+        "tags": tags,
+        "metrics": metrics,
+        "status": "finished",
+        "started": time.time(),
+    }
     record |= {"outputs": [{"path": made.as_posix(), "digest": "d"}]}
     record |= {"command": command} if command else {}
     write_json(results.root / "tracking/jobs" / f"{rule}-{name.replace('/', '-')}.json", record)

@@ -8,6 +8,7 @@ import pytest
 from spider.config import load_config
 from spider.report.costs import Needed, commands, costs
 from spider.results import Results
+from spider.tracking.records import File, Metric, Run
 from tests.unit.evaluation.stages import write_benchmark
 
 ROOT = Path(__file__).parents[3]
@@ -116,16 +117,17 @@ def test_a_rule_of_another_workflow_has_a_row_too(tmp_path):
 
 def record(rule, command, *outputs, started=0.0, status="finished", ended=()):
     """Return a tracking record of a job, whose attempts ended at these times."""
-    metrics = [{"key": "seconds", "value": 1.0, "time": time} for time in ended]
-    made = [{"path": path, "digest": "d"} for path in outputs]
-    return {
-        "tags": {"spider.rule": rule},
-        "metrics": metrics,
-        "command": command,
-        "started": started,
-        "status": status,
-        "outputs": made,
-    }
+    return Run(
+        kind="job",
+        identity="i",
+        name=rule,
+        tags={"spider.rule": rule},
+        metrics=[Metric(key="seconds", value=1.0, step=0, time=time) for time in ended],
+        command=command,
+        started=started,
+        status=status,
+        outputs=[File(path=path, digest="d") for path in outputs],
+    )
 
 
 def test_commands_are_those_of_the_newest_jobs_in_the_order_of_the_flow():
