@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,7 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import (
-    COUNT,
-    MODEL,
-    NEW_FILE,
-    THREADS,
-    command_line,
-    configure_tracking_of,
-    log,
-    prepare_torch,
-)
+from spider.cli.session import COUNT, MODEL, NEW_FILE, THREADS, log, prepare_torch, tracked_at
 from spider.config import HarnessConfig
 from spider.results import CompressedFolder, StageFolder, root_of
 
@@ -65,17 +55,7 @@ def harness(
         import lm_eval  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[harness]'`") from None
-    root = root_of(path)
-    receipt = path if path.is_file() else StageFolder(path).receipt
-    tracked: AbstractContextManager[tracking.Job | None] = nullcontext()
-    if root:
-        configure_tracking_of(root)
-        inputs = [receipt if receipt.is_file() else path]
-        name = path.resolve().relative_to(root).as_posix()
-        tracked = tracking.job(
-            "harness", name, results=root, inputs=inputs, outputs=[output], command=command_line()
-        )
-    with tracked as job:
+    with tracked_at(path, "harness", outputs=[output]) as job:
         prepare_torch(threads)
         record = _score(path, tasks.split(","), include, items, shots, batch).write(output)
         if job:
@@ -83,11 +63,11 @@ def harness(
             for row in record.result.rows:
                 if row.value is not None:
                     job.metric(row.name, row.value)
-        if root and receipt.is_file():
-            folder: StageFolder = CompressedFolder(receipt.parent)
-            if not folder.receipt.is_file():
-                folder = StageFolder(receipt.parent)
-            tracking.log_scores(root, folder, {"harness": record.result}, [output], of="harness")
+        root = root_of(path)
+        place = path.parent if path.is_file() else path
+        for folder in (CompressedFolder(place), StageFolder(place)):
+            if root and folder.receipt.is_file():
+                tracking.log_scores(root, folder, {"harness": record.result}, [output], of="harness")
     for row in record.result.rows:
         log.info("%s: %s", row.label, row)
     for note in record.result.notes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,12 @@ from spider.cli.session import (
     THREADS,
     Session,
     command,
-    command_line,
-    configure_tracking_of,
     log,
     prepare_torch,
+    tracked_at,
 )
 from spider.config import CompressConfig
-from spider.results import CompressedFolder, StageFolder, root_of
+from spider.results import CompressedFolder
 
 
 @command("[run]")
@@ -232,7 +229,7 @@ def checkpoint_export(path: Path, output: Path) -> None:
     """
     from spider.publish.export import export
 
-    with _tracked("export", path, outputs=[output]) as job:
+    with tracked_at(path, "export", outputs=[output]) as job:
         exported = export(path, output)
         if job:
             job.tag("spider.digest", exported.manifest.weights)
@@ -253,31 +250,9 @@ def checkpoint_push(path: Path, repo: str, public: bool, revision: str | None) -
     from spider.publish.push import push
 
     params = {"repo": repo, "public": public, "revision": revision}
-    with _tracked("push", path, params) as job:
+    with tracked_at(path, "push", params=params) as job:
         pushed = push(path, repo, public=public, revision=revision)
         if job:
             job.tag("spider.digest", pushed.weights)
             job.tag("hub.commit", pushed.url)
     log.info("%s: weights %s, %s", pushed.url, pushed.weights, "private" if pushed.private else "public")
-
-
-def _tracked(
-    rule: str, path: Path, params: dict[str, Any] | None = None, outputs: Sequence[Path] = ()
-) -> AbstractContextManager[tracking.Job | None]:
-    """Record a job in the results folder that contains a path. Record nothing for a path outside of one."""
-    root = root_of(path)
-    if root is None:
-        return nullcontext()
-    receipt = StageFolder(path).receipt
-    configure_tracking_of(root)
-    inputs = [receipt if receipt.is_file() else path]
-    name = path.resolve().relative_to(root).as_posix()
-    return tracking.job(
-        rule,
-        name,
-        results=root,
-        params=params,
-        inputs=inputs,
-        outputs=outputs,
-        command=command_line(),
-    )

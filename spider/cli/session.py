@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from spider import tracking
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
-from spider.results import NEWEST, CompressedFolder, Results
+from spider.results import NEWEST, CompressedFolder, Results, StageFolder, root_of
 
 log = logging.getLogger("spider")
 
@@ -187,6 +187,29 @@ def configure_tracking_of(root: Path) -> None:
     own = session is not None and session.config_path.resolve().is_relative_to(root.resolve())
     path = session.config_path if session and own else root / NEWEST
     tracking.configure(yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {})
+
+
+def tracked_at(
+    path: Path, rule: str, *, params: dict[str, Any] | None = None, outputs: Sequence[Path] = ()
+) -> AbstractContextManager[tracking.Job | None]:
+    """Record a job on a model in the results folder that contains its path.
+
+    Record nothing for a path outside of a results folder.
+    """
+    root = root_of(path)
+    if root is None:
+        return nullcontext()
+    configure_tracking_of(root)
+    receipt = StageFolder(path).receipt
+    return tracking.job(
+        rule,
+        path.resolve().relative_to(root).as_posix(),
+        results=root,
+        params=params,
+        inputs=[receipt if receipt.is_file() else path],
+        outputs=outputs,
+        command=command_line(),
+    )
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:

@@ -103,8 +103,6 @@ class Chart:
     """Vertical dashed lines: name and x."""
     readout: Format | None = None
     """Format of the values that a page shows at the pointer (default: that of the y axis)."""
-    corner: str = ""
-    """A sentence in the free corner of a picture."""
     instead: str = ""
     """Text of a picture without points."""
 
@@ -115,7 +113,7 @@ Figure = Chart | HeatMap | Note
 class Label(NamedTuple):
     """Text at a relative position from the left and the bottom. Its kind decides the alignment."""
 
-    kind: Literal["x", "y", "band", "level", "ruler", "cell", "value", "corner"]
+    kind: Literal["x", "y", "band", "level", "ruler", "cell", "value"]
     x: float
     y: float
     text: str
@@ -157,9 +155,6 @@ def draw(figure: Chart | HeatMap, width: float, height: float, *, stretched: boo
                 text = series.values(y) + (" ↑" if y > box.most else "")
                 label = Label("value", box.x(x), box.y(min(y, box.most)), text, series.colour)
                 drawing.labels.append(label)
-    if figure.corner:
-        rising = drawn[0].y[-1] > drawn[0].y[0]
-        drawing.labels.append(Label("corner", 0 if rising else 1, 1, figure.corner))
     readout = figure.readout or figure.y.format
     for series in drawing.legend:
         if series.style != "bars":

@@ -100,8 +100,7 @@ def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
         found |= stage.results
         if "compression" in stage.compressed:
             found["compression"] = stage.compressed["compression"]
-    last = next((stage.results for stage in reversed(stages) if stage.evaluation), {})
-    return last | {name: one for name, one in found.items() if name not in last}
+    return found
 
 
 def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:

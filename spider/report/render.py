@@ -120,19 +120,6 @@ def text(x: float, y: float, content: str, style: str = "", anchor: str = "start
     return Markup(shape).format(x, y, anchor, Markup(style), printable(content))
 
 
-def write_svg(path: Path, parts: Sequence[Markup], width: float, height: float, title: str) -> None:
-    """Write shapes as a complete SVG file."""
-    shape = Markup(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" '
-        'viewBox="0 0 {w:.0f} {h:.0f}" {font} fill="var(--ink)"><title>{title}</title>'
-        '<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
-    )
-    svg = shape.format(
-        w=width, h=height, font=_FONT, title=printable(title), style=_STYLE, body=Markup("").join(parts)
-    )
-    write_text(path, coloured(svg))
-
-
 def picture(
     path: Path,
     columns: Sequence[tuple[float, Sequence[Figure]]],
@@ -155,7 +142,14 @@ def picture(
         for i, figure in enumerate(figures):
             parts.append(_panel(figure, x, top + i * panel_height, panel_width, panel_height))
         x += panel_width
-    write_svg(path, parts, width, height, title)
+    shape = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" '
+        'viewBox="0 0 {w:.0f} {h:.0f}" {font} fill="var(--ink)"><title>{title}</title>'
+        '<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
+    )
+    body = Markup("").join(parts)
+    svg = shape.format(w=width, h=height, font=_FONT, title=printable(title), style=_STYLE, body=body)
+    write_text(path, coloured(svg))
 
 
 def _panel(figure: Figure, x: float, y: float, width: float, height: float) -> Markup:
@@ -206,7 +200,6 @@ def _label(label: Label, w: float, h: float) -> Markup:
         "ruler": (5, 14, _SOFT, "start"),
         "cell": (0, 4, 'font-size="12"', "middle"),
         "value": (7, -8, f'{halo} fill="var(--c{label.colour})"', "start"),
-        "corner": (-8, 16, "", "end") if label.x else (8, 16, "", "start"),
     }[label.kind]
     return text(label.x * w + dx, h - label.y * h + dy, label.text, style, anchor)
 

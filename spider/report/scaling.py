@@ -281,10 +281,9 @@ def _law(fitted: ScalingFit, name: str) -> Chart:
             if curve.best:
                 series.append(Series("", [curve.flops], [curve.best[name]], number % COLOURS, "dots", "*"))
     return Chart(
-        title,
+        f"{title}: {letter} ~ {law}" if law else title,
         Axis("FLOPs of training", flops_label, log=True, margin=0.03),
         Axis("", form, log=True, margin=0.12),
         series,
-        corner=f"{letter} ~ {law}" if law else "",
         instead=fitted.problem or "no law",
     )
