@@ -8,11 +8,11 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
@@ -66,30 +66,6 @@ def workflow(configuration: dict[str, Any], results: Path, *targets: str | Path)
     began = time.perf_counter()
     subprocess.run(command, cwd=results.parent, check=True)
     return time.perf_counter() - began
-
-
-def interleaved(
-    ways: Mapping[str, Callable[[], Any]], repeats: int, prepare: Callable[[], None] | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the median seconds of each way by the clock, and of this process's processor time.
-
-    The ways take turns, so a slow minute of the machine affects all alike. ``prepare`` runs before each and
-    does not count, so all find the same disk and memory.
-    """
-    clock: dict[str, list[float]] = {name: [] for name in ways}
-    processor: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, way in ways.items():
-            if prepare is not None:
-                prepare()
-            began, used = time.perf_counter(), time.process_time()
-            way()
-            clock[name].append(time.perf_counter() - began)
-            processor[name].append(time.process_time() - used)
-    return (
-        {name: median(values) for name, values in clock.items()},
-        {name: median(values) for name, values in processor.items()},
-    )
 
 
 def spread(values: Sequence[float]) -> str:

@@ -19,13 +19,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import yaml
-from common import ROOT, baseline_rates, interleaved, parser, report, spread, workflow
+from common import ROOT, baseline_rates, parser, report, spread, workflow
 
 from spider.config import StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
@@ -52,7 +54,10 @@ def stage_of(tokens: int) -> list[dict[str, Any]]:
 
 
 def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
-    """Return the processor seconds of one optimizer step of each, measured in turn on one thread."""
+    """Return the median processor seconds of one optimizer step of each, measured on one thread.
+
+    The runs take turns, so a slow minute of the machine affects all alike.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
@@ -69,7 +74,14 @@ def step_seconds(specs: dict[str, StageSpec], rounds: int) -> dict[str, float]:
         step()
         return step
 
-    return interleaved({name: stepper(spec) for name, spec in specs.items()}, rounds)[1]
+    steppers = {name: stepper(spec) for name, spec in specs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in specs}
+    for _ in range(rounds):
+        for name, step in steppers.items():
+            began = time.process_time()
+            step()
+            seconds[name].append(time.process_time() - began)
+    return {name: median(values) for name, values in seconds.items()}
 
 
 def token_seconds(
