@@ -25,7 +25,8 @@ Layout of its backward pass: with weights it is one kernel. A program holds a ti
 rows of y at once, so each is read once. The tile is narrower for large K, and 8 warps share it, because with
 4 some tiles exceed the registers. Rows of no token must be zero and not merely unread, because the experts'
 weight gradient sums over whole segments, padding included. The programs after the N tokens clear them by
-``pos_to_expert``, an argument that only the backward pass uses."""
+``pos_to_expert``, an argument that only the backward pass uses.
+"""
 
 import torch
 from torch import Tensor

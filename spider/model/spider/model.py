@@ -34,7 +34,8 @@ The core's rows are those that a window fills at the wanted boundary rate; spare
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, V vocabulary, N recurrent
 layers, R loops, E experts. In a stream N is the number of bytes of a piece, K that of patches that they
-close."""
+close.
+"""
 
 from __future__ import annotations
 
