@@ -158,7 +158,7 @@ def gradients(spec: StageSpec) -> dict[str, Any]:
     precision = decide(spec.precision, spec.fp8_recipe, device, None)
     precision.prepare(model)
     if compiles(spec, precision.kind, device):
-        compile_forward(model, spec.depths)
+        compile_forward(model)
     settings = spec.settings
     data = text_for(spec)
     shards, rows = Shards(data, "train"), None

@@ -36,7 +36,7 @@ from kernels.route import route, route_torch
 from kernels.segment_sum import segment_sum, segment_sum_torch
 from kernels.topk_gate import topk_gate, topk_gate_torch
 from spider.model.spider.config import EngramConfig, MoEConfig
-from spider.model.spider.engram import multiplier, primes_from
+from spider.model.spider.engram import CONV_TAPS, multiplier, primes_from
 from spider.model.spider.moe import MoE
 from spider.tokens import BYTES
 
@@ -205,7 +205,7 @@ def memory_conv(s: Shape, device: torch.device) -> Op:
     """
     v_ND = torch.randn(s.N, s.D, device=device, dtype=ROWS, requires_grad=True)
     number_N = torch.arange(s.N, device=device) % 64
-    taps_KD = torch.rand(EngramConfig().conv_kernel, s.D, device=device, requires_grad=True)
+    taps_KD = torch.rand(CONV_TAPS, s.D, device=device, requires_grad=True)
     weight_D = torch.rand(s.D, device=device, requires_grad=True)
     arguments = v_ND, number_N, taps_KD, weight_D, 1e-5
     return Op(engram_conv, engram_conv_torch, arguments, 4 * s.N * s.D, 6 * s.N * s.D)

@@ -80,11 +80,6 @@ class ModelConfig(Block):
         """`MOST_RECOMPUTED` as YAML text."""
         return str(self.MOST_RECOMPUTED).lower()
 
-    @property
-    def samples_loops(self) -> bool:
-        """Whether each training step draws its own number of loops, from 1 to 2 `loops` - 1."""
-        return False
-
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
         """Return the settings of a run that this model cannot have, each with its key: ``compile: ...``."""
         return []

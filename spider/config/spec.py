@@ -75,11 +75,6 @@ class StageSpec(RunSettings):
         return self.settings.n_loops or self.model.loops
 
     @property
-    def depths(self) -> int:
-        """Number of different loop counts that a training step may draw."""
-        return 2 * self.loops - 1 if self.model.samples_loops else 1
-
-    @property
     def window(self) -> int:
         """Tokens in a window of evaluation and generation."""
         return self.evaluation.seq_len or self.settings.seq_len

@@ -20,10 +20,13 @@ from torch import Tensor, nn
 
 from spider.tokens import IGNORED
 
+#: Term below the root of every RMS norm: small against the mean square of any stream that is in use.
+NORM_EPS = 1e-6
 
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """Return ``x / sqrt(mean(x^2) + eps)`` over the last axis."""
-    return F.rms_norm(x, (x.shape[-1],), eps=eps)
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Return ``x / sqrt(mean(x^2) + NORM_EPS)`` over the last axis."""
+    return F.rms_norm(x, (x.shape[-1],), eps=NORM_EPS)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -136,16 +139,15 @@ def attention_by_offsets(
 class RMSNorm(nn.Module):
     """RMS norm with one weight per feature, computed in at least float32 and rounded to its input's dtype."""
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
 
     def init_weights(self) -> None:
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (rms_norm(wide(x), self.eps) * self.weight).to(x.dtype)
+        return (rms_norm(wide(x)) * self.weight).to(x.dtype)
 
 
 class Linear(nn.Linear):

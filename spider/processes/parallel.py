@@ -80,14 +80,8 @@ def exchange_gradients(wrapped: nn.Module, enabled: bool) -> Iterator[None]:
         yield
 
 
-def compile_forward(model: Model, graphs: int = 1, **options: Any) -> None:
-    """Compile the forward pass of the model inside FSDP or DDP.
-
-    Args:
-        graphs: how many numbers of loops the model will run with; each may need its own graph.
-        options: passed to `torch.compile`.
-    """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs)
+def compile_forward(model: Model, **options: Any) -> None:
+    """Compile the forward pass of the model inside FSDP or DDP; ``options`` are those of `torch.compile`."""
     # DDP would cut the graph at the ends of its buckets; the warm-up compiled one graph.
     torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.

@@ -136,7 +136,7 @@ class Trainer:
         if compiled:
             if warmup:
                 compilecache.load(warmup, self.device)
-            compile_forward(self.model, spec.depths)
+            compile_forward(self.model)
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
         tokenizer = data / TOKENIZER if vocabulary.digest else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
@@ -262,8 +262,7 @@ class Trainer:
             counted_B: targets in each window of this process.
             targets: targets of the whole step, all processes together.
         """
-        self._seed("depth")
-        n_loops = draw_depth(self.spec)
+        n_loops = self.spec.loops
         measured: dict[str, Tensor] = {}
         counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
         documents = self.settings.attend == "document"
@@ -463,8 +462,3 @@ class Trainer:
 def seed_of(*parts: object) -> int:
     """Return a 63-bit seed for a list of names and numbers."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
-
-
-def draw_depth(spec: StageSpec) -> int:
-    """Return the loops of a step's forward passes: the stage's number, or a random number with that mean."""
-    return int(torch.randint(1, 2 * spec.loops, ())) if spec.model.samples_loops else spec.loops

@@ -247,14 +247,14 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
     narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
     if compiled:
-        compile_forward(model, spec.depths)
+        compile_forward(model)
     tokens_BT, labels_BT = _random_text(spec, model.tokens, device)
     given = model.empty_candidates(tokens_BT)
     forget_peak(device)
 
-    def once(n_loops: int | None = spec.settings.n_loops) -> None:
+    def once() -> None:
         with precision.autocast(device):
-            loss = model(tokens_BT, labels_BT, n_loops=n_loops, **given).loss
+            loss = model(tokens_BT, labels_BT, n_loops=spec.settings.n_loops, **given).loss
         assert loss is not None
         loss.backward()
         optimizer.step()
@@ -263,11 +263,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> 
 
     first = round(seconds_of(once, device, 0), 4)
     seconds = round(seconds_of(once, device, _STEP_SECONDS - first), 5)
-    measured = Step(first_seconds=first, seconds=seconds, peak_memory_mb=peak_memory_mb(device))
-    if compiled and spec.model.samples_loops:
-        for depth in range(1, 2 * spec.loops):
-            once(depth)
-    return measured
+    return Step(first_seconds=first, seconds=seconds, peak_memory_mb=peak_memory_mb(device))
 
 
 def seconds_of(once: Callable[[], Any], device: torch.device, budget: float) -> float:

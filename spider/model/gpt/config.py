@@ -84,7 +84,6 @@ class GPTConfig(ModelConfig):
     """Use the transposed embedding as the head."""
     start: Literal["uniform", "orthogonal"] = "uniform"
     """Initialisation of the matrices that do not start at zero."""
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-6
     stream: Literal["wide", "narrow"] = "narrow"
     """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
     recurrence: LoopConfig = LoopConfig()

@@ -134,7 +134,7 @@ class Attention(nn.Module):
             gate_BTG = 2 * self.gate(h_BTD[..., :_GATE_WIDTH]).sigmoid()
             values = embedding(tokens_BT, self.values).unflatten(-1, (-1, K))
             v = v + gate_BTG[..., None].to(v.dtype) * values.to(v.dtype)
-        q, k = (self.rotated(rms_norm(wide(x), self.config.norm_eps), rope) for x in (q, k))
+        q, k = (self.rotated(rms_norm(wide(x)), rope) for x in (q, k))
         if self.gain is not None:
             q = q * self.gain[:, None]
         q, k = q.to(v.dtype), k.to(v.dtype)
@@ -211,7 +211,6 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int, vocabulary: int) -> None:
         super().__init__()
-        self.eps = config.norm_eps
         self.shrink = (layer + 1) ** -0.5 if config.norm_scale else 1.0
         self.parallel = config.parallel_from is not None and layer >= config.parallel_from
         self.mix = Mix(config) if config.residual_mix != "none" else None
@@ -236,7 +235,7 @@ class Block(nn.Module):
         return x + _scaled(self.ffn(h if self.parallel else self.norm(x)), self.ffn_scale)
 
     def norm(self, x: Tensor) -> Tensor:
-        return (rms_norm(wide(x), self.eps) * self.shrink).to(x.dtype)
+        return (rms_norm(wide(x)) * self.shrink).to(x.dtype)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -343,9 +342,8 @@ class GPT(interface.Model):
         caches: Sequence[Cache] | None = None,
     ) -> Tensor:
         """Run the layers in this order and return the normalised states (B, T, D)."""
-        eps = self.config.norm_eps
         half = len(order) // 2
-        x0 = streamed(rms_norm(embedding(tokens_BT, self.embedding), eps), self.config.stream)
+        x0 = streamed(rms_norm(embedding(tokens_BT, self.embedding)), self.config.stream)
         x = x0
         stack: list[Tensor] = []
         skips = iter(self.skips)
@@ -359,7 +357,7 @@ class GPT(interface.Model):
                 stack.append(x)
         for skip in skips:
             x = skip(None, x)
-        return rms_norm(wide(x), eps).to(x.dtype)
+        return rms_norm(wide(x)).to(x.dtype)
 
     def logits(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, V) in at least float32; the n-gram head corrects them after the

@@ -77,12 +77,12 @@ class LayerCache:
 class LatentAttention(nn.Module):
     """Multi-head latent attention; see the module's docstring."""
 
-    def __init__(self, dim: int, config: AttentionConfig, eps: float) -> None:
+    def __init__(self, dim: int, config: AttentionConfig) -> None:
         super().__init__()
         self.config = c = config
         self.q = Linear(dim, c.heads * (c.nope_dim + c.rope_dim))
         self.kv_a = Linear(dim, c.kv_lora_rank + c.rope_dim)
-        self.kv_norm = RMSNorm(c.kv_lora_rank, eps)
+        self.kv_norm = RMSNorm(c.kv_lora_rank)
         self.kv_b = Linear(c.kv_lora_rank, c.heads * (c.nope_dim + c.v_dim))
         self.out = Linear(c.heads * c.v_dim, dim, std=0.0)
 

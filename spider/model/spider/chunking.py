@@ -8,8 +8,8 @@ patch comes first, and the open tail is dropped.
 Up: byte t reads patch number ``sum_{s<=t} b_s``, where the null patch is number 0. That is the last patch
 closed at or before t, so no byte depends on a later one.
 
-Boundaries (FlexiTokens): logits ``l = MLP(h)``. Training draws a relaxed Bernoulli at temperature tau,
-``soft = sigmoid((l + logistic noise) / tau)``, and cuts where ``soft > 1/2``. Evaluation cuts where
+Boundaries (FlexiTokens): logits ``l = MLP(h)``. Training draws a relaxed Bernoulli at temperature 1,
+``soft = sigmoid(l + logistic noise)``, and cuts where ``soft > 1/2``. Evaluation cuts where
 ``sigmoid(l) > 1/2``. The value of b is the hard one, its gradient that of ``soft``. The language-model loss
 reaches it in ``up``, where patch j is read as ``b_j z_j + (1 - b_j) z_{j-1}``. In value this is exactly z_j.
 Its gradient compares patch j with the previous one.
@@ -51,6 +51,9 @@ from spider.tokens import BYTES
 #: Standard deviation of the boundary logits at the start. It is well above that of the logistic noise (1.8).
 #: So cuts follow the text from the first step, and the rate without noise is near the rate with it.
 _INITIAL_SPREAD = 4.0
+#: How far the boundary rate of a window may fall below ``rate`` without a loss. Without it every text would
+#: be cut at one rate.
+_SLACK = 0.1
 #: Numbers of rows are multiples of this. Products in fp8 require it, and it makes few shapes on a CPU.
 _ROWS = 16
 #: If the windows fill more than this share of B times the longest one, all get its length, and attention
@@ -116,9 +119,8 @@ class BoundaryPredictor(nn.Module):
     space and negative for others.
     """
 
-    def __init__(self, dim: int, config: BoundaryConfig, eps: float) -> None:
+    def __init__(self, dim: int, config: BoundaryConfig) -> None:
         super().__init__()
-        self.eps = eps
         self.hidden = Linear(dim, config.hidden, bias=0.0)
         if config.start == "whitespace":
             self.logit = Linear(config.hidden, 1, std=0.0, bias=0.0)
@@ -139,7 +141,7 @@ class BoundaryPredictor(nn.Module):
             self.prior[0].masked_fill_(first_V, _INITIAL_SPREAD)
 
     def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
-        logit_BT = wide(self.logit(F.silu(self.hidden(rms_norm(h_BTD, self.eps)))).squeeze(-1))
+        logit_BT = wide(self.logit(F.silu(self.hidden(rms_norm(h_BTD)))).squeeze(-1))
         if self.prior is None:
             return logit_BT
         kind_BT = tokens_BT + BYTES.size * after_space_BT
@@ -149,14 +151,14 @@ class BoundaryPredictor(nn.Module):
 class Chunker(nn.Module):
     """Boundaries of a batch, and the maps between bytes and patches."""
 
-    def __init__(self, dim: int, config: BoundaryConfig, eps: float) -> None:
+    def __init__(self, dim: int, config: BoundaryConfig) -> None:
         super().__init__()
         self.config = config
         learned = config.kind == "learned"
-        self.boundary_predictor = BoundaryPredictor(dim, config, eps) if learned else None
+        self.boundary_predictor = BoundaryPredictor(dim, config) if learned else None
         self.null = None if config.kind == "none" else nn.Parameter(torch.empty(dim))
-        self.down_norm = RMSNorm(dim, eps)
-        self.up_norm = RMSNorm(dim, eps)
+        self.down_norm = RMSNorm(dim)
+        self.up_norm = RMSNorm(dim)
 
     def init_weights(self) -> None:
         if self.null is not None:
@@ -323,7 +325,7 @@ class Chunker(nn.Module):
             logit_BN = self.boundary_predictor(h_BND, tokens_BT[:, -N:], after_space_BT[:, -N:])
             if self.training:
                 u = torch.rand_like(logit_BN).clamp(1e-6, 1 - 1e-6)
-                logit_BN = (logit_BN + u.log() - (-u).log1p()) / self.config.temperature
+                logit_BN = logit_BN + u.log() - (-u).log1p()
             soft_BN = logit_BN.sigmoid()
             return (logit_BN > 0).to(soft_BN.dtype) + (soft_BN - soft_BN.detach())
         if self.config.kind == "fixed":
@@ -337,7 +339,7 @@ class Chunker(nn.Module):
             return b_BT.new_zeros(()), {}
         rate_B = b_BT.sum(1) / b_BT.shape[1]
         highest = self.config.rate
-        lowest = highest - self.config.slack
+        lowest = highest - _SLACK
         loss = (F.relu(rate_B - highest) + F.relu(lowest - rate_B)).mean()
         return loss, {"boundary_loss": loss.detach()}
 

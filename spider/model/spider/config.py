@@ -45,16 +45,11 @@ class BoundaryConfig(Block):
     """Width of the boundary predictor."""
     start: Literal["random", "whitespace"] = "random"
     """Initial cuts of the predictor: anywhere at about ``rate``, or after words."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of the relaxed Bernoulli in training."""
     stride: Positive = 4
     """Bytes per patch for ``kind: fixed``."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Highest boundary rate without a loss (alpha). The loss grows linearly above it."""
-    slack: Annotated[float, Field(ge=0)] = 0.1
-    """How far the boundary rate may fall below ``rate`` without a loss (lambda * sigma)."""
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the boundary loss."""
+    """Highest boundary rate without a loss (alpha). The loss grows linearly above it, and below it minus 0.1
+    (alpha - lambda * sigma)."""
     capacity: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Maximum number of patches in a window, as a share of its bytes."""
     spare: Annotated[float, Field(ge=0)] = 0.06
@@ -80,10 +75,6 @@ class MoEConfig(Block):
     """Width of the shared expert (0: none)."""
     aux_weight: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the load-balancing loss."""
-    z_weight: Annotated[float, Field(ge=0)] = 1e-3
-    """Weight of the z-loss on router logits."""
-    bias_rate: Annotated[float, Field(ge=0)] = 1e-3
-    """Step of the selection bias that balances the load (0: off)."""
     implementation: Literal["grouped", "loop"] = "grouped"
     """grouped: all experts in one product; loop: one product per expert."""
 
@@ -107,8 +98,6 @@ class EngramConfig(Block):
     """Width of a table row."""
     table_size: Annotated[int, Field(gt=1)] = 81_307
     """Minimum number of rows of a head's table; each table takes the next unused prime."""
-    conv_kernel: Positive = 4
-    """Width of the causal convolution after the lookup, in patches."""
     byte_orders: list[Positive] = []
     """Orders of n-grams whose rows are added to the embedding of every byte (none: bytes alone)."""
 
@@ -120,10 +109,6 @@ class RecurrenceConfig(Block):
     """Layers of the core."""
     loops: Positive = 6
     """Number of loops."""
-    sample_loops: bool = False
-    """Draw the number of loops of each training step from 1..2*loops-1 (mean ``loops``)."""
-    bptt: Positive | None = None
-    """Backpropagate only through the last ``bptt`` loops (null: all)."""
     injection: bool = True
     """Inject the input patches in every loop (linear time-invariant, stable)."""
     loop_embedding: bool = True
@@ -132,8 +117,6 @@ class RecurrenceConfig(Block):
     """Rank of the adapter of each loop (0: none)."""
     halting: bool = True
     """Let each patch halt early (adaptive computation time)."""
-    halt_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """A patch halts when the sum of its halting probabilities reaches 1 minus this."""
     ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the ponder loss, per loop."""
     checkpointing: Annotated[
@@ -172,7 +155,6 @@ class SpiderConfig(ModelConfig):
     """Dense byte-level layers after the core."""
     ffn_hidden: Positive = 3072
     """Width of the dense layers' feed-forward."""
-    norm_eps: float = 1e-6
     stream: Literal["wide", "narrow"] = "wide"
     """Residual stream of layers: fp32 (wide), or the dtype of matrix products (narrow), which moves half the
     bytes. The state between loops is fp32."""
@@ -182,10 +164,6 @@ class SpiderConfig(ModelConfig):
     """Mixture of experts (null: one dense SwiGLU of ``ffn_hidden``)."""
     engram: EngramConfig = EngramConfig()
     recurrence: RecurrenceConfig = RecurrenceConfig()
-
-    @property
-    def samples_loops(self) -> bool:
-        return self.recurrence.sample_loops
 
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
         if compiled and precision == "fp32" and self.moe and self.moe.implementation == "grouped":

@@ -34,12 +34,14 @@ from kernels.engram_conv import engram_conv, engram_conv_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
 from kernels.switch import use_triton
-from spider.model.layers import Linear, RMSNorm
+from spider.model.layers import NORM_EPS, Linear, RMSNorm
 from spider.model.spider.attention import LayerCache
 from spider.model.spider.config import EngramConfig
 from spider.tokens import BYTES
 
 _MASK = (1 << 64) - 1
+#: Taps of the convolution over patches (the paper's).
+CONV_TAPS = 4
 
 
 def multiplier(index: int) -> int:
@@ -110,16 +112,16 @@ class Retrieved(NamedTuple):
 class Engram(nn.Module):
     """N-gram lookup of one layer of the core; see the module's docstring."""
 
-    def __init__(self, dim: int, config: EngramConfig, primes: list[int], eps: float) -> None:
+    def __init__(self, dim: int, config: EngramConfig, primes: list[int]) -> None:
         super().__init__()
         width = len(primes) * config.head_dim
         self.tables = Tables(config.orders, primes, config.head_dim, std=1.0)
         self.key = Linear(width, dim)
         self.value = Linear(width, dim)
-        self.key_norm = RMSNorm(dim, eps)
-        self.query_norm = RMSNorm(dim, eps)
-        self.value_norm = RMSNorm(dim, eps)
-        self.conv = nn.Parameter(torch.empty(dim, 1, config.conv_kernel))
+        self.key_norm = RMSNorm(dim)
+        self.query_norm = RMSNorm(dim)
+        self.value_norm = RMSNorm(dim)
+        self.conv = nn.Parameter(torch.empty(dim, 1, CONV_TAPS))
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.conv)
@@ -143,10 +145,9 @@ class Engram(nn.Module):
         triton = use_triton(h_MD)
         gate = engram_gate if triton else engram_gate_torch
         conv = engram_conv if triton else engram_conv_torch
-        query, value = self.query_norm, self.value_norm
-        v_MD = gate(h_MD, retrieved.key_MD, retrieved.value_MD, query.weight, query.eps)
+        v_MD = gate(h_MD, retrieved.key_MD, retrieved.value_MD, self.query_norm.weight, NORM_EPS)
         taps_KD = self.conv[:, 0].flip(1).T
         if cache is not None:  # prepend the rows that the taps look back on, zeros before the first
             v_MD = cache.convolved(v_MD, len(taps_KD) - 1)
             number_M = torch.arange(len(v_MD), device=v_MD.device)
-        return conv(v_MD, number_M, taps_KD, value.weight, value.eps)[-len(h_MD) :]
+        return conv(v_MD, number_M, taps_KD, self.value_norm.weight, NORM_EPS)[-len(h_MD) :]

@@ -63,6 +63,8 @@ from spider.model.spider.moe import Experts, MoE, fp8_parts
 from spider.model.spider.recurrence import CoreOutput, Layer, RecurrentCore, run
 from spider.model.spider.windows import equal_windows
 
+#: Weight of the z-loss on router logits (ST-MoE's). It only keeps them small.
+Z_WEIGHT = 1e-3
 #: Linear layers that make a discrete decision or are tiny, and therefore stay out of fp8.
 _WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|ngram")
 
@@ -116,10 +118,10 @@ class Spider(interface.Model):
         byte_primes = primes[per_layer * len(engram.layers) :]
         self.ngram_embedding = NgramEmbedding(D, engram.byte_orders, byte_primes) if byte_primes else None
         self.prelude = nn.ModuleList(Layer(config) for _ in range(config.prelude_layers))
-        self.chunker = Chunker(D, config.boundary, config.norm_eps)
+        self.chunker = Chunker(D, config.boundary)
         self.core = RecurrentCore(config, layer_primes)
         self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
-        self.final_norm = RMSNorm(D, config.norm_eps)
+        self.final_norm = RMSNorm(D)
         self.run = run
         if config.ngram is not None:
             self.ngram = NgramHead(D, config.ngram, self.tokens)
@@ -169,7 +171,7 @@ class Spider(interface.Model):
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Return the input of the prelude, (B, T, D)."""
-        h_BTD = rms_norm(embedding(tokens_BT, self.embed_tokens), self.config.norm_eps)
+        h_BTD = rms_norm(embedding(tokens_BT, self.embed_tokens))
         if self.ngram_embedding is not None:
             h_BTD = h_BTD + self.ngram_embedding(tokens_BT)
         return streamed(h_BTD, self.config.stream)
@@ -211,7 +213,7 @@ class Spider(interface.Model):
         metrics: dict[str, Tensor] = {}
         ponder_loss = self._halting(core, valid_M, metrics)
         router_loss, counts_NRE = self._routing(core, metrics)
-        return self.config.boundary.weight * boundary_loss + ponder_loss + router_loss, counts_NRE, metrics
+        return boundary_loss + ponder_loss + router_loss, counts_NRE, metrics
 
     def _halting(self, core: CoreOutput, valid_M: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
         """Return the weighted ponder loss, and add its metrics."""
@@ -247,7 +249,7 @@ class Spider(interface.Model):
         if self.training:
             for layer, load_E in zip(self.core.layers, load_NE, strict=True):
                 cast(MoE, layer.ffn).load += load_E
-        return moe.aux_weight * aux + moe.z_weight * z, counts_NRE
+        return moe.aux_weight * aux + Z_WEIGHT * z, counts_NRE
 
     # -------------------------------------------------------------------------------- what it tells of itself
 
@@ -300,10 +302,8 @@ class Spider(interface.Model):
         self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
     ) -> int:
         size = 2 if narrow else 4
-        loops = self.loops(n_loops)
-        loops = min(loops, self.config.recurrence.bptt or loops)
         counted = kept_compiled(self.config, size) if compiled else kept(self.config, size)
-        total = counted.of(windows * length, self.chunker.rows(windows, length), loops)
+        total = counted.of(windows * length, self.chunker.rows(windows, length), self.loops(n_loops))
         return total + windows * length * (self.ngram.activation_bytes() if self.ngram else 0)
 
 

@@ -2,7 +2,7 @@
 
 ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates are the
 *unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this). The bias is not
-learned by gradient: after every optimizer step it moves by ``bias_rate`` towards experts with less than the
+learned by gradient: after every optimizer step it moves by `_BIAS_RATE` towards experts with less than the
 mean load (DeepSeek-V3). So it balances without a gradient that works against the language model. An auxiliary
 loss (Switch) through the mean probabilities and a z-loss on the logits support it. No token is dropped; rows
 that are not valid (spare rows of the core's buffer) go to no expert and do not count.
@@ -45,6 +45,9 @@ from kernels.switch import use_triton
 from spider.model.interface import Fp8Parts
 from spider.model.layers import Linear, SwiGLU, compute_dtype, swiglu
 from spider.model.spider.config import MoEConfig, SpiderConfig
+
+#: Step of the selection bias after each optimizer step (DeepSeek-V3's).
+_BIAS_RATE = 1e-3
 
 _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -107,7 +110,7 @@ class MoE(nn.Module):
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.load)
         load = self.load.to(self.balance_bias.dtype)
-        self.balance_bias += self.config.bias_rate * torch.sign(load.mean() - load)
+        self.balance_bias += _BIAS_RATE * torch.sign(load.mean() - load)
         self.load.zero_()
 
 

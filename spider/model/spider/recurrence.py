@@ -13,15 +13,14 @@ loops share, with a scale s_r per loop (loops past the trained ones use the last
 sinusoidal. It extrapolates to any R without parameters. Without injection ``h <- y``.
 
 Halting is adaptive computation time (Graves, 2016). ``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``. A patch
-halts at loop N, the first where the sum of p reaches ``1 - epsilon``, or the last loop. The remainder is ``1
+halts at loop N, the first where the sum of p reaches 1 - `EPSILON`, or the last loop. The remainder is ``1
 - sum_{n<N} p_n``. The output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch sum to
 one. All loops are computed for all patches, because shapes stay constant and others still read a halted
 patch. A halted patch only stops adding to its output. The loss adds ``ponder_weight * mean(N + remainder)``.
 A patch that halts at the first loop passes no gradient to p, so a unit that saturates early never recovers.
 The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
-Gradients: with ``bptt``, loops before the last ``bptt`` run without gradients. ``checkpointing`` selects what
-the backward pass of a layer recomputes:
+Gradients: ``checkpointing`` selects what the backward pass of a layer recomputes:
 
     none        Keep all activations.
     selective   Keep the outputs of matrix products and of attention. Recompute norms, rotations, SwiGLU and
@@ -54,6 +53,8 @@ from spider.model.spider.engram import Engram, Retrieved
 from spider.model.spider.moe import Experts, MoE, RouterStats
 from spider.model.spider.windows import Windows
 
+#: A patch halts when its sum of p is within this of 1 (Graves's epsilon): p itself never reaches 1.
+EPSILON = 0.01
 #: Operators whose outputs selective recomputation keeps.
 _COSTLY = {
     "aten::mm",
@@ -80,11 +81,10 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         D = config.hidden
-        eps = config.norm_eps
-        self.engram = Engram(D, config.engram, engram_primes, eps) if engram_primes else None
-        self.attention_norm = RMSNorm(D, eps)
-        self.attention = LatentAttention(D, config.attention, eps)
-        self.ffn_norm = RMSNorm(D, eps)
+        self.engram = Engram(D, config.engram, engram_primes) if engram_primes else None
+        self.attention_norm = RMSNorm(D)
+        self.attention = LatentAttention(D, config.attention)
+        self.ffn_norm = RMSNorm(D)
         self.ffn: MoE | SwiGLU = MoE(D, moe) if moe else SwiGLU(D, config.ffn_hidden)
 
     def forward(
@@ -208,10 +208,8 @@ class Halt(NamedTuple):
 class Halting(nn.Module):
     """Halting probability of each patch, and the weighted sum of its states."""
 
-    def __init__(self, dim: int, epsilon: float, eps: float) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.epsilon = epsilon
-        self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
         self.bias = nn.Parameter(torch.empty(1))  # FSDP cannot shard a scalar
 
@@ -233,8 +231,8 @@ class Halting(nn.Module):
     def forward(self, state: Halt, h_MD: Tensor, last: Tensor) -> Halt:
         """Add the state of one loop to the output of the patches that still run."""
         w_D = self.weight * self.weight.numel() ** -0.5
-        p_M = torch.sigmoid((rms_norm(h_MD, self.eps) * w_D).sum(-1) + self.bias)
-        stops_M = state.running_M & ((state.spent_M + p_M >= 1 - self.epsilon) | last)
+        p_M = torch.sigmoid((rms_norm(h_MD) * w_D).sum(-1) + self.bias)
+        stops_M = state.running_M & ((state.spent_M + p_M >= 1 - EPSILON) | last)
         remainder_M = torch.where(stops_M, 1 - state.spent_M, state.remainder_M)
         weight_M = torch.where(stops_M, remainder_M, torch.where(state.running_M, p_M, 0.0))
         return Halt(
@@ -250,8 +248,7 @@ class CoreOutput(NamedTuple):
     z_MD: Tensor
     halt: Halt | None
     stats: list[list[RouterStats]]
-    """Statistics by loop with a gradient (in evaluation, by loop), then by layer; inner lists are empty
-    without MoE."""
+    """Statistics by loop, then by layer; inner lists are empty without MoE."""
 
 
 class RecurrentCore(nn.Module):
@@ -261,13 +258,12 @@ class RecurrentCore(nn.Module):
         super().__init__()
         self.config = r = config.recurrence
         self.stream = config.stream
-        self.eps = config.norm_eps
         D = config.hidden
         layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
         self.layers = cast(Sequence[Layer], layers)
         self.injection = Injection(D) if r.injection else None
         self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
-        self.halting = Halting(D, r.halt_epsilon, self.eps) if r.halting else None
+        self.halting = Halting(D) if r.halting else None
         self.run = run
 
     def retrieve(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Retrieved | None]:
@@ -293,7 +289,6 @@ class RecurrentCore(nn.Module):
         """
         c = self.config
         device = e_MD.device
-        without_gradient = max(0, n_loops - c.bptt) if self.training and c.bptt else 0
         stats: list[list[RouterStats]] = []
         halt = self.halting.start(e_MD) if self.halting is not None else None
         loop_RD = loop_embedding(n_loops, e_MD.shape[-1], device).to(e_MD.dtype) if c.loop_embedding else None
@@ -301,19 +296,17 @@ class RecurrentCore(nn.Module):
         weights = [narrowed(layer, e_MD) for layer in self.layers]
         h_MD = e_MD
         for r in range(n_loops):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and r >= without_gradient):
-                loop_D = None if loop_RD is None else loop_RD[r]
-                scale_1K = None if self.lora is None else self.lora.loop_scale(r)
-                y_MD = self.begin(h_MD, e_MD, loop_D, scale_1K)
-                loop_stats: list[RouterStats] = []
-                for i, layer in enumerate(self.layers):
-                    cache = caches and caches[r][i]
-                    y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, rope, windows, retrieved[i], cache)
-                    if s is not None:
-                        loop_stats.append(s)
-                h_MD = self.end(h_MD, e_MD, y_MD)
-            if r >= without_gradient:
-                stats.append(loop_stats)
+            loop_D = None if loop_RD is None else loop_RD[r]
+            scale_1K = None if self.lora is None else self.lora.loop_scale(r)
+            y_MD = self.begin(h_MD, e_MD, loop_D, scale_1K)
+            loop_stats: list[RouterStats] = []
+            for i, layer in enumerate(self.layers):
+                cache = caches and caches[r][i]
+                y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, rope, windows, retrieved[i], cache)
+                if s is not None:
+                    loop_stats.append(s)
+            h_MD = self.end(h_MD, e_MD, y_MD)
+            stats.append(loop_stats)
             if self.halting is not None and halt is not None:
                 halt = self.halting(halt, h_MD, last_R[r])
         return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)
@@ -321,7 +314,7 @@ class RecurrentCore(nn.Module):
     def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor | None, scale_1K: Tensor | None) -> Tensor:
         """Return the input of a loop's layers, given the loop's embedding and its scale of the low-rank
         maps."""
-        x_MD = rms_norm(h_MD, self.eps)
+        x_MD = rms_norm(h_MD)
         if loop_D is not None:
             x_MD = x_MD + loop_D
         y_MD = x_MD + e_MD

@@ -46,7 +46,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "dense": {"moe": None},
     "no_shared_expert": {"moe": {"shared_hidden": 0}},
     "one_loop": {"recurrence": {"loops": 1}},
-    "four_loops_sampled_truncated": {"recurrence": {"loops": 4, "sample_loops": True, "bptt": 2}},
+    "four_loops": {"recurrence": {"loops": 4}},
     "bare": {
         "boundary": {"kind": "none"},
         "moe": None,

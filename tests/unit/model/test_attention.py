@@ -12,7 +12,7 @@ from spider.model.spider.config import AttentionConfig
 def attention(**changes: int) -> LatentAttention:
     torch.manual_seed(0)
     config = AttentionConfig(heads=2, nope_dim=4, rope_dim=6, v_dim=10, kv_lora_rank=8, **changes)
-    module = LatentAttention(16, config, 1e-6)
+    module = LatentAttention(16, config)
     for part in module.modules():
         if hasattr(part, "init_weights"):
             part.init_weights()

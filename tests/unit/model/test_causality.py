@@ -159,7 +159,7 @@ def by_rows(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def test_attention():
-    attention = randomised(LatentAttention(D, HEADS, 1e-6)).double()
+    attention = randomised(LatentAttention(D, HEADS)).double()
     check(lambda x: attention(x, ROPE))
     longer = rope_table(WINDOWS.longest, HEADS.rope_dim, 1e4, torch.device("cpu"))
     check(by_rows(lambda x: attention(x, longer, WINDOWS)))
@@ -173,7 +173,7 @@ def test_dense_block():
 
 def engram() -> Engram:
     config = small_config().engram
-    return randomised(Engram(D, config, primes_from(31, len(config.orders) * config.heads), 1e-6)).double()
+    return randomised(Engram(D, config, primes_from(31, len(config.orders) * config.heads))).double()
 
 
 def test_engram_sees_neither_later_states_nor_later_indexes():
@@ -197,7 +197,7 @@ def test_core(make, moe):
 
 
 def test_halting_and_experts_keep_places_apart(make):
-    halting = randomised(Halting(D, 0.01, 1e-6)).double()
+    halting = randomised(Halting(D)).double()
     experts = make().double().core.layers[0].ffn
 
     def halted(x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def test_ngrams():
 
 def chunker(**changes: object) -> Chunker:
     config = BoundaryConfig.model_validate({"hidden": 8} | changes)
-    return randomised(Chunker(D, config, 1e-6)).double().eval()
+    return randomised(Chunker(D, config)).double().eval()
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -15,7 +15,7 @@ D = 6
 
 def chunker(**changes: object) -> Chunker:
     torch.manual_seed(0)
-    module = Chunker(D, BoundaryConfig.model_validate({"hidden": 8} | changes), 1e-6)
+    module = Chunker(D, BoundaryConfig.model_validate({"hidden": 8} | changes))
     for part in module.modules():
         if hasattr(part, "init_weights"):
             part.init_weights()
@@ -92,7 +92,7 @@ def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
     rates = {True: [], False: []}
     for seed in range(6):
         torch.manual_seed(seed)
-        module = Chunker(64, BoundaryConfig(hidden=64, rate=rate, capacity=1.0), 1e-6)
+        module = Chunker(64, BoundaryConfig(hidden=64, rate=rate, capacity=1.0))
         for part in module.modules():
             if hasattr(part, "init_weights"):
                 part.init_weights()
@@ -117,7 +117,7 @@ def test_a_predictor_may_start_at_white_space_and_learn_from_there():
 
 
 def test_flexi_loss_is_free_between_its_two_ends_and_linear_outside():
-    module = chunker(rate=0.3, slack=0.1)
+    module = chunker(rate=0.3)
     for k, expected in ((10, 0.1), (20, 0.0), (25, 0.0), (30, 0.0), (50, 0.2)):
         b = torch.zeros(1, 100)
         b[0, :k] = 1

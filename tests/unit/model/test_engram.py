@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spider.model.spider.config import EngramConfig
-from spider.model.spider.engram import Engram, Tables, multiplier, primes_from
+from spider.model.spider.engram import CONV_TAPS, Engram, Tables, multiplier, primes_from
 from spider.tokens import BYTES
 
 
@@ -90,8 +90,8 @@ def test_primes_are_the_next_ones():
 
 def engram() -> Engram:
     torch.manual_seed(0)
-    config = EngramConfig(layers=[0], orders=[2, 3], heads=2, head_dim=4, table_size=31, conv_kernel=3)
-    module = Engram(8, config, primes_from(31, 4), 1e-6)
+    config = EngramConfig(layers=[0], orders=[2, 3], heads=2, head_dim=4, table_size=31)
+    module = Engram(8, config, primes_from(31, 4))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module.double()
@@ -116,9 +116,11 @@ def test_equals_the_equation_written_out():
         )
         s = key @ query / 8**0.5
         values.append(torch.sigmoid(s.sign() * s.abs().clamp(min=1e-6).sqrt()) * (module.value.weight @ m))
-    normed = [torch.zeros(8, dtype=torch.float64)] * 2 + [rms(v) * module.value_norm.weight for v in values]
+    normed = [torch.zeros(8, dtype=torch.float64)] * (CONV_TAPS - 1) + [
+        rms(v) * module.value_norm.weight for v in values
+    ]
     for j in range(5):
-        conv = sum(module.conv[:, 0, i] * normed[j + i] for i in range(3))
+        conv = sum(module.conv[:, 0, i] * normed[j + i] for i in range(CONV_TAPS))
         torch.testing.assert_close(got[j], values[j] + torch.nn.functional.silu(conv))
 
 

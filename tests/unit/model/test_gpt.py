@@ -20,7 +20,7 @@ from spider.model import build_model
 from spider.model.gpt import model as gpt
 from spider.model.gpt.config import PRESETS, GPTConfig
 from spider.model.gpt.model import GPT
-from spider.model.layers import Linear
+from spider.model.layers import NORM_EPS, Linear
 from spider.tokens import IGNORED
 from spider.training.optim import build_optimizer
 from spider.training.precision import eligible
@@ -183,7 +183,7 @@ def test_logits_are_those_of_transformers(groups):
     other = nanochat.modeling_nanochat.NanoChatForCausalLM(
         nanochat.configuration_nanochat.NanoChatConfig(
             **{"vocab_size": 272, "hidden_size": c.hidden, "intermediate_size": 4 * c.hidden},
-            **{"num_hidden_layers": c.layers, "num_attention_heads": c.heads, "rms_norm_eps": c.norm_eps},
+            **{"num_hidden_layers": c.layers, "num_attention_heads": c.heads, "rms_norm_eps": NORM_EPS},
             **{"num_key_value_heads": groups, "final_logit_softcapping": 15.0, "head_dim": c.head_dim},
             **{"tie_word_embeddings": False, "attn_implementation": "eager", "pad_token_id": 256},
         )

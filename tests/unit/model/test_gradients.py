@@ -22,7 +22,7 @@ from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import Halting, Injection, Layer, LoopLoRA
 from spider.model.spider.windows import lay_out
 
-B, T, D, EPS = 2, 5, 6, 1e-6
+B, T, D = 2, 5, 6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
 ROPE = rope_table(T, 4, 1e4, torch.device("cpu"))
 TOKENS = torch.tensor([list(b"a b c"), list(b"de fg")])
@@ -35,17 +35,17 @@ Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 def attention() -> tuple[nn.Module, Function]:
-    part = LatentAttention(D, AttentionConfig(**HEADS), EPS)
+    part = LatentAttention(D, AttentionConfig(**HEADS))
     return part, lambda x: part(x, ROPE)
 
 
 def core_attention() -> tuple[nn.Module, Function]:
-    part = LatentAttention(D, AttentionConfig(**HEADS), EPS)
+    part = LatentAttention(D, AttentionConfig(**HEADS))
     return part, lambda x: part(x.flatten(0, 1), ROPE.part(0, 4), WINDOWS)[WINDOWS.valid_M]
 
 
 def chunker() -> tuple[nn.Module, Function]:
-    part = Chunker(D, BoundaryConfig(kind="whitespace"), EPS)
+    part = Chunker(D, BoundaryConfig(kind="whitespace"))
 
     def there_and_back(x: Tensor) -> Tensor:
         patches, _, _ = part.cut(TOKENS, x)
@@ -56,7 +56,7 @@ def chunker() -> tuple[nn.Module, Function]:
 
 
 def predictor(start: Literal["random", "whitespace"]) -> tuple[nn.Module, Function]:
-    part = BoundaryPredictor(D, BoundaryConfig(hidden=4, start=start), EPS)
+    part = BoundaryPredictor(D, BoundaryConfig(hidden=4, start=start))
     return part, lambda x: part(x, TOKENS, TOKENS > 100)
 
 
@@ -69,7 +69,7 @@ def whitespace_predictor() -> tuple[nn.Module, Function]:
 
 
 def engram() -> tuple[nn.Module, Function]:
-    part = Engram(D, small_config().engram, primes_from(11, 4), EPS)
+    part = Engram(D, small_config().engram, primes_from(11, 4))
     return part, lambda x: part(x.flatten(0, 1), part.read(TOKENS, CLOSE, FILLED), WINDOWS.number_M)
 
 
@@ -79,7 +79,7 @@ def ngram_embedding() -> tuple[nn.Module, Function]:
 
 
 def halting() -> tuple[nn.Module, Function]:
-    part = Halting(D, 0.1, EPS)
+    part = Halting(D)
 
     def three_loops(x: Tensor) -> tuple[Tensor, Tensor]:
         state = part.start(x)
@@ -128,7 +128,7 @@ def lora() -> tuple[nn.Module, Function]:
 
 
 def rms_norm() -> tuple[nn.Module, Function]:
-    part = RMSNorm(D, EPS)
+    part = RMSNorm(D)
     return part, part
 
 
@@ -160,7 +160,7 @@ def test_part(build):
     [(0.1, -1), (0.25, 0), (0.8, 1)],
 )
 def test_boundary_loss(share, sign):
-    part = Chunker(D, BoundaryConfig(rate=0.3, slack=0.1), EPS)
+    part = Chunker(D, BoundaryConfig(rate=0.3))
     b = (share + 0.01 * torch.rand(2, 7, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda b: part._rate_loss(b)[0], (b,))
     (slope,) = torch.autograd.grad(part._rate_loss(b)[0], b)

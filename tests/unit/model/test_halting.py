@@ -7,16 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.model.spider.recurrence import Halting
-
-EPSILON = 0.01
+from spider.model.spider.recurrence import EPSILON, Halting
 
 
-def run(probabilities: list[list[float]], states: torch.Tensor, epsilon: float = EPSILON):
+def run(probabilities: list[list[float]], states: torch.Tensor):
     """Run halting over the given p, one row per patch and one column per loop; states (loops, 1, patches,
     D)."""
     p_LR = torch.tensor(probabilities, dtype=states.dtype)
-    module = Halting(states.shape[-1], epsilon, 0.0).to(states.dtype)
+    module = Halting(states.shape[-1]).to(states.dtype)
     module.init_weights()
     state = module.start(states[0])
     for r, h in enumerate(states):
@@ -33,18 +31,17 @@ PROBABILITIES = st.one_of(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("epsilon", [EPSILON, 1e-6, 0.5])
 @given(
     rows=st.integers(1, 32).flatmap(
         lambda n: st.lists(st.lists(PROBABILITIES, min_size=n, max_size=n), min_size=1, max_size=6)
     )
 )
 @settings(max_examples=60)
-def test_weights_of_every_patch_sum_to_one(rows, epsilon, dtype):
+def test_weights_of_every_patch_sum_to_one(rows, dtype):
     R = len(rows[0])
     # State r is the r-th unit vector, so the output is the weights themselves.
     one_hot = torch.eye(R, dtype=dtype)[:, None, None].expand(R, 1, len(rows), R)
-    state = run(rows, one_hot, epsilon)
+    state = run(rows, one_hot)
     weight_LR = state.output_MD[0].double()
     assert (weight_LR.sum(1) - 1).abs().max() <= 1e-6
     assert weight_LR.min() >= 0
@@ -70,7 +67,7 @@ def test_output_loops_and_remainder_are_those_of_the_definition():
 
 
 def test_ponder_pushes_towards_earlier_halting():
-    module = Halting(2, EPSILON, 1e-6)
+    module = Halting(2)
     module.init_weights()
     h = torch.ones(1, 1, 2)
     state = module(module.start(h), h, last=False)

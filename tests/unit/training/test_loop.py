@@ -20,9 +20,10 @@ from spider.checkpoints.records import Receipt, steps
 from spider.data.loader import Batch
 from spider.data.packing import pack
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
+from spider.model.spider import model as spider_model
 from spider.tokens import BYTES
 from spider.training import loop
-from spider.training.loop import Trainer, draw_depth
+from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.telemetry import Window
 from tests.unit.training.disturb import Stop, crash_at, read_until
@@ -484,15 +485,12 @@ def trainer_of(spec, folder, shards):
     return Trainer(spec, folder, shards, {"data_digest": "", "parent_weights": None})
 
 
-def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spec, shards):
+def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spec, shards, monkeypatch):
     """Parts whose losses or noise depend on the micro-batch are off."""
+    monkeypatch.setattr(spider_model, "Z_WEIGHT", 0.0)
     plain = {
-        "boundary": {"kind": "fixed", "stride": 4, "weight": 0.0, "hidden": 16},
-        "moe": {
-            **{"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32},
-            "aux_weight": 0,
-            "z_weight": 0,
-        },
+        "boundary": {"kind": "fixed", "stride": 4, "hidden": 16},
+        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32, "aux_weight": 0},
         "recurrence": {"layers": 1, "loops": 2, "lora_rank": 2, "halting": False},
     }
     big = trainer_of(make_spec(micro_batch=8, model=plain), tmp_path / "big", shards)
@@ -567,14 +565,3 @@ def test_training_lowers_the_loss(tmp_path, make_spec, shards):
     train(make_spec(max_steps=60, log_every=10, lr=1e-2), tmp_path, shards)
     curve = [row["metrics"]["train/bpb"] for row in rows(tmp_path)]
     assert curve[-1] < 0.7 * curve[0]
-
-
-def test_a_sampled_depth_has_the_stages_mean_and_follows_the_seed(make_spec):
-    spec = make_spec(model={"recurrence": {"loops": 3, "sample_loops": True}}, n_loops=2)
-    torch.manual_seed(0)
-    depths = [draw_depth(spec) for _ in range(400)]
-    assert set(depths) == {1, 2, 3}
-    assert sum(depths) / 400 == pytest.approx(2, abs=0.15)
-    torch.manual_seed(0)
-    assert depths == [draw_depth(spec) for _ in range(400)]
-    assert {draw_depth(make_spec(n_loops=2)) for _ in range(5)} == {2}
