@@ -89,10 +89,10 @@ EXAMPLES: dict[str, str] = {
         model: shards/pieces.model, vocab_size: 1284}
     """,
     "runs.NAME.defaults.ema": "{decay: 0.997, start_step: 500}",
-    "runs.NAME.evaluation.ttt": "{chunk: 8192, epochs: 2, parameters: ffn_down}",
+    "runs.NAME.evaluation.ttt": "{chunk: 4096, lr: 0.005, parameters: ffn_down}",
     "runs.NAME.evaluation.tasks.NAME, kind: cloze": "{kind: cloze, items: 500}",
-    "runs.NAME.evaluation.tasks.NAME, kind: induction": "{kind: induction, gap: 256}",
-    "runs.NAME.evaluation.tasks.NAME, kind: copy": "{kind: copy, distance: 4096}",
+    "runs.NAME.evaluation.tasks.NAME, kind: induction": "{kind: induction, items: 500}",
+    "runs.NAME.evaluation.tasks.NAME, kind: copy": "{kind: copy, items: 500}",
     "runs.NAME.evaluation.tasks.NAME, kind: jsonl": "{kind: jsonl, file: questions.jsonl, shots: 5}",
     "runs.NAME.evaluation.tasks.NAME, kind: core": "{kind: core, folder: eval_bundle, items: 200}",
     "runs.NAME.harness": "{tasks: [lambada_openai, hellaswag], items: 500}",

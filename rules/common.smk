@@ -248,14 +248,14 @@ def tokenizer_file(wildcards):
 def learned_from(wildcards):
     """Return the parts that a tokenizer is learned from."""
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
-    parts = list(parts_of(tokenizer.data))[: tokenizer.parts]
-    return expand(f"<results>/raw/{CONFIG.raw(tokenizer.data)}/{{part}}.parquet", part=parts)
+    raw = f"<results>/raw/{CONFIG.raw(tokenizer.data)}/{{part}}.parquet"
+    return expand(raw, part=parts_of(tokenizer.data))
 
 
 def tokenizer_identity(wildcards):
     """Return what decides a tokenizer, besides the text that it is learned from."""
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
-    return {**tokenizer.changed(exclude={"data", "parts"}), **CONFIG.datasets[tokenizer.data].held_out()}
+    return {**tokenizer.changed(exclude={"data"}), **CONFIG.datasets[tokenizer.data].held_out()}
 
 
 #: Names of the datasets that keep documents for an n-gram index.
@@ -376,7 +376,7 @@ def harness_files(wildcards):
 def harness_options(wildcards):
     """Return the options of the command for a run."""
     block = harness_config(wildcards)
-    words = ["--tasks", ",".join(block.tasks), "--batch", str(block.batch)]
+    words = ["--tasks", ",".join(block.tasks), "--batch", str(CONFIG.runs[wildcards.run].evaluation.batch)]
     for option, value in (("include", block.include), ("items", block.items), ("shots", block.shots)):
         words += [f"--{option}", str(value)] if value is not None else []
     return shlex.join([*words, "--online"] if block.online else words)

@@ -49,7 +49,7 @@ def nearest(w_OI: Tensor, step_O1: Tensor, bits: int) -> Tensor:
     return _rounded(w_OI.float(), step_O1.float(), bits).to(torch.int8)
 
 
-def gptq(w_OI: Tensor, h_II: Tensor, step_O1: Tensor, bits: int, damping: float) -> Tensor | None:
+def gptq(w_OI: Tensor, h_II: Tensor, step_O1: Tensor, bits: int) -> Tensor | None:
     """Quantize weights by GPTQ; returns (O, I) int8.
 
     Columns whose inputs were always zero become zero. The result is None if H stays singular even with a
@@ -60,7 +60,7 @@ def gptq(w_OI: Tensor, h_II: Tensor, step_O1: Tensor, bits: int, damping: float)
     order_I = diagonal_I.argsort(descending=True, stable=True)
     h_II = h_II.double().clone()
     h_II.diagonal()[dead_I] = 1.0
-    upper_II = _factor(h_II[order_I][:, order_I], damping)
+    upper_II = _factor(h_II[order_I][:, order_I])
     if upper_II is None:
         return None
     w_OI = torch.where(dead_I, 0.0, w_OI.double())[:, order_I]
@@ -93,12 +93,13 @@ def _rounded(w: Tensor, step_O1: Tensor, bits: int) -> Tensor:
     return scaled.round().clamp(-limit, limit)
 
 
-def _factor(h_II: Tensor, damping: float) -> Tensor | None:
+def _factor(h_II: Tensor) -> Tensor | None:
     """Return the upper Cholesky factor of H^-1 in float64.
 
-    H is damped by this fraction of its mean diagonal. The damping is raised tenfold, up to 1, until the
-    factor exists.
+    H is damped by a fraction of its mean diagonal: 0.01, as in GPTQ's paper. The fraction is raised tenfold,
+    up to 1, until the factor exists.
     """
+    damping = 0.01
     mean = h_II.diagonal().mean()
     eye = torch.eye(len(h_II), dtype=h_II.dtype, device=h_II.device)
     while damping <= 1:
@@ -107,5 +108,5 @@ def _factor(h_II: Tensor, damping: float) -> Tensor | None:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper
-        damping = max(10 * damping, 1e-6)
+        damping *= 10
     return None

@@ -18,6 +18,8 @@ from spider.model.interface import Model, model_tensors
 
 #: A tensor of fewer numbers is stored exactly, because a table of its own would cost more than it saves.
 _SMALL = 1024
+#: Clipping range of a table in standard deviations. Rare rows of a table are long, and a clipped row is lost.
+_TABLE_CLIP = 20.0
 #: Number of weights that estimate the entropy of a large tensor.
 _SAMPLE = 1 << 18
 
@@ -79,15 +81,13 @@ def split(model: Model, config: CompressConfig) -> tuple[list[Part], dict[str, T
         if t.ndim not in (2, 3) or t.numel() < _SMALL or not t.is_floating_point():
             exact[name] = t.half() if t.is_floating_point() and t.numel() > 64 else t
         elif name in embeddings:
-            parts.append(Part(name, matrices(t), config.embedding_bits, config.embedding_clip, shared=True))
+            parts.append(Part(name, matrices(t), config.embedding_bits, _TABLE_CLIP, shared=True))
         else:
-            parts.append(Part(name, matrices(t), config.bits, clip=None, shared=config.scale == "matrix"))
+            parts.append(Part(name, matrices(t), config.bits, clip=None, shared=False))
     return parts, exact
 
 
-def quantize(
-    part: Part, clip: float, sums: Mapping[tuple[str, int], Tensor], damping: float
-) -> QuantizedPart:
+def quantize(part: Part, clip: float, sums: Mapping[tuple[str, int], Tensor]) -> QuantizedPart:
     """Quantize a part by GPTQ, with the input sums of `spider.compress.calibrate`.
 
     A matrix without inputs, or whose factor fails, is rounded to the nearest.
@@ -98,7 +98,7 @@ def quantize(
     total_error = total_nearest = 0.0
     for e, (w_OI, step_O1) in enumerate(zip(part.w_EOI, plain.step_EO1, strict=True)):
         h_II = sums.get((part.name, e))
-        q_OI = None if h_II is None else gptq(w_OI, h_II, step_O1, part.bits, damping)
+        q_OI = None if h_II is None else gptq(w_OI, h_II, step_O1, part.bits)
         if q_OI is None or h_II is None:
             rounded.append(part.name if len(part.w_EOI) == 1 else f"{part.name}[{e}]")
             continue

@@ -50,6 +50,8 @@ LEAST_CLIP, MOST_CLIP = 4.0, 96.0
 #: Clipping range of the first file, which gives the size of everything but the matrices.
 _FIRST_CLIP = 12.85
 _TRIES = 4
+#: Windows of training text that GPTQ reads. More of them change the loss little.
+WINDOWS = 64
 
 
 @dataclass(eq=False)
@@ -102,7 +104,7 @@ class Compressor:
         return bits / 8
 
     def _quantize(self, part: Part, clip: float) -> QuantizedPart:
-        return quantize(part, clip, self.sums, self.config.damping)
+        return quantize(part, clip, self.sums)
 
 
 def compress(
@@ -132,7 +134,7 @@ def compress(
     tokens = 0
     sums: dict[tuple[str, int], Tensor] = {}
     if config.method == "gptq":
-        windows_NT = _windows(data, spec.window, config.windows)
+        windows_NT = _windows(data, spec.window)
         log.info("calibration reads %d windows of %d tokens of training text", *windows_NT.shape)
         sums = input_sums(model, windows_NT, spec.evaluation.n_loops or spec.loops)
         tokens = windows_NT.size
@@ -159,7 +161,7 @@ def compress(
         matrices={name: part.record for name, part in compressor.quantized.items()},
         rounded=rounded,
         modules=list(compressor.modules),
-        windows=config.windows if sums else 0,
+        windows=WINDOWS if sums else 0,
         tokens=tokens,
         sha256=hashlib.sha256(compressor.content).hexdigest(),
         seconds=time.perf_counter() - began,
@@ -251,11 +253,11 @@ def fit_cap(
     return clip, total(clip)
 
 
-def _windows(data: Path, length: int, count: int) -> np.ndarray:
+def _windows(data: Path, length: int) -> np.ndarray:
     """Return random windows of the train split, (N, T) uint16; the seed is derived from its digest."""
     shards = Shards(data, "train")
     if not shards.tokens:
         raise ValueError(f"{data}: has no training text to calibrate with")
     rng = np.random.default_rng(int(files.digest(["calibration", shards.digest]), 16))
-    starts = rng.integers(0, shards.tokens, min(count, -(-shards.tokens // length)))
+    starts = rng.integers(0, shards.tokens, min(WINDOWS, -(-shards.tokens // length)))
     return shards.gather(np.sort(starts), length)

@@ -117,8 +117,8 @@ class Source(Block):
         """Size of the vocabulary of `own_tokenizer`."""
         return None
 
-    def learned_files(self, parts: int | None = None) -> Files:
-        """Return the files of the first ``parts``, or of all text that is not held out."""
+    def learned_files(self) -> Files:
+        """Return the files of the text that is not held out."""
         return Files(self.kind, frozenset({f"the text of {self.kind}"}))
 
     def held_out_files(self) -> Files:
@@ -270,8 +270,6 @@ class TokenizerConfig(Block):
     """Dataset to learn from."""
     vocab_size: Positive = 4096
     """Size of the vocabulary: 272 ids of bytes and special tokens, and one for each merge; 65,536 at most."""
-    parts: Positive | None = None
-    """Number of parts to learn from, from the first on (null: all)."""
     max_bytes: Positive = 200_000_000
     """Largest number of bytes of text to learn from, the same share of each part."""
     document_bytes: Annotated[int, Field(ge=4)] = 100_000

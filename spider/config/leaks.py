@@ -34,8 +34,6 @@ class _Learned:
     limit: float
     how: str
     """Clause for messages: ``stage main trains on it``."""
-    parts: int | None = None
-    """Number of parts of the dataset, from the first on; None for all of them."""
 
 
 def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:
@@ -73,9 +71,8 @@ def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_
         yield _Learned(run.data, datasets[run.data].validation, "the n-gram index counts it")
     name = datasets[run.data].tokenizer if run.data in datasets else None
     if name is not None and name in tokenizers and tokenizers[name].data in datasets:
-        tokenizer = tokenizers[name]
-        limit = datasets[tokenizer.data].validation
-        yield _Learned(tokenizer.data, limit, f"tokenizer {name} is learned from it", tokenizer.parts)
+        data = tokenizers[name].data
+        yield _Learned(data, datasets[data].validation, f"tokenizer {name} is learned from it")
     for stage in run.stages:
         data = stage.data or run.defaults.data or run.data
         if data in datasets:
@@ -86,7 +83,7 @@ def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_
 def _refusal(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
     """Return why a run that learns from one dataset must not be scored on another, or None."""
     held, other = datasets[scored], datasets[learned.data]
-    shared = _shared(held.source.held_out_files(), other.source.learned_files(learned.parts))
+    shared = _shared(held.source.held_out_files(), other.source.learned_files())
     if scored == learned.data or shared is None:
         return None
     file, by_one_name = shared
@@ -112,7 +109,7 @@ def _doubt(datasets: Datasets, scored: str, learned: _Learned) -> str | None:
     """Return why the configuration does not show that two datasets hold different documents, or None."""
     held, other = datasets[scored], datasets[learned.data]
     mine = held.source.held_out_files()
-    theirs = other.source.learned_files(learned.parts)
+    theirs = other.source.learned_files()
     cannot = "; the configuration cannot show whether"
     by = f"{learned.data!r} ({learned.how})"
     if scored == learned.data:

@@ -116,8 +116,6 @@ class StageSettings(Block):
     """Learning rate at the end of the schedule, as a share of ``lr``."""
     ema: EmaConfig | None = None
     """Moving average of the weights (null: none)."""
-    nan_patience: Positive = 10
-    """Steps with a non-finite loss that are skipped before the run stops."""
     stall_minutes: Annotated[float, Field(gt=0)] | None = 30
     """Minutes after which a step counts as stalled and the job ends with status 75. The first step may take
     four times as long (null: no limit)."""
@@ -158,22 +156,13 @@ class TTTConfig(Block):
 
     chunk: Positive = 8192
     """Tokens that are scored before the model trains on them; at least a window."""
-    epochs: Positive = 1
-    """Passes over a chunk, window by window from left to right."""
     lr: Annotated[float, Field(ge=0)] = 0.002
     """Learning rate of SGD, constant and equal for all parameters (0: the score of the frozen model)."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD, which continues from chunk to chunk."""
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the gradient."""
     parameters: Literal["all", "ffn_down"] = "all"
     """Parameters that are trained. ffn_down: only the output projections of the feed-forwards."""
-    reset: Literal["never", "document"] = "never"
-    """document: restore the trained weights at the beginning of each document."""
 
 
 Bits = Annotated[int, Field(ge=2, le=8)]
-Deviations = Annotated[float, Field(gt=0)]
 
 
 class CompressConfig(Block):
@@ -185,26 +174,18 @@ class CompressConfig(Block):
     """Bits of an entry of a matrix, which has one of 2^bits - 1 values."""
     embedding_bits: Bits = 8
     """Bits of an entry of a table: embeddings, heads, hashed n-grams."""
-    clip: Deviations | None = None
+    clip: Annotated[float, Field(gt=0)] | None = None
     """Clipping range of a row, in standard deviations. A larger range gives a coarser step, a smaller file
     and more error (null: the smallest range that fits ``cap``)."""
-    embedding_clip: Deviations = 20.0
-    """Clipping range of a table, in standard deviations."""
-    scale: Literal["row", "matrix"] = "row"
-    """Entries of a matrix that share a scale. A table always has one scale."""
     method: Literal["gptq", "nearest"] = "gptq"
     """gptq: round so that the outputs for training text change least. nearest: round to nearest."""
-    windows: Positive = 64
-    """Windows of training text that GPTQ reads."""
-    damping: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Damping of GPTQ, as a fraction of the mean of the Hessian's diagonal."""
 
 
 class EvaluationConfig(Block):
     """Evaluation of the last checkpoint of each stage."""
 
     #: Keys that affect only the sample, not the scores.
-    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes", "temperature"})
+    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes"})
 
     data: str | None = None
     """Dataset whose validation split is scored (null: the run's)."""
@@ -233,8 +214,6 @@ class EvaluationConfig(Block):
     """Text that the sample continues, or answers where the model was trained on conversations."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400
     """Length of the sample, in bytes."""
-    temperature: Annotated[float, Field(ge=0)] = 0.7
-    """Temperature of the sample."""
 
     def scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide the scores."""

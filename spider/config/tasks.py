@@ -25,40 +25,24 @@ class _SampledTask(_Task):
 
     items: Positive = 200
     """Number of questions."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the questions."""
 
 
 class ClozeTask(_SampledTask):
     """Choose the true continuation of a document among three from other documents."""
 
     kind: Literal["cloze"]
-    context: Positive = 120
-    """Bytes of context."""
-    choice: Positive = 24
-    """Bytes of each continuation."""
 
 
 class InductionTask(_SampledTask):
     """Choose the end of a random word that occurred before, among the ends of three other words."""
 
     kind: Literal["induction"]
-    word: Annotated[int, Field(ge=8)] = 16
-    """Bytes of a word. Its second occurrence gives the first half."""
-    gap: Positive = 64
-    """Bytes of text between the occurrences."""
 
 
 class CopyTask(_SampledTask):
     """Choose the passage that continues a cue, among four passages that the model read before."""
 
     kind: Literal["copy"]
-    cue: Positive = 24
-    """Bytes of the passage that are repeated as the cue."""
-    choice: Positive = 24
-    """Bytes of the continuation."""
-    distance: Positive = 1024
-    """Bytes of text between the passage and the cue."""
 
 
 class JsonlTask(_Task):
@@ -73,10 +57,6 @@ class JsonlTask(_Task):
     """Number of questions, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] = 0
     """Number of answered questions before each question, drawn from the others."""
-    delimiter: str = " "
-    """Text between a question and its answer."""
-    seed: Annotated[int, Field(ge=0)] = 1234
-    """Seed of the answered questions."""
 
     def files(self) -> list[str]:
         return [self.file]
@@ -139,8 +119,6 @@ class HarnessConfig(Block):
     """Number of items of each task, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] | None = None
     """Number of answered examples before each question (null: the task's own)."""
-    batch: Positive = 16
-    """Rows scored at once."""
     online: bool = False
     """Download the data of tasks that is not on this machine."""
 

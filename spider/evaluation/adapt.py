@@ -14,9 +14,9 @@ The score does not depend on the length of the stream or on the batch size: rate
 and windows begin at fixed positions. A batch that reaches over the end of a chunk is read again with the new
 weights, and only its targets after that end are used. With a rate of 0 the nats equal those of `score`.
 
-SGD takes one step for each window of ``seq_len`` ids, on the sum of its nats divided by ``seq_len``. So the
-shorter window at the end of a chunk counts less. The model stays in evaluation mode: it adds no noise and
-runs all of its loops. Its ``after_step``, which would balance experts, is never called.
+SGD with momentum takes one step for each window of ``seq_len`` ids, on the sum of its nats divided by
+``seq_len``. So the shorter window at the end of a chunk counts less. The model stays in evaluation mode: it
+adds no noise and runs all of its loops. Its ``after_step``, which would balance experts, is never called.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.model.reading import Reading
 from spider.processes.device import make_deterministic
+
+#: Momentum of SGD, which continues from chunk to chunk, and the largest norm of its gradient.
+MOMENTUM = 0.9
+CLIP = 1.0
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
@@ -96,47 +100,18 @@ class _ChunkLearner:
         reading: Reading,
     ) -> None:
         self.model = model
-        self.settings = settings
+        self.chunk = settings.chunk
         self.trainable = trainable
         self.input = ModelInput(model, tokens_N)
         self.reading = replace(reading, overlap=0.0, batch=1)
-        resets = settings.reset == "document"
-        # Target n is id n + 1, so the target after a BOS at n is n. That BOS was read by then.
-        self.resets_D = np.flatnonzero(tokens_N == model.tokens.bos) if resets else np.zeros(0, int)
-        self.trained = [p.detach().clone() for p in trainable] if resets else []
-        self.learned = False
-        self._reset_optimizer()
-        self._next_chunk(0)
-
-    def learn(self) -> bool:
-        changed = self.learned
-        if self.end in self.resets_D:
-            if self.learned:
-                with torch.no_grad():
-                    torch._foreach_copy_(self.trainable, self.trained)
-                self._reset_optimizer()
-        else:
-            self.learned = True
-            self.remedy = "lower evaluation.ttt.lr"
-            for _ in range(self.settings.epochs):
-                self._read_chunk()
-        self._next_chunk(self.end)
-        return changed or self.learned
-
-    def _reset_optimizer(self) -> None:
-        """Start with the trained weights."""
-        self.learned = False
+        self.optimizer = torch.optim.SGD(trainable, settings.lr, MOMENTUM)
         self.remedy = DIVERGED
-        self.optimizer = torch.optim.SGD(self.trainable, self.settings.lr, self.settings.momentum)
+        self.begin = 0
+        self.end = settings.chunk
 
-    def _next_chunk(self, begin: int) -> None:
-        """Advance to the chunk that begins here. It ends before the next reset."""
-        later = self.resets_D[np.searchsorted(self.resets_D, begin, side="right") :]
-        self.begin = begin
-        self.end = min([begin + self.settings.chunk, *later[:1].tolist()])
-
-    def _read_chunk(self) -> None:
-        """Take one step of SGD for each window of the chunk."""
+    def learn(self) -> None:
+        """Take one step of SGD for each window of the chunk, and advance to the next chunk."""
+        self.remedy = "lower evaluation.ttt.lr"
         for read in self.input.batches(self.reading, self.begin, self.end + 1):
             with self.reading.precision(self.input.device):
                 nats_BT = self.model(
@@ -148,8 +123,10 @@ class _ChunkLearner:
                 ).loss
             self.optimizer.zero_grad()
             (nats_BT.sum() / self.reading.seq_len).backward()
-            nn.utils.clip_grad_norm_(self.trainable, self.settings.clip)
+            nn.utils.clip_grad_norm_(self.trainable, CLIP)
             self.optimizer.step()
+        self.begin = self.end
+        self.end += self.chunk
 
 
 @contextmanager

@@ -117,11 +117,8 @@ class Learner(Protocol):
     remedy: str
     """Advice for a loss that is not finite now."""
 
-    def learn(self) -> bool:
-        """Learn from the targets before ``end``, which are scored by now, and raise ``end``.
-
-        Return whether the weights changed.
-        """
+    def learn(self) -> None:
+        """Learn from the targets before ``end``, which are scored by now, and raise ``end``."""
         ...
 
 
@@ -169,7 +166,8 @@ def score(
             weights_changed = True
             while at < len(label_S):
                 if learner is not None and learner.end == done + at:
-                    weights_changed |= learner.learn()
+                    learner.learn()
+                    weights_changed = True
                 if weights_changed:
                     with without_gradients(), reading.precision(device):
                         output = model(

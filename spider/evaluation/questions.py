@@ -17,11 +17,21 @@ import numpy as np
 
 from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask, TaskConfig
 
+#: Number of bytes of a cloze question's context, of its choices, and of the cue and the choices of a copy
+#: question. A small model can answer them, and they fit into a short window.
+CLOZE_CONTEXT = 120
+CHOICE = 24
+CUE = 24
+#: Number of bytes between the passages of a copy question and its cue: more than a short window holds.
+COPY_DISTANCE = 1024
+#: Number of bytes of a made-up word, and of the text between its two occurrences.
+_WORD = 16
+_GAP = 64
 #: Letters of made-up words.
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: CORE's seeds: for the choice of items and for the shots of each.
 _CORE_ORDER = 1337
-_CORE_SHOTS = 1234
+_SHOTS_SEED = 1234
 
 
 class Question(NamedTuple):
@@ -59,9 +69,9 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
         yield Task(name, list(_copy(name, config, documents)), 1 / 4)
     elif isinstance(config, JsonlTask):
         path = Path(config.file)
-        examples = [_parsed(row, config.delimiter, where) for where, row in _rows(path)]
+        examples = [_parsed(row, where) for where, row in _rows(path)]
         chosen = range(len(examples))[: config.items]
-        yield _with_shots(name, examples, chosen, config.shots, config.seed, str(path))
+        yield _with_shots(name, examples, chosen, config.shots, str(path))
     else:
         yield from _core(name, config)
 
@@ -80,33 +90,32 @@ def _stretches(name: str, documents: Sequence[bytes], size: int, count: int) -> 
     if len(found) < min(count, 4):
         raise ValueError(
             f"evaluation.tasks.{name}: {len(found)} stretches of {size} bytes in the text that is scored; "
-            "raise evaluation.max_bytes, or lower the sizes of the task"
+            "raise evaluation.max_bytes"
         )
     return found
 
 
 def _cloze(name: str, config: ClozeTask, documents: Sequence[bytes]) -> Iterator[Question]:
-    size = config.context + config.choice
-    found = _stretches(name, documents, size, config.items)
-    rng = random.Random(f"{config.seed} cloze")
+    found = _stretches(name, documents, CLOZE_CONTEXT + CHOICE, config.items)
+    rng = random.Random("0 cloze")
     for whole in rng.sample(found, min(config.items, len(found))):
-        right = whole[config.context :]
+        right = whole[CLOZE_CONTEXT:]
         others: list[bytes] = []
         while len(others) < 3:
-            other = rng.choice(found)[config.context :]
+            other = rng.choice(found)[CLOZE_CONTEXT:]
             if other != right and other not in others:
                 others.append(other)
-            elif len({one[config.context :] for one in found}) < 4:
+            elif len({one[CLOZE_CONTEXT:] for one in found}) < 4:
                 raise ValueError(f"evaluation.tasks.{name}: the text is too uniform for three other endings")
-        yield _shuffled(rng, whole[: config.context], right, others)
+        yield _shuffled(rng, whole[:CLOZE_CONTEXT], right, others)
 
 
 def _induction(name: str, config: InductionTask, documents: Sequence[bytes]) -> Iterator[Question]:
-    half = config.word // 2
-    found = _stretches(name, documents, config.gap, config.items)
-    rng = random.Random(f"{config.seed} induction")
+    half = _WORD // 2
+    found = _stretches(name, documents, _GAP, config.items)
+    rng = random.Random("0 induction")
     for _ in range(config.items):
-        word, *others = ("".join(rng.choices(_LETTERS, k=config.word)).encode() for _ in range(4))
+        word, *others = ("".join(rng.choices(_LETTERS, k=_WORD)).encode() for _ in range(4))
         gap = rng.choice(found)
         context = b" ".join([word, gap, word[:half]])
         yield _shuffled(rng, context, word[half:], [other[half:] for other in others])
@@ -117,24 +126,24 @@ def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Q
 
     Other passages fill the distance between the choices and the cue.
     """
-    size = config.cue + config.choice
+    size = CUE + CHOICE
     found = _stretches(name, documents, size, config.items)
-    by_cue = {one[: config.cue]: one for one in found}
-    distinct = list({one[config.cue :]: one for one in by_cue.values()}.values())
-    between = -(-config.distance // (size + 1))
+    by_cue = {one[:CUE]: one for one in found}
+    distinct = list({one[CUE:]: one for one in by_cue.values()}.values())
+    between = -(-COPY_DISTANCE // (size + 1))
     if len(distinct) < 4 + between:
         raise ValueError(
             f"evaluation.tasks.{name}: {len(distinct)} different stretches of {size} bytes in the text that "
-            f"is scored, {4 + between} are needed; raise evaluation.max_bytes, or lower distance"
+            f"is scored, {4 + between} are needed; raise evaluation.max_bytes"
         )
-    rng = random.Random(f"{config.seed} copy")
+    rng = random.Random("0 copy")
     for _ in range(config.items):
         passages = rng.sample(distinct, 4 + between)
-        filler = b"\n".join(passages[4:])[: config.distance]
+        filler = b"\n".join(passages[4:])[:COPY_DISTANCE]
         right = rng.choice(passages[:4])
-        context = b"\n".join([*passages[:4], filler, right[: config.cue]])
-        others = [one[config.cue :] for one in passages[:4] if one != right]
-        yield _shuffled(rng, context, right[config.cue :], others)
+        context = b"\n".join([*passages[:4], filler, right[:CUE]])
+        others = [one[CUE:] for one in passages[:4] if one != right]
+        yield _shuffled(rng, context, right[CUE:], others)
 
 
 def _shuffled(rng: random.Random, context: bytes, right: bytes, others: list[bytes]) -> Question:
@@ -170,8 +179,8 @@ class _Example(NamedTuple):
     shot: bytes
 
 
-def _parsed(row: dict[str, Any], delimiter: str, where: str) -> _Example:
-    """Return the question of a row in one of the three formats."""
+def _parsed(row: dict[str, Any], where: str, delimiter: str = " ") -> _Example:
+    """Return the question of a row in one of the three formats; ``delimiter`` stands before its answer."""
     between = delimiter.encode()
     if "choices" in row:
         choices = tuple(_text(choice, where) for choice in row["choices"])
@@ -202,7 +211,7 @@ def _text(value: Any, where: str) -> bytes:
 
 
 def _with_shots(
-    name: str, examples: Sequence[_Example], chosen: Sequence[int], shots: int, seed: int, where: str
+    name: str, examples: Sequence[_Example], chosen: Sequence[int], shots: int, where: str
 ) -> Task:
     """Return the chosen questions, each after ``shots`` other examples with their answers."""
     if not examples:
@@ -212,7 +221,7 @@ def _with_shots(
     questions = []
     for i in chosen:
         others = [j for j in range(len(examples)) if j != i]
-        drawn = random.Random(seed + i).sample(others, shots)
+        drawn = random.Random(_SHOTS_SEED + i).sample(others, shots)
         before = b"".join(examples[j].shot + b"\n\n" for j in drawn)
         question = examples[i].question
         questions.append(question._replace(contexts=tuple(before + one for one in question.contexts)))
@@ -236,9 +245,9 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
             raise ValueError(f"{folder}/eval_meta_data.csv: no baseline of the task {label!r}")
         path = folder / "eval_data" / entry["dataset_uri"]
         delimiter = entry.get("continuation_delimiter", " ")
-        examples = [_parsed(row, delimiter, where) for where, row in _rows(path)]
+        examples = [_parsed(row, where, delimiter) for where, row in _rows(path)]
         chosen = list(range(len(examples)))
         random.Random(_CORE_ORDER).shuffle(chosen)
         shots = entry["num_fewshot"][0]
-        task = _with_shots(f"{name}/{label}", examples, chosen[: config.items], shots, _CORE_SHOTS, str(path))
+        task = _with_shots(f"{name}/{label}", examples, chosen[: config.items], shots, str(path))
         yield task._replace(chance=chances[label])

@@ -25,12 +25,15 @@ from spider.tokens.turns import TURN
 
 log = logging.getLogger(__name__)
 
+#: Temperature of the sample. Below 1 it shows what the model finds likely, and it rarely repeats itself.
+TEMPERATURE = 0.7
+
 
 def sample(receipt: Path, spec: StageSpec, output: Path, *, device: str | None = None) -> Sample:
     """Continue the prompt with the checkpoint of a receipt; write sample.txt and then sample.json.
 
     Args:
-        spec: the stage. Its ``evaluation`` block holds the prompt, the length and the temperature.
+        spec: the stage. Its ``evaluation`` block holds the prompt and the length.
         device: device to run on (default: the GPU if torch can use one, else the CPU).
 
     Raises:
@@ -63,7 +66,7 @@ def _continuation(model: Model, spec: StageSpec, conversations: bool) -> str:
         model,
         opening([("user", settings.prompt)], model.tokens, answer=True) if answers else settings.prompt,
         max_bytes=settings.sample_bytes,
-        temperature=settings.temperature,
+        temperature=TEMPERATURE,
         seed=spec.seed,
         n_loops=settings.n_loops or spec.loops,
         context=spec.window,

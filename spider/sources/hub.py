@@ -30,8 +30,8 @@ class HubSource(Source):
 
         download_file(HubFile(self.repo, self.revision, self.item(part)), output)
 
-    def learned_files(self, parts: int | None = None) -> Files:
-        return Files(f"hub {self.repo}", frozenset(self.files[:parts]))
+    def learned_files(self) -> Files:
+        return Files(f"hub {self.repo}", frozenset(self.files))
 
     @property
     def description(self) -> str:

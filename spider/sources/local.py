@@ -82,12 +82,12 @@ class LocalSource(Source):
             decides["format"] = dataset.format
         return decides
 
-    def learned_files(self, parts: int | None = None) -> Files:
+    def learned_files(self) -> Files:
         try:
             paths = self.items()
         except ConfigError:  # a pattern without a match stands for itself; another check reports it
             paths = self.files
-        return Files("local", frozenset(map(os.path.realpath, paths[:parts])), overlapping=True)
+        return Files("local", frozenset(map(os.path.realpath, paths)), overlapping=True)
 
     @property
     def description(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import ClassVar
 
 from spider.config.block import Positive
 from spider.config.data import Dataset, Source
@@ -21,8 +20,6 @@ WORDS = ["time", "way", "day", "thing", "world", "life", "hand", "part", "place"
 
 class MockSource(Source):
     """Made-up text for trying things. It is the same on every machine, and takes a second to write."""
-
-    RECORDED: ClassVar = frozenset({"documents"})
 
     documents: Positive = 2000
     """Number of documents, of about 500 bytes each."""

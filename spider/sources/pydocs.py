@@ -38,9 +38,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from spider.config.block import Positive
 from spider.config.data import Dataset, Files, Source
 from spider.files import replacing
 
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Number of parquet files. Two jobs keep two cores busy, and more would repeat more text.
+PIECES = 2
 #: Columns that are constant, because this text is not rated.
 CONSTANT = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
 ROW_GROUP = 1000
@@ -67,21 +68,16 @@ MIN_DENSITY = 0.1
 class PydocsSource(Source):
     """Documentation of the standard library and of Spider's dependencies, as installed, without a network."""
 
-    RECORDED: ClassVar = frozenset({"pieces"})
-    LISTS: ClassVar = frozenset({"pieces"})
-
     form: Literal["text", "questions"] = "text"
     """questions: a conversation about each documented name and its purpose (``format: chat``)."""
-    pieces: Positive = 2
-    """Number of parquet files."""
 
     def items(self) -> list[str]:
-        return [f"{i}/{self.pieces}" for i in range(self.pieces)]
+        return [f"{i}/{PIECES}" for i in range(PIECES)]
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
-        write_pydocs(int(part), self.pieces, output, self.form)
+        write_pydocs(int(part), PIECES, output, self.form)
 
-    def learned_files(self, parts: int | None = None) -> Files:
+    def learned_files(self) -> Files:
         return Files(f"pydocs {self.form}", frozenset({"the documentation"}))
 
     @property

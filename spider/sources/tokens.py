@@ -136,7 +136,7 @@ class TokensSource(Source):
     def own_vocab_size(self) -> int | None:
         return self.vocab_size
 
-    def learned_files(self, parts: int | None = None) -> Files:
+    def learned_files(self) -> Files:
         return _files("train", self.train)
 
     def held_out_files(self) -> Files:

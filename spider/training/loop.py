@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Steps in a row with a non-finite loss that stop the run. Fewer may come from bad batches and are skipped.
+NAN_PATIENCE = 10
+
 
 class Trainer:
     """One stage's live objects: model, optimizer, loader, progress.
@@ -319,7 +322,7 @@ class Trainer:
         progress.skipped += 1
         progress.streak += 1
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
-        if progress.streak >= self.settings.nan_patience:
+        if progress.streak >= NAN_PATIENCE:
             self.world.from_first(self.saver.settle)
             newest = self.saver.newest.path if self.saver.newest else "none in this stage"
             raise TrainingError(

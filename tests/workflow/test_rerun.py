@@ -41,7 +41,7 @@ def test_losing_a_figure_draws_again_and_scores_nothing(workflow):
 def test_another_prompt_writes_another_sample_and_scores_nothing(workflow):
     scores = [workflow.stage(stage) / "evaluation.json" for stage in ("first", "second")]
     written = [path.stat().st_mtime_ns for path in scores]
-    workflow.run["evaluation"] |= {"prompt": "Document 7", "temperature": 0.5}
+    workflow.run["evaluation"] |= {"prompt": "Document 7"}
     assert workflow.planned() == {"sample": 2, "compare": 1, "report": 1}
     workflow()
     assert (workflow.stage("second") / "sample.txt").read_text().startswith("Document 7")

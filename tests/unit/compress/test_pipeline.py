@@ -23,7 +23,7 @@ from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
-from spider.compress import code, format
+from spider.compress import code, format, pipeline
 from spider.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
 from spider.compress.predict import predict
 from spider.config import CompressConfig
@@ -80,8 +80,10 @@ def cached_code():
 
 def compressed(trained, family, output, **settings):
     folder, spec, data = trained[family]
-    config = CompressConfig(**{"cap": PLENTY, "windows": 8, **settings})
-    return compress(folder.receipt, spec, config, data, output)
+    config = CompressConfig(**{"cap": PLENTY, **settings})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "WINDOWS", 8)
+        return compress(folder.receipt, spec, config, data, output)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from tests.unit.small_datasets import dataset
 
 TEXTS = [f"Document {i}: the cat sat on the mät. " * (i % 5 + 1) for i in range(300)]
 PARTS = ["000", "001", "002"]
-SOURCE = {"kind": "pydocs", "pieces": 3}
+SOURCE = {"kind": "pydocs"}
 
 
 @pytest.fixture

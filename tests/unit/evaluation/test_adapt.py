@@ -54,29 +54,17 @@ def model(request):
     return MODELS[request.param]()
 
 
-#: Resetting the weights is the same code for every model, so two of them are enough.
-CASES = [*((name, "never") for name in MODELS), ("gpt", "document"), ("toy", "document")]
-
-
-@pytest.fixture(params=CASES, ids=" ".join)
-def case(request):
-    """Return a model and a value of ``reset``."""
-    return MODELS[request.param[0]](), request.param[1]
-
-
-def test_a_rate_of_zero_gives_the_nats_of_score_exactly(case):
-    model, reset = case
+def test_a_rate_of_zero_gives_the_nats_of_score_exactly(model):
     plain = score(model, TOKENS, WINDOWS)
-    nothing = adapt(model, TOKENS, learning(lr=0, reset=reset), WINDOWS)
+    nothing = adapt(model, TOKENS, learning(lr=0), WINDOWS)
     assert np.array_equal(nothing.by_target_S, plain.by_target_S) and nothing.nats == plain.nats
-    learned = adapt(model, TOKENS, learning(reset=reset), WINDOWS)
+    learned = adapt(model, TOKENS, learning(), WINDOWS)
     assert np.array_equal(learned.by_target_S[:25], plain.by_target_S[:25])
     assert learned.bpb < plain.bpb and learned.counts == plain.counts
 
 
-def test_nats_do_not_depend_on_the_end_of_the_stream(case):
-    model, reset = case
-    settings = learning(epochs=2, reset=reset)
+def test_nats_do_not_depend_on_the_end_of_the_stream(model):
+    settings = learning()
     whole = adapt(model, TOKENS, settings, WINDOWS).by_target_S
     for n in (59, 81, 107):
         ended = adapt(model, TOKENS[:n], settings, WINDOWS).by_target_S
@@ -87,9 +75,8 @@ def test_nats_do_not_depend_on_the_end_of_the_stream(case):
         assert np.array_equal(adapt(model, TOKENS[:n], settings, one).by_target_S, whole[: n - 1])
 
 
-def test_a_changed_id_changes_no_earlier_prediction(case):
-    model, reset = case
-    model, settings = model.double(), learning(reset=reset)
+def test_a_changed_id_changes_no_earlier_prediction(model):
+    model, settings = model.double(), learning()
     before = adapt(model, TOKENS, settings, WINDOWS).by_target_S
     for t in POSITIONS + (MORE_POSITIONS if isinstance(model, Toy) else ()):
         changed = TOKENS.copy()
@@ -108,13 +95,10 @@ def test_a_model_learns_from_all_targets_of_a_chunk_at_its_end(t):
     assert np.array_equal(before[t + 1 : 40], after[t + 1 : 40]) and not (before[41:80] == after[41:80]).any()
 
 
-@pytest.mark.parametrize("reset", ["never", "document"])
-def test_the_probabilities_of_all_ids_sum_to_one_after_learning(reset):
-    """Score each id on its own at the beginning of a document, just after a chunk was learned.
-
-    Neither learning nor a reset may depend on the predicted id.
-    """
-    model, settings, ids = toy(), learning(chunk=13, reset=reset), TOKENS[:28]
+def test_the_probabilities_of_all_ids_sum_to_one_after_learning():
+    """Score each id on its own, just after a chunk was learned: learning may not depend on the predicted
+    id."""
+    model, settings, ids = toy(), learning(chunk=13), TOKENS[:28]
     assert ids[-1] == BYTES.bos
     streams = np.repeat(ids[None], BYTES.size, axis=0)
     streams[:, -1] = np.arange(BYTES.size)
@@ -138,12 +122,11 @@ def state(model):
 
 
 @pytest.mark.parametrize("way", ["to the end", "stopped", "diverged"])
-def test_the_model_is_restored_after_success_interruption_and_divergence(case, monkeypatch, way):
-    model, reset = case
+def test_the_model_is_restored_after_success_interruption_and_divergence(model, monkeypatch, way):
     model.train()
     next(model.parameters()).requires_grad_(False)
     monkeypatch.setattr(Spider, "after_step", lambda *_, **__: pytest.fail("experts must not be balanced"))
-    before, stop = state(model), learning(reset=reset, lr=1e30 if way == "diverged" else 0.05)
+    before, stop = state(model), learning(lr=1e30 if way == "diverged" else 0.05)
     if way == "to the end":
         adapt(model, TOKENS, stop, WINDOWS)
     elif way == "stopped":
@@ -174,17 +157,6 @@ def test_a_repeated_document_costs_less_the_third_time(model):
     nats = adapt(model, tokens, learning(chunk=16), WINDOWS).by_target_S
     first, _, third = np.split(nats, [n - 1, 2 * n - 1])
     assert third.mean() < 0.95 * first.mean()
-
-
-def test_equal_documents_cost_the_same_if_each_resets_the_weights():
-    """Use a model that sees one id, so the text before a document does not matter."""
-    text = "It was the best of times, it was the worst of times. "
-    tokens, n, model = stream(text, "another one, " * 5, text), len(BYTES.encode(text)), toy().double()
-    reset = adapt(model, tokens, learning(reset="document"), WINDOWS).by_target_S
-    never = adapt(model, tokens, learning(reset="never"), WINDOWS).by_target_S
-    assert np.array_equal(reset[: n - 1], reset[-n + 1 :])
-    assert not np.array_equal(never[: n - 1], never[-n + 1 :])
-    assert not np.array_equal(reset, score(model, tokens, WINDOWS).by_target_S)
 
 
 def test_ffn_down_changes_only_the_down_projections(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask
-from spider.evaluation.questions import Question, Task, tasks
+from spider.evaluation.questions import COPY_DISTANCE, CUE, Question, Task, tasks
 from spider.evaluation.tasks import run_task
 from spider.model.reading import Reading
 from spider.tokens import BYTES
@@ -55,7 +55,7 @@ def answer(model, task, window=512, batch=16):
     [
         ClozeTask(kind="cloze", items=40),
         InductionTask(kind="induction", items=40),
-        CopyTask(kind="copy", items=40, distance=300),
+        CopyTask(kind="copy", items=40),
     ],
     ids=lambda config: config.kind,
 )
@@ -72,14 +72,13 @@ def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, t
 
 
 def test_all_choices_of_a_copy_question_occur_at_the_same_distance():
-    config = CopyTask(kind="copy", items=10, distance=400)
-    (task,) = tasks("it", config, DOCUMENTS)
+    (task,) = tasks("it", CopyTask(kind="copy", items=10), DOCUMENTS)
     for question in task.questions:
         (context,) = set(question.contexts)
-        cue, right = context[-config.cue :], question.choices[question.gold]
+        cue, right = context[-CUE:], question.choices[question.gold]
         assert context.count(cue) == 2 and cue + right in context
         ends = [context.index(choice) + len(choice) for choice in question.choices]
-        assert min(len(context) - config.cue - end for end in ends) == config.distance + 2
+        assert min(len(context) - CUE - end for end in ends) == COPY_DISTANCE + 2
     with pytest.raises(ValueError, match=r"tasks\.it: 7 different stretches of 48 bytes .* 25 are needed"):
         next(tasks("it", CopyTask(kind="copy"), [b"two words " * 12, b"and more! " * 30]))
 
@@ -132,12 +131,12 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
         {"context": "say", "continuation": "it"},
     ]
     path = jsonl(tmp_path / "t.jsonl", *rows)
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=2, delimiter=": "), [])
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=2), [])
     first, second, third = task.questions
-    assert first.contexts[0].endswith(b"\n\nQ1: ") and first.contexts[0].count(b"\n\n") == 2
-    assert b"x: z\n\n" in first.contexts[0] and b"say: it\n\n" in first.contexts[0]
+    assert first.contexts[0].endswith(b"\n\nQ1 ") and first.contexts[0].count(b"\n\n") == 2
+    assert b"x z\n\n" in first.contexts[0] and b"say it\n\n" in first.contexts[0]
     assert (first.choices, first.gold) == ((b"a", b"b"), 1)
-    assert [one[-3:] for one in second.contexts] == [b"x: ", b"y: "] and set(second.choices) == {b"z"}
+    assert [one[-2:] for one in second.contexts] == [b"x ", b"y "] and set(second.choices) == {b"z"}
     assert third.choices == (b"it",) and task.chance == pytest.approx((0.5 + 0.5 + 0) / 3)
 
 

@@ -309,13 +309,13 @@ def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec
     with pytest.raises(Stop):
         train(make_spec(**first), tmp_path, shards, on_step=crash_at(6))
     with pytest.raises(TrainingError) as error:
-        train(make_spec(nan_patience=3), tmp_path, shards)
+        train(make_spec(lr=1e-3), tmp_path, shards)
     changes = set(re.findall(r"^  (settings\..*)$", str(error.value), re.M))
     assert changes == {
         "settings.min_lr_ratio: 0.0 -> 0.1",
         "settings.schedule: constant -> cosine",
         "settings.ema: {'decay': 0.5, 'start_step': 0} -> None",
-        "settings.nan_patience: 10 -> 3",
+        "settings.lr: 0.003 -> 0.001",
     }
 
 
@@ -531,10 +531,10 @@ def test_a_step_without_a_finite_loss_changes_no_tensor(tmp_path, make_spec, sha
 
 
 def test_too_many_nonfinite_steps_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
-    tmp_path, make_spec, shards
+    tmp_path, make_spec, shards, monkeypatch
 ):
-    spec = make_spec(nan_patience=3)
-    trainer = trainer_of(spec, tmp_path, shards)
+    monkeypatch.setattr(loop, "NAN_PATIENCE", 3)
+    trainer = trainer_of(make_spec(), tmp_path, shards)
     poison(trainer, {2, 3, 7, 8, 9, 10})
     with pytest.raises(TrainingError, match=r"step 10: 3 steps in a row .*checkpoints/step-00000005"):
         trainer.run(loop.StopSignals())
