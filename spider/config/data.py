@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
 from spider.config.imports import import_named, may_import
@@ -252,7 +252,7 @@ class SplitBy(Block):
         return pattern
 
 
-def checked_vocab_size(vocab_size: int) -> int:
+def _fits_shards(vocab_size: int) -> int:
     """Return the size of a vocabulary. Raise `ValueError` where it is too small or too large."""
     from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
     from spider.tokens.bytes import MAX_TOKENS
@@ -263,22 +263,21 @@ def checked_vocab_size(vocab_size: int) -> int:
     return vocab_size
 
 
+#: Size of a vocabulary that shards can hold.
+VocabSize = Annotated[Positive, AfterValidator(_fits_shards)]
+
+
 class TokenizerConfig(Block):
     """A byte-pair tokenizer, learned from documents that are not held out (docs/tokenizer.md)."""
 
     data: str
     """Dataset to learn from."""
-    vocab_size: Positive = 4096
+    vocab_size: VocabSize = 4096
     """Size of the vocabulary: 272 ids of bytes and special tokens, and one for each merge; 65,536 at most."""
     max_bytes: Positive = 200_000_000
     """Largest number of bytes of text to learn from, the same share of each part."""
     document_bytes: Annotated[int, Field(ge=4)] = 100_000
     """Largest size of a document in bytes. Longer documents are truncated."""
-
-    @field_validator("vocab_size")
-    @classmethod
-    def _fits(cls, vocab_size: int) -> int:
-        return checked_vocab_size(vocab_size)
 
 
 class Dataset(Block):

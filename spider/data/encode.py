@@ -151,7 +151,7 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
                 instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, wanted.pop("id_column"), instead)
             for setting, column in wanted.items():
-                _require(file.schema_arrow, parquet, setting, column)
+                require_strings(file.schema_arrow, parquet, setting, column)
             columns = sorted(set(wanted.values()))
             for row_group in range(file.num_row_groups):
                 size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
@@ -177,20 +177,20 @@ def _rows_per_batch(group: pq.RowGroupMetaData, column: str) -> int:
     return max(1, min(group.num_rows, BATCH_BYTES * group.num_rows // max(1, size)))
 
 
-def _require(schema: pa.Schema, parquet: Path, setting: str, column: str) -> None:
+def require_strings(schema: pa.Schema, file: Path | HubFile, setting: str, column: str) -> None:
     """Raise `ValueError` if a column is absent or does not hold strings (an id may also be an integer)."""
     if column not in schema.names:
         columns = ", ".join(schema.names) or "none"
         remedy = f"set {setting} to one of them"
         remedy += ", or leave split_by out" if setting == "split_by.column" else ""
-        raise ValueError(f"{parquet}: no column {column!r} (there are: {columns}); {remedy}")
+        raise ValueError(f"{file}: no column {column!r} (there are: {columns}); {remedy}")
     kind = schema.field(column).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     kinds = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null]
     if setting == "id_column":
         kinds.append(pa.types.is_integer)
     if not any(is_kind(plain) for is_kind in kinds):
-        raise ValueError(f"{parquet}: column {column!r} holds {kind}, not strings; set {setting} to another")
+        raise ValueError(f"{file}: column {column!r} holds {kind}, not strings; set {setting} to another")
 
 
 # -------------------------------------------------------------------------------------------- documents

@@ -54,20 +54,16 @@ def hash_keys(keys: Iterable[bytes]) -> np.ndarray:
 
 def validation_mask(hashes: np.ndarray, share: float) -> np.ndarray:
     """Return `is_validation` of many documents from the hashes of their keys, bool."""
-    if not 0 <= share < 1:
-        raise ValueError(f"validation: the share must be at least 0 and below 1 (got {share})")
     return hashes < np.uint64(share * 2**64)
 
 
 def split_masks(hashes: np.ndarray, validation: float, ngram: float = 0.0) -> dict[str, np.ndarray]:
     """Return a mask for each split of many documents, from the hashes of their keys. Each is in one split.
 
-    The shares are at least 0, and their sum is below 1.
+    The shares are at least 0, and their sum is below 1 (`spider.config.data.Dataset` checks it).
     """
-    if ngram < 0 or validation + ngram >= 1:
-        raise ValueError(f"ngram: {ngram} and validation, {validation}, must add up to less than 1")
     held_out = validation_mask(hashes, validation)
-    trained_on = hashes >= np.uint64((validation + ngram) * 2**64)
+    trained_on = ~validation_mask(hashes, validation + ngram)
     return {"train": trained_on, "validation": held_out, "ngram": ~(held_out | trained_on)}
 
 

@@ -27,6 +27,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError
 
 from spider.config import Dataset
+from spider.data.encode import require_strings
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, explain, look_up
 from spider.data.loader import Batch, Batches
 from spider.data.split import document_key, group_key, is_validation, truncate
@@ -34,8 +35,6 @@ from spider.tokens import BYTES
 
 BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
 """Errors that `datasets` raises while it opens or reads."""
-TEXT_KINDS = ("string", "large_string", "string_view", "null")
-"""Types of a text column, in the names of `datasets`."""
 
 
 class StreamLoader(Batches):
@@ -157,22 +156,11 @@ class StreamLoader(Batches):
             raise DownloadError(f"{self._files[0]}: a stream needs the hub; unset HF_HUB_OFFLINE")
         for file in self._files:
             look_up(file, patience)
-        features = self._open(0).features or {}
-        wanted = {"text_column": self._dataset.text_column}
+        schema = self._open(0).features.arrow_schema
+        require_strings(schema, self._files[0], "text_column", self._dataset.text_column)
         if self._dataset.split_by is not None:
-            wanted["split_by.column"] = self._dataset.split_by.column
-        for setting, column in wanted.items():
-            if column not in features:
-                raise ValueError(
-                    f"{self._files[0]}: has no column {column!r} (columns: {', '.join(features)}); set "
-                    f"{setting} to one of them"
-                )
-            kind = getattr(features[column], "dtype", "nested values")
-            if kind not in TEXT_KINDS:
-                raise ValueError(
-                    f"{self._files[0]}: column {column!r} holds {kind}, not strings; set {setting} to another"
-                )
-        return [name for name in self._dataset.columns if name in features]
+            require_strings(schema, self._files[0], "split_by.column", self._dataset.split_by.column)
+        return [name for name in self._dataset.columns if name in schema.names]
 
     def _broken(self, error: Exception, epoch: int, dataset: Any = None) -> DownloadError:
         cause = cause_of(error)

@@ -297,11 +297,11 @@ def _without_surrogates(text: str | None) -> str | None:
 
 def _rows(source: Path, kind: str) -> Iterator[Row]:
     """Yield the rows of a JSON or CSV file; errors begin with the file and the line."""
-    read: Callable[[BinaryIO], Iterator[Row]] = {".csv": _table, ".jsonl": _lines, ".json": _lines}[kind]
-    if kind == ".json" and _begins_with_bracket(source):
-        read = _elements
     with _opened(source) as f:
         _skip_bom(f)
+        read: Callable[[BinaryIO], Iterator[Row]] = _table if kind == ".csv" else _lines
+        if kind == ".json" and f.peek(1).lstrip().startswith(b"["):
+            read = _elements
         try:
             yield from read(f)
         except _Malformed as error:
@@ -476,16 +476,6 @@ def _skip_bom(f: io.BufferedReader) -> None:
     """Skip a byte order mark at the beginning of a file."""
     if f.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
         f.read(len(codecs.BOM_UTF8))
-
-
-def _begins_with_bracket(path: Path) -> bool:
-    """Return whether the first character of a file, after whitespace, opens a JSON array."""
-    with _opened(path) as f:
-        _skip_bom(f)
-        first = f.read(1)
-        while first.isspace():
-            first = f.read(1)
-        return first == b"["
 
 
 def _decode(raw: bytes) -> tuple[str, bool]:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from spider.config.block import ConfigError, Positive, wrong_key
-from spider.config.data import Dataset, Files, Source, checked_vocab_size, expand_globs
+from spider.config.block import ConfigError, wrong_key
+from spider.config.data import Dataset, Files, Source, VocabSize, expand_globs
 from spider.data.encode import writing
 from spider.data.shards import headered
 from spider.files import read_json, sha256
@@ -49,13 +49,8 @@ class TokensSource(Source):
     """Paths and globs of the held-out shards."""
     model: str
     """Path of the SentencePiece model."""
-    vocab_size: Positive
+    vocab_size: VocabSize
     """Size of the vocabulary: 272, and one for each piece of text of the model (an import states it)."""
-
-    @field_validator("vocab_size")
-    @classmethod
-    def _fits(cls, vocab_size: int) -> int:
-        return checked_vocab_size(vocab_size)
 
     def items(self) -> list[str]:
         train = expand_globs("train", self.train)

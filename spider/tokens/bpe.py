@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.files import digest
-from spider.tokens.bytes import BYTES, MAX_TOKEN_BYTES, TextTokens
+from spider.tokens.bytes import BYTES, MAX_TOKEN_BYTES, Tokens
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -40,8 +40,8 @@ _BYTE_TOKENS = int(np.count_nonzero(BYTES.bytes_of))
 _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
-class BpeTokens(TextTokens):
-    """See `spider.tokens.Tokens`.
+class BpeTokens(Tokens):
+    """The byte vocabulary and merges.
 
     Args:
         merges: The two token ids of each merge.
@@ -69,7 +69,7 @@ class BpeTokens(TextTokens):
             texts.append(text)
         super().__init__(texts[BYTES.size :])
         self.merges = tuple((int(left), int(right)) for left, right in merges)
-        self.digest: str | None = digest([pattern, self.merges])
+        self.digest = digest([pattern, self.merges])
 
     @cached_property
     def _encoding(self) -> Encoding:

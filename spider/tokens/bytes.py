@@ -1,8 +1,8 @@
-"""The byte vocabulary of 272 tokens, and the base class of vocabularies that have tokens for longer texts.
+"""The base class of vocabularies, and the byte vocabulary of 272 tokens.
 
 0 .. 255     the bytes
 256 .. 271   special tokens, the same in every vocabulary
-272 ..       tokens of a `TextTokens`
+272 ..       tokens that stand for longer texts
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 _BYTES = 256
+_SPECIALS = 16
 #: Bytes of the longest token.
 MAX_TOKEN_BYTES = 255
 #: Token ids that fit into a shard (uint16).
 MAX_TOKENS = 1 << 16
 
 
-class ByteTokens:
-    """See `spider.tokens.Tokens`. Ids from 259 on are reserved for later formats and never occur in text."""
+class Tokens:
+    """A vocabulary. A document is BOS, its tokens, EOS; token ids are stored as uint16.
 
-    size = 272
-    digest: str | None = None
-    lossless = True
+    Args:
+        texts: Bytes of each token after the special ones.
+
+    Raises:
+        ValueError: There are more than `MAX_TOKENS` tokens, or one has more than `MAX_TOKEN_BYTES` bytes.
+    """
+
     pad, bos, eos = 256, 257, 258
+    #: Ids of the tokens that stand for no text, by name. Those from 259 on are reserved for later formats.
     specials: Mapping[str, int] = {
         "PAD": pad,
         "BOS": bos,
@@ -38,11 +44,43 @@ class ByteTokens:
         "LOOP_END": 265,
         **{f"RESERVED_{i}": 266 + i for i in range(6)},
     }
+    #: Digest of the merges or pieces; None for bytes.
+    digest: str | None = None
+    #: Whether published tokens keep their text. Tokens that are encoded here always keep it.
+    lossless = True
 
-    def __init__(self) -> None:
-        self.bytes_of = np.zeros(self.size, np.uint8)
-        self.bytes_of[:_BYTES] = 1
+    def __init__(self, texts: Sequence[bytes] = ()) -> None:
+        self.texts = [*(bytes([i]) for i in range(_BYTES)), *[b""] * _SPECIALS, *texts]
+        #: Number of token ids, V: 0 to V - 1.
+        self.size = len(self.texts)
+        if self.size > MAX_TOKENS:
+            raise ValueError(f"{self.size:,} tokens; shards hold at most {MAX_TOKENS:,} (uint16)")
+        longest = max(texts, key=len, default=b"")
+        if len(longest) > MAX_TOKEN_BYTES:
+            raise ValueError(
+                f"a token that begins with {longest[:20]!r} has {len(longest):,} bytes; the most is "
+                f"{MAX_TOKEN_BYTES}"
+            )
+        #: Bytes of text that each token stands for, (V,) uint8; 0 for a special token.
+        self.bytes_of = np.array([len(text) for text in self.texts], np.uint8)
         self.bytes_of.flags.writeable = False
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Return the token ids of a document, with BOS and EOS: (n,) uint16."""
+        raise NotImplementedError
+
+    def raw(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes that token ids stand for; special tokens stand for none."""
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        return b"".join([self.texts[i] for i in plain if 0 <= i < self.size])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the same as text, with U+FFFD for malformed UTF-8."""
+        return self.raw(ids).decode("utf-8", errors="replace")
+
+
+class ByteTokens(Tokens):
+    """The bytes and the special tokens."""
 
     def encode(self, text: str | bytes) -> np.ndarray:
         raw = text.encode("utf-8") if isinstance(text, str) else text
@@ -76,45 +114,5 @@ class ByteTokens:
         ids_N = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         return ids_N[(ids_N >= 0) & (ids_N < _BYTES)].astype(np.uint8).tobytes()
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.raw(ids).decode("utf-8", errors="replace")
-
 
 BYTES = ByteTokens()
-
-
-class TextTokens:
-    """Base class of vocabularies beyond bytes. Subclasses define ``encode`` and ``digest``.
-
-    Args:
-        texts: Bytes of each token after the special ones.
-
-    Raises:
-        ValueError: There are more than `MAX_TOKENS` tokens, or one has more than `MAX_TOKEN_BYTES` bytes.
-    """
-
-    pad, bos, eos = BYTES.pad, BYTES.bos, BYTES.eos
-    specials: Mapping[str, int] = BYTES.specials
-    digest: str | None
-    lossless = True
-
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        self.texts = [BYTES.raw([i]) for i in range(BYTES.size)] + list(texts)
-        self.size = len(self.texts)
-        if self.size > MAX_TOKENS:
-            raise ValueError(f"{self.size:,} tokens; shards hold at most {MAX_TOKENS:,} (uint16)")
-        longest = max(texts, key=len, default=b"")
-        if len(longest) > MAX_TOKEN_BYTES:
-            raise ValueError(
-                f"a token that begins with {longest[:20]!r} has {len(longest):,} bytes; the most is "
-                f"{MAX_TOKEN_BYTES}"
-            )
-        self.bytes_of = np.array([len(text) for text in self.texts], np.uint8)
-        self.bytes_of.flags.writeable = False
-
-    def raw(self, ids: Iterable[int]) -> bytes:
-        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
-        return b"".join([self.texts[i] for i in plain if 0 <= i < self.size])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.raw(ids).decode("utf-8", errors="replace")

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from spider.files import digest
-from spider.tokens.bytes import BYTES, TextTokens
+from spider.tokens.bytes import BYTES, Tokens
 
 BLANK = "▁"
 
@@ -42,8 +42,8 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _SPECIALS = {"<s>": BYTES.bos, "</s>": BYTES.eos, "<pad>": BYTES.pad}
 
 
-class SentencePieceTokens(TextTokens):
-    """See `spider.tokens.Tokens`.
+class SentencePieceTokens(Tokens):
+    """The byte vocabulary and pieces.
 
     Args:
         pieces: Pieces of text in order, each with the score of joining two parts to it; None for a piece that
@@ -53,7 +53,7 @@ class SentencePieceTokens(TextTokens):
         lossless: Whether the library's normalization keeps a text as it is.
 
     Raises:
-        ValueError: Two pieces are equal, one is empty, or `TextTokens` raises.
+        ValueError: Two pieces are equal, one is empty, or `Tokens` raises.
     """
 
     kind = "sentencepiece"

@@ -22,7 +22,6 @@ from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, headered, inspect, verify
-from spider.files import digest
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
 
@@ -50,16 +49,6 @@ def poke(path: Path, offset: int, data: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(data)
-
-
-def rehash(folder: Path) -> None:
-    """Make metadata.json vouch for the files as they are, so that only the content can be wrong."""
-    metadata = json.loads((folder / "metadata.json").read_text())
-    for described in metadata["splits"].values():
-        for shard in described["shards"]:
-            shard["sha256"] = hashlib.sha256((folder / shard["file"]).read_bytes()).hexdigest()
-    metadata["digest"] = digest({k: v for k, v in metadata.items() if k != "digest"})
-    (folder / "metadata.json").write_text(json.dumps(metadata))
 
 
 # ---------------------------------------------------------------------------------------------- metadata
@@ -219,12 +208,6 @@ def test_view_is_read_only_and_gathered_rows_are_copies(folder):
     assert not view.maps[0].flags.writeable
 
 
-@pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 10**9)])
-def test_reading_outside_is_an_error(folder, start, count):
-    with pytest.raises(ValueError, match=r"are outside its [\d,]+ tokens"):
-        Shards(folder, "train").read(start, count)
-
-
 def test_an_unknown_split_is_an_error_with_the_existing_ones(folder):
     with pytest.raises(ValueError, match=r"no split 'test' \(there are: train, validation\)"):
         Shards(folder, "test")
@@ -341,35 +324,10 @@ def test_verify_finds_an_edited_description(folder):
         verify(folder, full=False)
 
 
-def test_verify_finds_totals_that_do_not_add_up(folder):
-    metadata = json.loads((folder / "metadata.json").read_text())
-    metadata["splits"]["train"]["bytes"] += 1
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(ValueError, match=r"train: .* bytes described, its shards add up to"):
-        verify(folder)
-
-
-def test_verify_finds_foreign_ids(folder):
-    poke(folder / "train/001.bin", 2 * 9, b"\xff\xff")
-    rehash(folder)
-    with pytest.raises(ValueError, match=r"train/001\.bin: id 65535 at token 9 is not of the 272 ids"):
-        verify(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "offset", "data", "message"),
-    [
-        ("train/000.idx", 8, b"\x02", r"000\.idx: entry 1 should point at the BOS at token \d+ of 000\.bin"),
-        ("train/000.idx", 0, b"\xff" * 8, r"000\.idx: entry 0 should point at the BOS at token 0"),
-        ("train/000.bin", 0, b"A\0", r"000\.idx: entry 0 should point at the BOS"),
-        ("train/000.bin", -2, b"A\0", r"000\.idx: document \d+ does not end with EOS at token \d+"),
-    ],
-)
-def test_verify_finds_an_index_that_is_not_the_documents(folder, file, offset, data, message):
-    path = folder / file
-    poke(path, offset % path.stat().st_size, data)
-    rehash(folder)
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("offset", "data"), [(8, b"\x02"), (0, b"\xff" * 8)])
+def test_verify_finds_an_index_that_is_not_the_documents(folder, offset, data):
+    poke(folder / "train/000.idx", offset, data)
+    with pytest.raises(ValueError, match=r"000\.idx: its entries are not the positions of BOS in 000\.bin"):
         verify(folder)
 
 

@@ -184,11 +184,11 @@ def test_a_held_out_group_is_never_trained_on(later):
 def test_unusable_columns_are_errors(later):
     other_seed, other_column, no_file, no_document, no_group, no_text = later["refused"]
     assert "the position to resume has seed = 1, this run has 2" in other_seed
-    assert "has no column 'content' (columns: score, text, id)" in other_column
+    assert "no column 'content' (there are: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file
     assert "no document to train on" in no_document
-    assert "has no column 'url' (columns: score, text, id); set split_by.column to one of them" in no_group
-    assert "column 'score' holds float64, not strings; set split_by.column to another" in no_text
+    assert "no column 'url' (there are: score, text, id); set split_by.column to one of them" in no_group
+    assert "column 'score' holds double, not strings; set split_by.column to another" in no_text
 
 
 def test_a_broken_connection_resumes_and_a_missing_network_is_an_error(hub, tmp_path, uninterrupted):

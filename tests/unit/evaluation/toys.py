@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from spider.tokens import BYTES, IGNORED
-from spider.tokens.bytes import ByteTokens
+from spider.tokens.bytes import ByteTokens, Tokens
 
 
 class Reader:
@@ -96,10 +95,7 @@ class Scripted(Toy):
 class Pairs(ByteTokens):
     """The vocabulary of bytes and one more id, which stands for the two bytes ``th``."""
 
-    size = 273
+    raw = Tokens.raw
 
     def __init__(self) -> None:
-        self.bytes_of = np.append(BYTES.bytes_of, np.uint8(2))
-
-    def raw(self, ids):
-        return b"".join(b"th" if i == 272 else BYTES.raw([i]) for i in ids)
+        super().__init__([b"th"])
