@@ -177,8 +177,11 @@ def _rows_per_batch(group: pq.RowGroupMetaData, column: str) -> int:
     return max(1, min(group.num_rows, BATCH_BYTES * group.num_rows // max(1, size)))
 
 
-def require_strings(schema: pa.Schema, file: Path | HubFile, setting: str, column: str) -> None:
-    """Raise `ValueError` if a column is absent or does not hold strings (an id may also be an integer)."""
+def require_strings(schema: pa.Schema, file: object, setting: str, column: str) -> None:
+    """Raise `ValueError` that names the file if a column is absent or does not hold strings.
+
+    An id may also be an integer.
+    """
     if column not in schema.names:
         columns = ", ".join(schema.names) or "none"
         remedy = f"set {setting} to one of them"
