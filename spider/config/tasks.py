@@ -20,29 +20,15 @@ class _Task(Block):
         return []
 
 
-class _SampledTask(_Task):
-    """Base of the tasks whose questions are sampled from the scored text."""
+class TextTask(_Task):
+    """Questions with four choices, made from the scored text (docs/evaluation.md)."""
 
+    kind: Literal["cloze", "induction", "copy"]
+    """cloze: the true continuation of a document among three from other documents. induction: the end of a
+    random word that occurred before, among the ends of three other words. copy: the passage that continues a
+    cue, among four passages that the model read before."""
     items: Positive = 200
     """Number of questions."""
-
-
-class ClozeTask(_SampledTask):
-    """Choose the true continuation of a document among three from other documents."""
-
-    kind: Literal["cloze"]
-
-
-class InductionTask(_SampledTask):
-    """Choose the end of a random word that occurred before, among the ends of three other words."""
-
-    kind: Literal["induction"]
-
-
-class CopyTask(_SampledTask):
-    """Choose the passage that continues a cue, among four passages that the model read before."""
-
-    kind: Literal["copy"]
 
 
 class JsonlTask(_Task):
@@ -185,6 +171,4 @@ def _below(folder: Path) -> list[Path]:
     return found
 
 
-TaskConfig = Annotated[
-    ClozeTask | InductionTask | CopyTask | JsonlTask | CoreTask, Field(discriminator="kind")
-]
+TaskConfig = Annotated[TextTask | JsonlTask | CoreTask, Field(discriminator="kind")]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask, TaskConfig
+from spider.config.tasks import CoreTask, JsonlTask, TaskConfig, TextTask
 
 #: Number of bytes of a cloze question's context, of its choices, and of the cue and the choices of a copy
 #: question. A small model can answer them, and they fit into a short window.
@@ -61,12 +61,9 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
     Raises:
         ValueError: there is too little text, or a file or folder is missing or malformed (with the line).
     """
-    if isinstance(config, ClozeTask):
-        yield Task(name, list(_cloze(name, config, documents)), 1 / 4)
-    elif isinstance(config, InductionTask):
-        yield Task(name, list(_induction(name, config, documents)), 1 / 4)
-    elif isinstance(config, CopyTask):
-        yield Task(name, list(_copy(name, config, documents)), 1 / 4)
+    if isinstance(config, TextTask):
+        make = {"cloze": _cloze, "induction": _induction, "copy": _copy}[config.kind]
+        yield Task(name, list(make(name, config.items, documents)), 1 / 4)
     elif isinstance(config, JsonlTask):
         path = Path(config.file)
         examples = [_parsed(row, where) for where, row in _rows(path)]
@@ -95,10 +92,10 @@ def _stretches(name: str, documents: Sequence[bytes], size: int, count: int) -> 
     return found
 
 
-def _cloze(name: str, config: ClozeTask, documents: Sequence[bytes]) -> Iterator[Question]:
-    found = _stretches(name, documents, CLOZE_CONTEXT + CHOICE, config.items)
+def _cloze(name: str, items: int, documents: Sequence[bytes]) -> Iterator[Question]:
+    found = _stretches(name, documents, CLOZE_CONTEXT + CHOICE, items)
     rng = random.Random("0 cloze")
-    for whole in rng.sample(found, min(config.items, len(found))):
+    for whole in rng.sample(found, min(items, len(found))):
         right = whole[CLOZE_CONTEXT:]
         others: list[bytes] = []
         while len(others) < 3:
@@ -110,24 +107,24 @@ def _cloze(name: str, config: ClozeTask, documents: Sequence[bytes]) -> Iterator
         yield _shuffled(rng, whole[:CLOZE_CONTEXT], right, others)
 
 
-def _induction(name: str, config: InductionTask, documents: Sequence[bytes]) -> Iterator[Question]:
+def _induction(name: str, items: int, documents: Sequence[bytes]) -> Iterator[Question]:
     half = _WORD // 2
-    found = _stretches(name, documents, _GAP, config.items)
+    found = _stretches(name, documents, _GAP, items)
     rng = random.Random("0 induction")
-    for _ in range(config.items):
+    for _ in range(items):
         word, *others = ("".join(rng.choices(_LETTERS, k=_WORD)).encode() for _ in range(4))
         gap = rng.choice(found)
         context = b" ".join([word, gap, word[:half]])
         yield _shuffled(rng, context, word[half:], [other[half:] for other in others])
 
 
-def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Question]:
+def _copy(name: str, items: int, documents: Sequence[bytes]) -> Iterator[Question]:
     """Yield questions whose four choices all occur in the context; the correct one follows the cue there.
 
     Other passages fill the distance between the choices and the cue.
     """
     size = CUE + CHOICE
-    found = _stretches(name, documents, size, config.items)
+    found = _stretches(name, documents, size, items)
     by_cue = {one[:CUE]: one for one in found}
     distinct = list({one[CUE:]: one for one in by_cue.values()}.values())
     between = -(-COPY_DISTANCE // (size + 1))
@@ -137,7 +134,7 @@ def _copy(name: str, config: CopyTask, documents: Sequence[bytes]) -> Iterator[Q
             f"is scored, {4 + between} are needed; raise evaluation.max_bytes"
         )
     rng = random.Random("0 copy")
-    for _ in range(config.items):
+    for _ in range(items):
         passages = rng.sample(distinct, 4 + between)
         filler = b"\n".join(passages[4:])[:COPY_DISTANCE]
         right = rng.choice(passages[:4])

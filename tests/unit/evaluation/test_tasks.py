@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from spider.config.tasks import ClozeTask, CopyTask, CoreTask, InductionTask, JsonlTask
+from spider.config.tasks import CoreTask, JsonlTask, TextTask
 from spider.evaluation.questions import COPY_DISTANCE, CUE, Question, Task, tasks
 from spider.evaluation.tasks import run_task
 from spider.model.reading import Reading
@@ -53,9 +53,9 @@ def answer(model, task, window=512, batch=16):
 @pytest.mark.parametrize(
     "config",
     [
-        ClozeTask(kind="cloze", items=40),
-        InductionTask(kind="induction", items=40),
-        CopyTask(kind="copy", items=40),
+        TextTask(kind="cloze", items=40),
+        TextTask(kind="induction", items=40),
+        TextTask(kind="copy", items=40),
     ],
     ids=lambda config: config.kind,
 )
@@ -72,7 +72,7 @@ def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, t
 
 
 def test_all_choices_of_a_copy_question_occur_at_the_same_distance():
-    (task,) = tasks("it", CopyTask(kind="copy", items=10), DOCUMENTS)
+    (task,) = tasks("it", TextTask(kind="copy", items=10), DOCUMENTS)
     for question in task.questions:
         (context,) = set(question.contexts)
         cue, right = context[-CUE:], question.choices[question.gold]
@@ -80,7 +80,7 @@ def test_all_choices_of_a_copy_question_occur_at_the_same_distance():
         ends = [context.index(choice) + len(choice) for choice in question.choices]
         assert min(len(context) - CUE - end for end in ends) == COPY_DISTANCE + 2
     with pytest.raises(ValueError, match=r"tasks\.it: 7 different stretches of 48 bytes .* 25 are needed"):
-        next(tasks("it", CopyTask(kind="copy"), [b"two words " * 12, b"and more! " * 30]))
+        next(tasks("it", TextTask(kind="copy"), [b"two words " * 12, b"and more! " * 30]))
 
 
 def test_costs_equal_sums_by_hand_per_byte_and_per_id():
@@ -115,7 +115,7 @@ def test_long_questions_are_truncated_and_counted():
 
 
 def test_answers_do_not_depend_on_the_batch_size():
-    (task,) = tasks("it", ClozeTask(kind="cloze", items=20), DOCUMENTS)
+    (task,) = tasks("it", TextTask(kind="cloze", items=20), DOCUMENTS)
     assert answer(Bigram(), task, batch=1) == answer(Bigram(), task, batch=64)
 
 
@@ -169,7 +169,7 @@ def test_impossible_tasks_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"none.jsonl: cannot be read"):
         list(tasks("mine", JsonlTask(kind="jsonl", file=str(tmp_path / "none.jsonl")), []))
     with pytest.raises(ValueError, match=r"tasks.it: 0 stretches of 144 bytes in the text .* raise eval"):
-        list(tasks("it", ClozeTask(kind="cloze"), [b"short"]))
+        list(tasks("it", TextTask(kind="cloze"), [b"short"]))
     with pytest.raises(ValueError, match=r"no core.yaml; evaluation.tasks.it.folder must name"):
         list(tasks("it", CoreTask(kind="core", folder=str(tmp_path)), []))
 
