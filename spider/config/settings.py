@@ -26,12 +26,8 @@ from spider.config.run import Run, StageSettings
 
 Path = tuple[str, ...]
 
-#: Names for settings whose path differs between families: the class attribute that has the path, and the
-#: message for a family without it.
-_OF_FAMILY = {
-    "model.n_loops": ("LOOPS", "has no loops"),
-    "model.gradient_checkpointing": ("RECOMPUTE", "recomputes no activations"),
-}
+#: Name for the setting of recomputed activations, whose path differs between families.
+_CHECKPOINTING = "model.gradient_checkpointing"
 
 
 def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None) -> Path:
@@ -46,12 +42,10 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
     """
     family = _family(run)
     stages = _stages(run)
-    if key in _OF_FAMILY:
-        attribute, message = _OF_FAMILY[key]
-        path_of_family = getattr(family, attribute)
-        if path_of_family is None:
-            raise ConfigError(f"{where}: this run's model {message}")
-        key = f"model.{path_of_family}"
+    if key == _CHECKPOINTING:
+        if family.RECOMPUTE is None:
+            raise ConfigError(f"{where}: this run's model recomputes no activations")
+        key = f"model.{family.RECOMPUTE}"
     path = tuple(key.split("."))
     if path[0] in StageSettings.model_fields and (stage or path[0] not in Run.model_fields):
         path = ("defaults", *path)

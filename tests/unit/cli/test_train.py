@@ -242,7 +242,6 @@ def test_a_model_is_chosen_before_its_parts_are_set(project):
         ("model.recurrence.lops=1", 'model.recurrence.lops=1: unknown key; did you mean "loops"?'),
         ("lr=1e-3 --lr 2e-3", "--lr and lr=1e-3 are the same setting; give one of them"),
         ("lr=1 stages.a.lr=2", "lr=1 and stages.a.lr=2 are the same setting"),
-        ("model.n_loops=1 model.recurrence.loops=2", "are the same setting"),
         ("model.recurrence.loops=2 n_loops=3", "n_loops of this run overrides the model's loops"),
         ("stages.b.lr=1", "stages.b.lr=1: is a setting of stage b, but stage a is trained"),
         ("stages.c.lr=1", "NAME being one of this run's stages (there are: a, b)"),

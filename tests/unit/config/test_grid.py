@@ -40,7 +40,7 @@ def test_a_grid_becomes_one_run_for_each_combination():
 @pytest.mark.parametrize(
     ("grid", "names"),
     [
-        ("{model.n_loops: [2]}", ["demo-loops2"]),
+        ("{model.recurrence.loops: [2]}", ["demo-loops2"]),
         ("{optimizer.kind: [muon, adamw8bit]}", ["demo-kindmuon", "demo-kindadamw8bit"]),
         ("{compile: [true, null]}", ["demo-compiletrue", "demo-compilenull"]),
         ("{lr: [3.0, 0.15, 3.0e+12]}", ["demo-lr3", "demo-lr15e-2", "demo-lr3e12"]),
@@ -88,7 +88,7 @@ def test_a_wrong_grid_is_refused_with_its_key_and_the_reason(grid, message):
 
 def test_loops_of_a_model_that_n_loops_of_its_stages_overrides_are_refused():
     with pytest.raises(ConfigError, match=r"n_loops of this run overrides the model's loops; write n_loops"):
-        load_config(config_with("{model.n_loops: [2, 4]}", defaults={"n_loops": 3}))
+        load_config(config_with("{model.recurrence.loops: [2, 4]}", defaults={"n_loops": 3}))
 
 
 def test_a_grid_of_too_many_runs_is_refused():
