@@ -83,7 +83,7 @@ class Patience:
     def call(self, what: Any, attempt: Callable[[], T], error_of: ErrorOf | None = None) -> T:
         """Run ``attempt`` until it succeeds; errors of the network and the server are retried.
 
-        Raises `DownloadError`, or the error that ``error_of`` returns, if retries fail or cannot help.
+        Raises what ``error_of`` returns (default: `download_error`) if retries fail or cannot help.
         """
         failures = 0
         while True:
@@ -96,7 +96,7 @@ class Patience:
                     hopeless = status_of(cause) not in RETRIED_STATUS
                 failures += 1
                 if hopeless or failures >= self.attempts:
-                    raise (error_of or _download_error)(cause, what) from None
+                    raise (error_of or download_error)(cause, what) from None
                 wait = min(MAX_WAIT, self.backoff * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
                 log.warning("%s: %s; trying again in %.1f s", what, brief(cause), wait)
                 time.sleep(wait)
@@ -271,12 +271,8 @@ def brief(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no details').splitlines()[0]}"
 
 
-def _download_error(error: Exception, file: HubFile) -> DownloadError:
-    return DownloadError(explain(error, file))
-
-
-def explain(error: Exception, file: HubFile) -> str:
-    """Describe an error of the library in one line: the file, what is wrong, the remedy."""
+def download_error(error: Exception, file: HubFile) -> DownloadError:
+    """Return an error of the library as one line: the file, what is wrong, the remedy."""
     page = f"{constants.ENDPOINT}/datasets/{file.repo}"
     status = status_of(error)
     if isinstance(error, GatedRepoError) or status == 403:
@@ -306,4 +302,4 @@ def explain(error: Exception, file: HubFile) -> str:
             f"cannot reach {constants.ENDPOINT} ({brief(error)}); check the network, the proxy and "
             "HF_ENDPOINT, then run again to resume"
         )
-    return f"{file}: {wrong}"
+    return DownloadError(f"{file}: {wrong}")

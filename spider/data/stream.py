@@ -28,7 +28,7 @@ from huggingface_hub.errors import HTTPError
 
 from spider.config import Dataset
 from spider.data.encode import require_strings
-from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, explain, look_up
+from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, download_error, look_up
 from spider.data.loader import Batch, Batches
 from spider.data.split import document_key, group_key, is_validation, truncate
 from spider.tokens import BYTES
@@ -165,7 +165,7 @@ class StreamLoader(Batches):
     def _broken(self, error: Exception, epoch: int, dataset: Any = None) -> DownloadError:
         cause = cause_of(error)
         if isinstance(cause, HTTPError):
-            return DownloadError(explain(cause, self._files[0]))
+            return download_error(cause, self._files[0])
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         when = "opening it"
         if dataset is not None:
