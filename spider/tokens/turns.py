@@ -33,5 +33,4 @@ def assistant_mask(ids_T: np.ndarray, inside: bool = False) -> np.ndarray:
 
 def ends_inside_answer(ids_T: np.ndarray) -> bool:
     """Return whether the next token belongs to an answer."""
-    boundaries = ids_T[np.isin(ids_T, _BOUNDARIES)]
-    return bool(len(boundaries) and boundaries[-1] == ASSISTANT)
+    return bool(assistant_mask(np.append(ids_T, BYTES.pad))[-1])
