@@ -289,20 +289,6 @@ class Run(RunSettings):
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Values of settings to sweep. Each combination becomes a run of its own (docs/sweeps.md)."""
 
-    @model_validator(mode="after")
-    def _decay_ends(self) -> Run:
-        if self.optimizer.weight_decay_end is None:
-            return self
-        for stage in self.stages:
-            own = stage.model_fields_set
-            max_hours = stage.max_hours if "max_hours" in own else self.defaults.max_hours
-            schedule = stage.schedule if "schedule" in own else self.defaults.schedule
-            if max_hours is not None and schedule == "constant":
-                reason = f"stage {stage.name} has max_hours, so the decay follows the learning rate"
-                remedy = "set its schedule: wsd, or leave weight_decay_end out"
-                raise wrong_key("optimizer.weight_decay_end", f"{reason}, which is constant; {remedy}")
-        return self
-
 
 class TrackingConfig(Block):
     """Records of all jobs in MLflow (docs/tracking.md)."""

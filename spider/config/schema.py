@@ -289,6 +289,9 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     if s.max_hours and s.schedule not in ("wsd", "constant"):
         remedy = "set schedule: wsd, which decays at the end of the time, or constant"
         yield f".max_hours: schedule: {s.schedule} needs the number of steps in advance; {remedy}"
+    if s.max_hours and s.schedule == "constant" and spec.optimizer.weight_decay_end is not None:
+        reason = "optimizer.weight_decay_end follows the falling rate of a stage with max_hours"
+        yield f".schedule: constant: {reason}; set schedule: wsd, or leave weight_decay_end out"
     yield from _row_problems(config, spec)
     try:
         spec.micro_batch(spec.processes)
