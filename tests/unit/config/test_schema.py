@@ -141,8 +141,8 @@ def changed(path: str, value) -> dict:
             "runs.demo",
             BASE["runs"]["demo"]
             | {"optimizer": {"weight_decay_end": 0.0}, "defaults": {"max_hours": 1, "schedule": "constant"}},
-            "runs.demo.stages[0].schedule: constant: optimizer.weight_decay_end follows the falling rate of a "
-            "stage with max_hours; set schedule: wsd",
+            "runs.demo.stages[0].schedule: constant: optimizer.weight_decay_end follows the falling rate of "
+            "a stage with max_hours; set schedule: wsd",
         ),
         (
             "runs.demo.optimizer",
