@@ -97,7 +97,7 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
     run["model"] = {"preset": "gpt-cpu", "hidden": 64, "windows": "SSSL", "short_window": 8}
     run["model"]["value_embeddings"] = "alternate"
     run["evaluation"]["data"] = "talk"
-    run["compress"] = {"cap": 1_000_000, "windows": 16}
+    run["compress"] = {"cap": 1_000_000}
     answers = {"packing": "best_fit", "attend": "document", "learn": "assistant"}
     run["stages"][1] |= {"data": "talk", **answers}
     return config

@@ -42,7 +42,7 @@ def add_tokens(workflow):
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
-    workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000, "windows": 4}
+    workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000}
     workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
 
