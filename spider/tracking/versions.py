@@ -65,7 +65,7 @@ class Version(NamedTuple):
     def tags(self) -> dict[str, str]:
         """Return the tags of the version."""
         tags = {"spider.step": str(self.record.step), "spider.path": str(self.record.params["path"])}
-        tags |= {row.name.replace("/", "."): f"{row.value:.15g}" for row in self.rows}
+        tags |= {row.name.replace("/", "."): str(row.value).removesuffix(".0") for row in self.rows}
         return self.record.tags | tags
 
 
