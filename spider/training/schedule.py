@@ -69,10 +69,7 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
         return (step + 1) / warmup
     if steps is None:
         return 1.0
-    start = _decay_start(steps, settings)
-    if step <= start:
-        return 1.0
-    progress = (step - start) / (steps - start)
+    progress = _progress(step, _decay_start(steps, settings), steps)
     decay = 0.5 * (1 - math.cos(math.pi * progress)) if settings.schedule == "cosine" else progress
     return 1.0 - (1.0 - settings.min_lr_ratio) * decay
 
@@ -101,8 +98,12 @@ def _weight_decay_progress(step: int, steps: int | None, settings: StageSettings
     """Return how far weight decay has moved to its end, from 0 to 1."""
     if steps is None:
         return 0.0
-    start = 0 if settings.max_hours is None else _decay_start(steps, settings)
-    return 0.0 if step <= start else (step - start) / (steps - start)
+    return _progress(step, 0 if settings.max_hours is None else _decay_start(steps, settings), steps)
+
+
+def _progress(step: int, start: int, end: int) -> float:
+    """Return the share of the steps from ``start`` to ``end`` that are done, 0 before ``start``."""
+    return 0.0 if step <= start else (step - start) / (end - start)
 
 
 def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSettings) -> int | None:

@@ -181,18 +181,11 @@ class State:
     def resume(self, good: Checkpoint, processes: int) -> Progress:
         """Load this stage's own checkpoint and return its progress."""
         self._load(good)
-        for unit, before, now in (
-            ("CPU threads", good.training.threads, torch.get_num_threads()),
-            ("processes", good.training.processes, processes),
-        ):
-            if before != now:
-                log.warning(
-                    "this stage began with %d %s and goes on with %d: sums round differently, the result "
-                    "will not be bit-equal to an uninterrupted run",
-                    before,
-                    unit,
-                    now,
-                )
+        before = f"{good.training.processes} processes of {good.training.threads} CPU threads"
+        now = f"{processes} processes of {torch.get_num_threads()} CPU threads"
+        if before != now:
+            why = "sums round differently, the result will not be bit-equal to an uninterrupted run"
+            log.warning("this stage began with %s and goes on with %s: %s", before, now, why)
         return Progress.saved(good.training)
 
     def start(self, parent: Checkpoint | None, end: int | None) -> Progress:

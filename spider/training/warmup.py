@@ -101,7 +101,6 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {'; '.join(costs)}",
         fp8_recipe=recipe,
         fp8_layers=fp8_layers,
-        step_shape={k: spec.shape_fields()[k] for k in ("seq_len", "micro_batch", "n_loops")},
         step=step,
         gemms=gemms,
         parts=parts,

@@ -65,7 +65,6 @@ class Warmup(Record):
     fp8_recipe: str
     fp8_layers: list[str]
     """Names of the layers that run in fp8."""
-    step_shape: dict[str, int | None]
     step: dict[Kind, Step]
     gemms: list[Product]
     parts: Parts | None

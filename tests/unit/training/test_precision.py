@@ -32,7 +32,6 @@ def measured(**said) -> Warmup:
     """Return a warm-up with the fields that `decide` reads."""
     rest = {
         "fp8_recipe": "rowwise",
-        "step_shape": {},
         "step": {},
         "gemms": [],
         "parts": None,

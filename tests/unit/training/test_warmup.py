@@ -30,7 +30,7 @@ def test_the_warm_up_times_every_distinct_product_and_selects_a_precision(tmp_pa
     assert set(record.step) == {"fp32", "bf16"}
     assert record.precision in record.step and "fp32" in record.reason
     assert record.fp8_layers == [] and record.parts is None
-    assert record.step_shape["seq_len"] == 32 and record.compile is None
+    assert record.compile is None
     assert all(s.peak_memory_mb > 0 and s.seconds > 0 for s in record.step.values())
 
     shapes = {(g.m, g.k, g.n) for g in record.gemms}
@@ -99,7 +99,7 @@ def test_a_record_of_another_format_is_refused(tmp_path):
     record = {
         **{"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "precision": "fp32"},
         **{"reason": "measured", "fp8_recipe": "rowwise", "fp8_layers": []},
-        **{"step_shape": {"seq_len": 32, "n_loops": None}, "step": {}, "gemms": [], "parts": None},
+        **{"step": {}, "gemms": [], "parts": None},
         **{"compile": None, "seconds": 1.0},
     }
     files.write_json(path, record)
