@@ -181,8 +181,8 @@ class State:
     def resume(self, good: Checkpoint, processes: int) -> Progress:
         """Load this stage's own checkpoint and return its progress."""
         self._load(good)
-        before = f"{good.training.processes} processes of {good.training.threads} CPU threads"
-        now = f"{processes} processes of {torch.get_num_threads()} CPU threads"
+        before = f"{good.training.threads} CPU threads (processes: {good.training.processes})"
+        now = f"{torch.get_num_threads()} CPU threads (processes: {processes})"
         if before != now:
             why = "sums round differently, the result will not be bit-equal to an uninterrupted run"
             log.warning("this stage began with %s and goes on with %s: %s", before, now, why)
