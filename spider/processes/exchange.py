@@ -69,8 +69,8 @@ def _pack(parts: Iterable[Tensor]) -> Tensor:
 
 
 def _unpack(messages: Iterable[Tensor], stacks: list[Tensor], shares: list[list[slice]]) -> list[Tensor]:
-    """Return stacks like ``stacks`` from the message of each rank, which holds its share of each stack."""
-    results = [torch.empty_like(stack) for stack in stacks]
+    """Return stacks of the shapes of ``stacks`` from the message of each rank, which holds its shares."""
+    results = [stack.new_empty(stack.shape) for stack in stacks]
     for rank, message in enumerate(messages):
         at = 0
         for result, share in zip(results, shares, strict=True):
