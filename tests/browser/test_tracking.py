@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from spider.files import read_json
+from tests.forkserver import python
 from tests.servers import SlowConnection, free_port, mlflow_server, postgresql, wait_for_http
 from tests.workflow.conftest import SMALL, Workflow
 
@@ -111,7 +112,7 @@ def small_run(as_ada, tmp_path_factory):
     shallow["model"]["recurrence"]["loops"] = 1
     config |= {"runs": {"deep": run, "shallow": shallow}, "tracking": {"experiment": "lab"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-c", PIPELINE]
+    command = [python(), "-c", PIPELINE]
     done = subprocess.run(command, cwd=folder, env=as_ada, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "results/logs/printed.log").write_text(done.stdout + done.stderr)
