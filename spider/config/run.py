@@ -209,7 +209,7 @@ class EvaluationConfig(Block):
     tasks: dict[Name, TaskConfig] = {}
     """Questions to answer, by name (docs/evaluation.md)."""
     measurements: dict[str, dict[str, Any]] = {}
-    """Your own measurements: the settings of each, by the name of its Python module (CONTRIBUTING.md)."""
+    """Your own measurements: the settings of each, by the name of its Python module (docs/extending.md)."""
     prompt: str = "The "
     """Text that the sample continues, or answers where the model was trained on conversations."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400

@@ -1,7 +1,7 @@
 """Define `Result`, which holds what a measurement found: rows, metrics and figures. It needs no torch.
 
 The page, the model card, the comparison, the terminal summary, the model registry and MLflow iterate over
-results. None of them names a measurement, so a new measurement is one file (CONTRIBUTING.md).
+results. None of them names a measurement, so a new measurement is one file (docs/extending.md).
 """
 
 from __future__ import annotations

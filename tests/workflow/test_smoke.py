@@ -121,7 +121,7 @@ def test_mlflow_holds_the_whole_run(smoke):
 
 
 def test_every_block_of_using_a_model_runs(smoke, tmp_path):
-    """Only the indented lines of docs/using-a-model.md need a network, and are left out."""
+    """The blocks of docs/using-a-model.md run on the smoke run's last stage, without a network."""
     page = (ROOT / "docs/using-a-model.md").read_text()
     (tmp_path / "results").symlink_to(smoke[0])
     page = page.replace("demo/anneal", "results/runs/smoke/anneal").replace("models:/demo", "models:/smoke")
