@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
@@ -46,34 +46,6 @@ class Leftover:
             shutil.rmtree(self.path)
 
 
-@dataclass
-class Reached:
-    """The names that configurations reach."""
-
-    raw: set[str] = field(default_factory=set)
-    datasets: set[str] = field(default_factory=set)
-    tokenizers: set[str] = field(default_factory=set)
-    indexes: set[tuple[str, str]] = field(default_factory=set)
-    """Datasets with the digests of their n-gram indexes."""
-    runs: set[str] = field(default_factory=set)
-    stages: set[tuple[str, str]] = field(default_factory=set)
-    warmups: set[tuple[str, str]] = field(default_factory=set)
-    """Runs with the digests of their warm-ups."""
-
-    def add(self, config: Config) -> None:
-        """Add the names of one configuration."""
-        self.datasets |= set(config.datasets)
-        self.raw |= {dataset.like or name for name, dataset in config.datasets.items()}
-        self.tokenizers |= set(config.tokenizers)
-        for name, run in config.runs.items():
-            self.runs.add(name)
-            if run.model.ngram is not None:
-                self.indexes.add((run.data, run.model.ngram.counted))
-            for stage in run.stages:
-                self.stages.add((name, stage.name))
-                self.warmups.add((name, config.stage(name, stage.name).shape))
-
-
 def leftovers(root: Path, *, newest: bool = False) -> list[Leftover]:
     """Return what no configuration in a results folder reaches. Runs that are being trained are left out.
 
@@ -85,33 +57,36 @@ def leftovers(root: Path, *, newest: bool = False) -> list[Leftover]:
     """
     copies = sorted((root / "configs").glob("*.yaml"))
     paths = [path for path in (root / NEWEST, *([] if newest else copies)) if path.exists()]
-    reached = Reached()
+    configs: list[Config] = []
     invalid: list[Path] = []
     for path in paths:
         try:
-            reached.add(load_config(path))
+            configs.append(load_config(path))
         except ValueError as error:
             log.warning("%s: not valid, so it reaches nothing: %s", path, str(error).splitlines()[0])
             invalid.append(path)
-    if len(invalid) == len(paths):
+    if not configs:
         raise ValueError(f"{root}: has no valid configuration, so nothing can be kept; remove it by hand")
     found = [Leftover("configuration", path) for path in invalid if path in copies]
-    return [*_data(root, reached), *_runs(Results(root), reached), *found]
+    return [*_data(root, configs), *_runs(Results(root), configs), *found]
 
 
-def _data(root: Path, reached: Reached) -> Iterator[Leftover]:
+def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
     """Yield the raw files, shards, tokenizers, n-gram indexes and baselines of unreached datasets."""
+    datasets = {name for config in configs for name in config.datasets}
+    runs = [run for config in configs for run in config.runs.values()]
     for kind, folder, names in (
-        ("raw text", "raw", reached.raw),
-        ("shards", "shards", reached.datasets),
-        ("tokenizer", "tokenizers", reached.tokenizers),
+        ("raw text", "raw", {config.raw(name) for config in configs for name in config.datasets}),
+        ("shards", "shards", datasets),
+        ("tokenizer", "tokenizers", {name for config in configs for name in config.tokenizers}),
     ):
         yield from (Leftover(kind, path) for path in _inside(root / folder) if path.name not in names)
+    indexes = {(run.data, run.model.ngram.counted) for run in runs if run.model.ngram}
     for dataset in _inside(root / "ngram"):
         for index in _inside(dataset):
-            if (dataset.name, index.name) not in reached.indexes:
+            if (dataset.name, index.name) not in indexes:
                 yield Leftover("n-gram index", index)
-    metadata = [root / "shards" / name / "metadata.json" for name in sorted(reached.datasets)]
+    metadata = [root / "shards" / name / "metadata.json" for name in sorted(datasets)]
     digests = {read_json(path)["digest"] for path in metadata if path.exists()}
     for path in sorted((root / "baselines").glob("*.json")):
         spans = read_json(path)["of"]["split"] or []
@@ -119,28 +94,37 @@ def _data(root: Path, reached: Reached) -> Iterator[Leftover]:
             yield Leftover("baseline", path)
 
 
-def _runs(results: Results, reached: Reached) -> Iterator[Leftover]:
+def _runs(results: Results, configs: list[Config]) -> Iterator[Leftover]:
     """Yield unreached runs, and the unreached stages, checkpoints, warm-ups and pages of all runs."""
+    runs = {name for config in configs for name in config.runs}
+    specs = [
+        config.stage(name, stage.name)
+        for config in configs
+        for name, run in config.runs.items()
+        for stage in run.stages
+    ]
+    stages = {(spec.run, spec.stage) for spec in specs}
+    warmups = {results.warmup(spec.run, spec.shape) for spec in specs}
     for run in results.runs:
         folder = results.run(run)
         if _in_use(folder):
             log.info("%s: left out, because it is being trained", folder)
-        elif run not in reached.runs:
+        elif run not in runs:
             yield Leftover("run", folder)
         else:
             for stage in results.stages(run):
-                if (run, stage.path.name) not in reached.stages:
+                if (run, stage.path.name) not in stages:
                     yield Leftover("stage", stage.path)
                     continue
                 superseded = sorted(stage.path.glob("superseded-*/"))
                 yield from (Leftover("superseded training", path) for path in superseded)
             for path in results.warmups(run):
-                if (run, path.stem.removeprefix("warmup-")) not in reached.warmups:
+                if path not in warmups:
                     yield Leftover("warm-up", path)
                     cache = path.with_suffix(".compile-cache")
                     yield from [Leftover("compile cache", cache)] if cache.exists() else []
     for page in sorted(results.page("*").parent.glob("*.html")):
-        if page.stem not in reached.runs:
+        if page.stem not in runs:
             yield Leftover("page", page)
 
 

@@ -25,18 +25,8 @@ FORMAT = 1
 #: Sizes of text, in bytes, for the cost of an n-gram index whose text is not encoded yet: a billion, and
 #: FineWeb-Edu's sample of ten billion tokens.
 _TEXTS = (1e9, 46e9)
-#: Settings of a stage that the description repeats.
-_SETTINGS = (
-    "seq_len",
-    "micro_batch",
-    "grad_accum",
-    "n_loops",
-    "lr",
-    "schedule",
-    "warmup_steps",
-    "min_lr_ratio",
-    "max_hours",
-)
+#: Settings that decide the cost of a stage.
+_SETTINGS = ("seq_len", "micro_batch", "grad_accum", "n_loops", "max_hours")
 
 
 def describe(config: Config, run: str) -> dict[str, Any]:

@@ -112,28 +112,20 @@ def render(entries: list[dict[str, Any]]) -> None:
     """Print a table with a line for each result of `examine`; at 80 columns only names of stages wrap."""
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", overflow="fold", min_width=12)
-    validated = any(entry["val_bpb"] is not None for entry in entries)
-    titles = [
-        "step",
-        "MB\ntrained",
-        "MB on\ndisk",
-        "best\nloss",
-        *(["held-out\nbits/byte"] if validated else []),
-    ]
-    for title in titles:
+    for title in ("step", "MB\ntrained", "MB on\ndisk", "best\nloss", "held-out\nbits/byte"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for entry in entries:
-        cells = [
+        state = ", ".join(["good", *(word for word in ("final", "best") if entry[word])])
+        table.add_row(
+            entry["stage"],
             _cell(entry["step"], ",.0f"),
             _cell(entry["bytes"], ",.2f", 1e6),
             _cell(entry["size"], ",.1f", 1e6),
             _cell(entry["best_loss"], ".3f"),
-        ]
-        if validated:
-            cells.append("" if entry["val_bpb"] is None else f"{entry['val_bpb']:.4f}")
-        state = ", ".join(["good", *(word for word in ("final", "best") if entry[word])])
-        table.add_row(entry["stage"], *cells, state if entry["good"] else "[red]damaged[/]")
+            "" if entry["val_bpb"] is None else f"{entry['val_bpb']:.4f}",
+            state if entry["good"] else "[red]damaged[/]",
+        )
     Console(highlight=False).print(table)
 
 

@@ -214,28 +214,23 @@ class Checkpoint:
             return None
         from spider.ngram.lookup import NgramLookup
 
-        if self.exported:
-            remedy = "copy the exported folder whole, or export again"
-        else:
-            remedy = "run the workflow again, or name its own results"
         try:
-            folder = self._index(config.counted)
+            if self.exported:
+                folder = self.path / NGRAM
+                remedy = "copy the exported folder whole, or export again"
+                if not folder.is_dir():
+                    raise ValueError(f"{folder}: missing; {remedy}")
+            elif (root := root_of(self.path)) is not None:
+                folder = Results(root).ngram(self.training.spec["data"], config.counted)
+                remedy = "run the workflow again, or name its own results"
+            else:
+                raise ValueError(
+                    "The checkpoint is not in a results folder, which holds the index: export it there, and "
+                    "use the exported folder"
+                )
             return NgramLookup.of(folder, self.manifest.full_index, config, model.tokens, remedy)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: the model reads an n-gram index. {error}") from None
-
-    def _index(self, counted: str) -> Path:
-        """Return the n-gram index in the exported folder, or in the results folder of the checkpoint."""
-        if isinstance(self.manifest, Exported):
-            if not (folder := self.path / NGRAM).is_dir():
-                raise ValueError(f"{folder}: missing; copy the exported folder whole, or export again")
-            return folder
-        if (root := root_of(self.path)) is None:
-            raise ValueError(
-                "The checkpoint is not in a results folder, which holds the index: export it there, and use "
-                "the exported folder"
-            )
-        return Results(root).ngram(self.manifest.spec["data"], counted)
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the saved tensors into the given tensors of the same names, in place.

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from spider.cli.session import FILE, JSON, THREADS, Session, command, log
+from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config
 from spider.config.ngram import NgramConfig
 from spider.files import read_json, sha256, write_json
@@ -143,23 +143,22 @@ def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
         )
 
 
-@command("dataset", "seq_len")
-def pack(session: Session, dataset: str, seq_len: str) -> None:
+@command("dataset")
+@click.argument("seq_len", type=COUNT)
+def pack(session: Session, dataset: str, seq_len: int) -> None:
     """Pack whole documents into rows of SEQ_LEN targets; only documents that are longer are split."""
     from spider.data.packing import pack
 
-    if not seq_len.isdecimal() or not int(seq_len):
-        raise ValueError(f"seq_len: must be a whole number above 0 (got {seq_len!r})")
     session.config.dataset(dataset)
     folder = session.results.shards(dataset)
-    params = {"seq_len": int(seq_len)}
+    params = {"seq_len": seq_len}
     plan = folder / f"packed-{seq_len}.json"
     outputs = [plan, plan.with_suffix(".pieces"), plan.with_suffix(".rows")]
     with session.tracked("pack", f"{dataset}/{seq_len}", params, [folder / "metadata.json"], outputs) as job:
-        packing = pack(folder, int(seq_len))
+        packing = pack(folder, seq_len)
         job.metric("filled", packing.filled)
     filled = f"{packing.pieces:,} pieces of documents, {packing.filled:.2%} of the slots filled"
-    log.info("%s: %s rows of %s, %s", plan, f"{packing.rows:,}", seq_len, filled)
+    log.info("%s: %s rows of %d, %s", plan, f"{packing.rows:,}", seq_len, filled)
 
 
 @command("run", "part")

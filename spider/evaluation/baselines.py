@@ -16,12 +16,11 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,9 +29,9 @@ from spider.config.run import EvaluationConfig
 from spider.evaluation import compressors
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES, SEEN_BYTES, StringMatches
-from spider.evaluation.result import Result
+from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.subject import Subject
-from spider.evaluation.text import Baseline, Given, Text, TextBaselines
+from spider.evaluation.text import OUTSIDE_OVERLAP, Text, TextBaselines
 from spider.evaluation.training_text import LearnedFrom, TrainingText, training_texts
 
 log = logging.getLogger(__name__)
@@ -52,9 +51,8 @@ _LEGEND = (
 def measure(subject: Subject, settings: EvaluationConfig) -> Result:
     """Return the rates of the compressors, best first, and the reasons for missing ones."""
     baselines = subject.baselines.result()
-    rows = [one.row() for one in sorted(baselines.table, key=lambda one: one.bpb)]
     notes = [f"Left out: {line}." for line in baselines.left_out]
-    return Result(title="Baselines", rows=rows, legend=_LEGEND, notes=notes)
+    return Result(title="Baselines", rows=baselines.rows, legend=_LEGEND, notes=notes)
 
 
 def text_baselines(text: Text, learned: LearnedFrom, limit: int | None, cache: Path) -> TextBaselines:
@@ -65,6 +63,36 @@ def text_baselines(text: Text, learned: LearnedFrom, limit: int | None, cache: P
     for line in baselines.left_out:
         log.info("left out: %s", line)
     return baselines
+
+
+class _Given(NamedTuple):
+    """A text that compressors read first."""
+
+    label: str
+    """Name in tables, which is also the group of the rows."""
+    note: str
+    """End of the long form of a label."""
+    raw: bytes
+
+
+def _given_texts(
+    stage: TrainingText | None, split: TrainingText | None, limit: int | None
+) -> Iterator[_Given]:
+    """Yield the texts that compressors read first: the larger one, the smaller one, and no text."""
+    named = (split, "all", "all training text"), (stage, "stage", "what the model was trained on")
+    for source, name, what in named:
+        if source is None:
+            continue
+        whole = source.raw()
+        raw = whole[:limit]
+        share = source.share * len(raw) / len(whole)
+        if name == "all" and share <= 0.995:
+            name = "part"
+        size = f"{len(raw) / 1e6:.1f}"
+        if share < 0.995:
+            size += f" of {len(raw) / share / 1e6:.1f}"
+        yield _Given(f"given {name}", f", given {what} ({size} MB)", raw)
+    yield _Given("", "", b"")
 
 
 def compute_baselines(
@@ -80,57 +108,61 @@ def compute_baselines(
     """
     cache.mkdir(parents=True, exist_ok=True)
     versions = compressors.available()
-    names = [name for name, version in versions.items() if version]
-    left_out = [f"{name}: its library is not installed" for name in versions if name not in names]
+    left_out = [f"{name}: its library is not installed" for name, version in versions.items() if not version]
     if limit is not None and stage is not None and split is not None:
         share = stage.size / split.size
         if share >= NEARLY_ALL:
             left_out.append(f"the stage's text is {share:.0%} of all training text, which is given")
             stage = None
     too_slow = []
-    jobs: list[tuple[Baseline, Future[dict[str, Any]]]] = []
+    jobs: list[tuple[str, _Given, Future[dict[str, Any]]]] = []
     spans = [(shards.digest, begin, end) for shards, begin, end in split.spans] if split else None
     key = {"text": _sha256(text), "split": spans, "match_bytes": [MATCH_BYTES, SEEN_BYTES]}
-    texts: dict[Given, TrainingText | None] = {"split": split, "stage": stage, "nothing": None}
     with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
         overlap = others.submit(_overlap, text, split, key, cache)
-        for given, source in texts.items():
-            if given != "nothing" and source is None:
-                continue
-            raw = source.raw() if source else b""
-            for name in names:
-                if given != "nothing" and name != "ppmd" and limit is not None and len(raw) > limit // SLOWER:
-                    too_slow.append(f"{name} given {given}")
+        for given in _given_texts(stage, split, limit):
+            for name, version in versions.items():
+                if not version:
                     continue
-                prefix = raw[:limit]
-                row = Baseline(
-                    name=name,
-                    given=given,
-                    given_bytes=len(prefix),
-                    share=source.share * len(prefix) / max(1, len(raw)) if source else 1.0,
-                    bpb=0.0,
-                    bpb_outside=None,
-                )
+                if name != "ppmd" and limit is not None and len(given.raw) > limit // SLOWER:
+                    too_slow.append(f"{name} {given.label}")
+                    continue
                 pool = ppmd if name == "ppmd" else others
-                job = pool.submit(_compressed, name, versions[name], prefix, text, key, overlap, cache)
-                jobs.append((row, job))
+                job = pool.submit(_compressed, name, version, given.raw, text, key, overlap, cache)
+                jobs.append((name, given, job))
     overlap_N, seen_D = overlap.result()
     outside = 0 if overlap_N is None else int((~overlap_N).sum())
-    table = []
-    ppmd_D = None
-    for row, job in jobs:
-        bits = job.result()
-        known = outside > 0 and bits["outside"] is not None
-        table.append(
-            replace(
-                row, bpb=bits["all"] / len(text), bpb_outside=bits["outside"] / outside if known else None
-            )
-        )
-        if row.name == "ppmd" and ppmd_D is None:
-            ppmd_D = np.array(bits["documents"])
+    rows = [_row(name, given, job.result(), len(text), outside) for name, given, job in jobs]
+    by_document = [job.result()["documents"] for name, _, job in jobs if name == "ppmd"]
     if too_slow:
         left_out.append(f"{', '.join(too_slow)}: slow (evaluation.training_bytes: null gives all to all)")
-    return TextBaselines(table, ppmd_D, overlap_N, seen_D, split.share if split else None, left_out)
+    return TextBaselines(
+        rows=sorted(rows, key=lambda row: row.value or 0.0),
+        ppmd_D=np.array(by_document[0]) if by_document else None,
+        overlap_N=overlap_N,
+        seen_D=seen_D,
+        searched=split.share if split else None,
+        left_out=left_out,
+    )
+
+
+def _row(name: str, given: _Given, bits: dict[str, Any], size: int, outside: int) -> Row:
+    """Return the rate of a compressor on a text of ``size`` bytes, and its rate outside the overlap."""
+    label = f"{name} {given.label}".strip()
+    columns = {}
+    if outside and bits["outside"] is not None:
+        columns[OUTSIDE_OVERLAP] = Number(value=bits["outside"] / outside, unit=BITS)
+    return Row(
+        name=f"compressors/{label}",
+        label=label,
+        note=COMPRESSORS[name] + given.note,
+        value=bits["all"] / size,
+        unit=BITS,
+        better="lower",
+        baseline=True,
+        group=given.label,
+        columns=columns,
+    )
 
 
 def _overlap(

@@ -8,18 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation.bpb import clip_stream
-from spider.evaluation.compressors import COMPRESSORS
-from spider.evaluation.result import BITS, Number, Row
+from spider.evaluation.result import Row
 from spider.tokens import BYTES, Tokens
 
-Given = Literal["nothing", "stage", "split"]
 #: Title of the column of scores on the bytes outside the train/test overlap.
 OUTSIDE_OVERLAP = "outside overlap"
 
@@ -52,55 +49,11 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """The rate of one compressor on the text."""
-
-    name: str
-    given: Given
-    """The text that primes the compressor: none, the stage's training text, or all training text."""
-    given_bytes: int
-    share: float
-    """Share that ``given_bytes`` is of the text named in ``given``."""
-    bpb: float
-    bpb_outside: float | None
-    """Rate on the bytes outside the overlap; None if the overlap is unknown or covers everything."""
-
-    def row(self) -> Row:
-        """Return the rate as a row, with the rate outside the overlap in a column."""
-        group = {"nothing": "", "stage": "given stage"}.get(self.given)
-        if group is None:
-            group = "given all" if self.share > 0.995 else "given part"
-        label = f"{self.name} {group}".strip()
-        columns = {}
-        if self.bpb_outside is not None:
-            columns[OUTSIDE_OVERLAP] = Number(value=self.bpb_outside, unit=BITS)
-        return Row(
-            name=f"compressors/{label}",
-            label=label,
-            note=self._description(),
-            value=self.bpb,
-            unit=BITS,
-            better="lower",
-            baseline=True,
-            group=group,
-            columns=columns,
-        )
-
-    def _description(self) -> str:
-        """Return a description such as ``7z PPMd, order 12, given all training text (26.4 MB)``."""
-        if self.given == "nothing":
-            return COMPRESSORS[self.name]
-        text = {"stage": "what the model was trained on", "split": "all training text"}[self.given]
-        size = f"{self.given_bytes / 1e6:.1f}"
-        size += f" of {self.given_bytes / self.share / 1e6:.1f}" if self.share < 0.995 else ""
-        return f"{COMPRESSORS[self.name]}, given {text} ({size} MB)"
-
-
-@dataclass(frozen=True)
 class TextBaselines:
     """The baselines and the train/test overlap of a text of N bytes and D documents."""
 
-    table: list[Baseline]
+    rows: list[Row]
+    """The rate of each compressor, best first."""
     ppmd_D: np.ndarray | None
     """Bits that PPMd spends on each document, primed with the largest text."""
     overlap_N: np.ndarray | None

@@ -101,8 +101,8 @@ def test_the_ngram_split_counts_as_training_text_and_is_searched_for_overlap(fol
     assert len(stage.raw()) <= 100 and stage.share < 0.1
 
     text = Text.of(of_index[:2000], BYTES)
-    assert compute_baselines(text, None, whole, 0, tmp_path).overlap_N.mean() > 0.99
-    assert compute_baselines(text, None, of_splits([train], None), 0, tmp_path).overlap_N.mean() < 0.9
+    assert compute_baselines(text, None, whole, 1, tmp_path).overlap_N.mean() > 0.99
+    assert compute_baselines(text, None, of_splits([train], None), 1, tmp_path).overlap_N.mean() < 0.9
     *_, reasons = training_texts(LearnedFrom([(path, data)], [folder]), None, None)
     assert "the text of the n-gram index cannot be read" in reasons[0] and "no split 'ngram'" in reasons[0]
 
@@ -126,16 +126,16 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     whole = of_splits([split], None)
     measured = compute_baselines(text, stage, whole, None, tmp_path)
     raw, size = text.bytes_N.tobytes(), len(text)
-    rates = {one.row().label: one for one in measured.table}
+    rates = {row.label: row for row in measured.rows}
     assert len(rates) == 18 and not measured.left_out
     for key, given in (("xz", b""), ("xz given stage", stage.raw()), ("xz given all", whole.raw())):
         before = len(lzma.compress(given, preset=9)) if given else 0
-        assert rates[key].bpb == 8 * (len(lzma.compress(given + raw, preset=9)) - before) / size
-        assert rates[key].given_bytes == len(given)
+        assert rates[key].value == 8 * (len(lzma.compress(given + raw, preset=9)) - before) / size
+        assert not given or f"({len(given) / 1e6:.1f} MB)" in rates[key].note
     encoder = pyppmd.Ppmd7Encoder(12, 1 << 26)
     before = len(encoder.encode(whole.raw()))
     after = len(encoder.encode(raw)) + len(encoder.flush())
-    assert rates["ppmd given all"].bpb == 8 * after / size and before > after
+    assert rates["ppmd given all"].value == 8 * after / size and before > after
     assert measured.ppmd_D.sum() == pytest.approx(8 * after)
 
     documents = [text.bytes_N[a:b].tobytes() for a, b in zip(text.bounds_D, text.bounds_D[1:], strict=False)]
@@ -143,7 +143,7 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     assert (measured.overlap_N == overlap_N).all() and 0.02 < overlap_N.mean() < 0.5
     outside = text.bytes_N[~overlap_N].tobytes()
     given = len(lzma.compress(whole.raw(), preset=9))
-    assert rates["xz given all"].bpb_outside == pytest.approx(
+    assert rates["xz given all"].columns["outside overlap"].value == pytest.approx(
         8 * (len(lzma.compress(whole.raw() + outside, preset=9)) - given) / len(outside)
     )
 
@@ -168,12 +168,12 @@ def test_baselines_are_cached_for_each_text(folder, tmp_path, monkeypatch):
     first = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
     cached = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     again = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
-    assert again.table == first.table
+    assert again.rows == first.rows
     assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == cached
     next(iter(cached)).write_text("{")  # a damaged file is computed again
-    assert compute_baselines(text, None, of_splits([split], None), None, tmp_path).table == first.table
+    assert compute_baselines(text, None, of_splits([split], None), None, tmp_path).rows == first.rows
     other = Text.of(split.read(0, 500), BYTES)
-    assert compute_baselines(other, None, None, None, tmp_path).table != first.table
+    assert compute_baselines(other, None, None, None, tmp_path).rows != first.rows
     monkeypatch.setitem(sys.modules, "pyppmd", None)
     without = compute_baselines(other, None, None, None, tmp_path)
     assert without.left_out == ["ppmd: its library is not installed"] and without.ppmd_D is None
@@ -185,15 +185,17 @@ def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(f
     stage = of_stages([parsed(receipt(split, 100))], [split], None)
     size = len(stage.raw())
     measured = compute_baselines(text, stage, of_splits([split], None), size, tmp_path)
-    rates = {one.row().label: one for one in measured.table}
+    rates = {row.label: row for row in measured.rows}
     assert set(rates) == {"ppmd given part", "ppmd given stage", *COMPRESSORS}
-    part = rates["ppmd given part"]
-    assert part.given_bytes == size and part.share == pytest.approx(
-        size / len(of_splits([split], None).raw())
-    )
-    assert f"given all training text (0.0 of {size / part.share / 1e6:.1f} MB)" in part.row().note
+    whole = of_splits([split], None).raw()
+    note = rates["ppmd given part"].note
+    assert f"given all training text ({size / 1e6:.1f} of {len(whole) / 1e6:.1f} MB)" in note
+    encoder = pyppmd.Ppmd7Encoder(12, 1 << 26)
+    encoder.encode(whole[:size])
+    after = len(encoder.encode(text.bytes_N.tobytes())) + len(encoder.flush())
+    assert rates["ppmd given part"].value == 8 * after / len(text)
     (line,) = measured.left_out
-    assert "xz given split" in line and "zlib given stage" in line and "ppmd" not in line
+    assert "xz given part" in line and "zlib given stage" in line and "ppmd" not in line
 
 
 def test_a_stage_text_that_is_nearly_all_training_text_is_not_given_as_well(folder, tmp_path):
@@ -205,7 +207,7 @@ def test_a_stage_text_that_is_nearly_all_training_text_is_not_given_as_well(fold
         stage = of_stages([parsed(receipt(split, int(share * windows)))], [split], None)
         for limit, both in ((10**6, given), (None, True)):
             measured = compute_baselines(text, stage, of_splits([split], None), limit, tmp_path)
-            assert ("ppmd given stage" in {one.row().label for one in measured.table}) == both
+            assert ("ppmd given stage" in {row.label for row in measured.rows}) == both
             lines = [line for line in measured.left_out if "of all training text, which is given" in line]
             assert len(lines) == (not both)
 
