@@ -107,8 +107,7 @@ def compute_baselines(
         cache: folder of the baselines that were computed before.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    versions = compressors.available()
-    left_out = [f"{name}: its library is not installed" for name, version in versions.items() if not version]
+    left_out = []
     if limit is not None and stage is not None and split is not None:
         share = stage.size / split.size
         if share >= NEARLY_ALL:
@@ -121,24 +120,22 @@ def compute_baselines(
     with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
         overlap = others.submit(_overlap, text, split, key, cache)
         for given in _given_texts(stage, split, limit):
-            for name, version in versions.items():
-                if not version:
-                    continue
+            for name in COMPRESSORS:
                 if name != "ppmd" and limit is not None and len(given.raw) > limit // SLOWER:
                     too_slow.append(f"{name} {given.label}")
                     continue
                 pool = ppmd if name == "ppmd" else others
-                job = pool.submit(_compressed, name, version, given.raw, text, key, overlap, cache)
+                job = pool.submit(_compressed, name, given.raw, text, key, overlap, cache)
                 jobs.append((name, given, job))
     overlap_N, seen_D = overlap.result()
     outside = 0 if overlap_N is None else int((~overlap_N).sum())
     rows = [_row(name, given, job.result(), len(text), outside) for name, given, job in jobs]
-    by_document = [job.result()["documents"] for name, _, job in jobs if name == "ppmd"]
+    _, _, largest = next(job for job in jobs if job[0] == "ppmd")
     if too_slow:
         left_out.append(f"{', '.join(too_slow)}: slow (evaluation.training_bytes: null gives all to all)")
     return TextBaselines(
         rows=sorted(rows, key=lambda row: row.value or 0.0),
-        ppmd_D=np.array(by_document[0]) if by_document else None,
+        ppmd_D=np.array(largest.result()["documents"]),
         overlap_N=overlap_N,
         seen_D=seen_D,
         searched=split.share if split else None,
@@ -190,7 +187,6 @@ def _overlap(
 
 def _compressed(
     name: str,
-    version: str,
     given: bytes,
     text: Text,
     key: dict[str, Any],
@@ -229,7 +225,7 @@ def _compressed(
         }
 
     own_key = {
-        "compressor": [name, COMPRESSORS[name], version],
+        "compressor": [name, COMPRESSORS[name], compressors.version(name)],
         "given": hashlib.sha256(given).hexdigest(),
         **key,
     }

@@ -17,10 +17,13 @@ after byte, so the length of its output gives the cost of each piece of the text
 from __future__ import annotations
 
 import bz2
-import importlib
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
+
+import brotli
+import pyppmd
+import zstandard
 
 #: The command line that each compressor's rate stands for; the strongest first.
 COMPRESSORS = {
@@ -31,20 +34,13 @@ COMPRESSORS = {
     "bz2": "bzip2 -9",
     "zlib": "zlib -9",
 }
-_LIBRARY = {"ppmd": "pyppmd", "zstd": "zstandard", "brotli": "brotli"}
+_LIBRARY = {"ppmd": pyppmd, "zstd": zstandard, "brotli": brotli}
 _ORDER = 12
 
 
-def available() -> dict[str, str]:
-    """Return the version of each compressor's library, strongest first; empty if it cannot be imported."""
-    versions = {}
-    for name in COMPRESSORS:
-        try:
-            library = importlib.import_module(_LIBRARY.get(name, "zlib"))
-            versions[name] = str(getattr(library, "__version__", "")) or "of Python"
-        except ImportError:
-            versions[name] = ""
-    return versions
+def version(name: str) -> str:
+    """Return the version of a compressor's library."""
+    return str(getattr(_LIBRARY.get(name, zlib), "__version__", "")) or "of Python"
 
 
 def bits(name: str, given: bytes, texts: Sequence[bytes]) -> list[float]:
@@ -60,8 +56,6 @@ class Ppmd:
     """A PPMd encoder that has read ``given`` and will read ``expected`` more bytes."""
 
     def __init__(self, given: bytes, expected: int) -> None:
-        import pyppmd
-
         # Reserve enough: PPMd resets its model when its memory is full.
         memory = min(max(1 << 26, 40 * (len(given) + expected)), 2000 << 20)
         self._encoder = pyppmd.Ppmd7Encoder(_ORDER, memory)
@@ -74,23 +68,11 @@ class Ppmd:
         return [8.0 * size for size in sizes]
 
 
-def _zstd(text: bytes) -> int:
-    import zstandard
-
-    # Create a compressor for each text: an old one keeps its memory.
-    return len(zstandard.ZstdCompressor(level=22).compress(text))
-
-
-def _brotli(text: bytes) -> int:
-    import brotli
-
-    return len(brotli.compress(text, quality=11, lgwin=24))
-
-
 _SIZE: dict[str, Callable[[bytes], int]] = {
     "xz": lambda text: len(lzma.compress(text, preset=9)),
-    "zstd": _zstd,
-    "brotli": _brotli,
+    # Create a zstd compressor for each text: an old one keeps its memory.
+    "zstd": lambda text: len(zstandard.ZstdCompressor(level=22).compress(text)),
+    "brotli": lambda text: len(brotli.compress(text, quality=11, lgwin=24)),
     "bz2": lambda text: len(bz2.compress(text, 9)),
     "zlib": lambda text: len(zlib.compress(text, 9)),
 }

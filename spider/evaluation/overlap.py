@@ -41,9 +41,8 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
     bits_B = subject.bits_B
     size_D = subject.text.lengths()
     first_D = subject.text.bounds_D[:-1]
-    columns = {"bytes": size_D, "bpb": np.add.reduceat(bits_B, first_D) / size_D}
-    if baselines.ppmd_D is not None:
-        columns["ppmd"] = baselines.ppmd_D / size_D
+    bpb_D = np.add.reduceat(bits_B, first_D) / size_D
+    columns = {"bytes": size_D, "bpb": bpb_D, "ppmd": baselines.ppmd_D / size_D}
     overlap_B = baselines.overlap_N
     if overlap_B is None or baselines.seen_D is None:
         return Result(title="Overlap", details={"by_document": _records(columns)})
@@ -96,9 +95,8 @@ def _by_share_of_seen_text(columns: dict[str, np.ndarray]) -> Table:
         further = {
             "bytes": Number(value=int(weights.sum()), unit=BYTES),
             "in overlap": Number(value=mean["overlap"], unit=SHARE),
+            "ppmd": Number(value=mean["ppmd"], unit=BITS),
         }
-        if "ppmd" in mean:
-            further["ppmd"] = Number(value=mean["ppmd"], unit=BITS)
         seen = columns["seen"][chosen]
         rows.append(
             Row(

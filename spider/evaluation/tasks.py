@@ -30,57 +30,12 @@ from spider.model.reading import Reading
 from spider.tokens import IGNORED
 
 
-class Answers(NamedTuple):
-    """The answers to the questions of one task."""
-
-    task: Task
-    by_sum: float
-    """Accuracy by the nats of a choice."""
-    by_byte: float
-    """Accuracy by the nats per byte: compare by this one."""
-    by_token: float
-    """Accuracy by the nats per id, as in published CORE scores."""
-    truncated: int
-    """Choices whose context was truncated to fit into the window."""
-
-    @property
-    def centered(self) -> float:
-        """Return ``by_byte`` above chance, scaled so that 1 means all correct."""
-        return (self.by_byte - self.task.chance) / (1 - self.task.chance)
-
-    @property
-    def standard_error(self) -> float:
-        """Return the standard error of ``by_byte``."""
-        return math.sqrt(self.by_byte * (1 - self.by_byte) / len(self.task.questions))
-
-    def row(self) -> Row:
-        """Return the answers as a row."""
-        return Row(
-            name=f"tasks/{self.task.name}",
-            label=self.task.name,
-            value=self.by_byte,
-            unit=SHARE,
-            error=self.standard_error,
-            better="higher",
-            columns={
-                "questions": Number(value=len(self.task.questions)),
-                "chance": Number(value=self.task.chance, unit=SHARE),
-                "centered": Number(value=self.centered),
-                "by total nats": Number(value=self.by_sum, unit=SHARE),
-                "by nats per token": Number(value=self.by_token, unit=SHARE),
-                "truncated": Number(value=self.truncated),
-            },
-            hub_metric="accuracy",
-            hub_dataset=self.task.name,
-        )
-
-
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the accuracy of each task; None if the configuration lists no tasks."""
     if not settings.tasks:
         return None
     documents = subject.text.documents()
-    answers = [
+    rows = [
         run_task(subject.model, task, subject.reading)
         for name, config in settings.tasks.items()
         for task in tasks(name, config, documents)
@@ -89,7 +44,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
         title="Questions answered correctly",
         head="task",
         value="accuracy",
-        rows=[one.row() for one in answers],
+        rows=rows,
         legend="The model's answer to a question is the choice with the fewest nats per byte.",
     )
 
@@ -115,19 +70,32 @@ class _Row(NamedTuple):
     """First id of the choice."""
 
 
-def run_task(model: Model, task: Task, reading: Reading) -> Answers:
-    """Answer the questions of a task. The arguments are those of `continuations`."""
-    pairs = [
-        pair for question in task.questions for pair in zip(question.contexts, question.choices, strict=True)
-    ]
+def run_task(model: Model, task: Task, reading: Reading) -> Row:
+    """Answer the questions of a task, and return its accuracy, by nats per byte."""
+    questions = task.questions
+    pairs = [pair for one in questions for pair in zip(one.contexts, one.choices, strict=True)]
     read = continuations(model, pairs, reading)
     bytes_R = np.array([len(choice) for _, choice in pairs])
-    return Answers(
-        task=task,
-        by_sum=_accuracy(task.questions, read.nats_R, read.greedy_R),
-        by_byte=_accuracy(task.questions, read.nats_R / bytes_R, read.greedy_R),
-        by_token=_accuracy(task.questions, read.nats_R / read.ids_R, read.greedy_R),
-        truncated=read.truncated,
+    accuracy = _accuracy(questions, read.nats_R / bytes_R, read.greedy_R)
+    by_sum = _accuracy(questions, read.nats_R, read.greedy_R)
+    by_token = _accuracy(questions, read.nats_R / read.ids_R, read.greedy_R)
+    return Row(
+        name=f"tasks/{task.name}",
+        label=task.name,
+        value=accuracy,
+        unit=SHARE,
+        error=math.sqrt(accuracy * (1 - accuracy) / len(questions)),
+        better="higher",
+        columns={
+            "questions": Number(value=len(questions)),
+            "chance": Number(value=task.chance, unit=SHARE),
+            "centered": Number(value=(accuracy - task.chance) / (1 - task.chance)),
+            "by total nats": Number(value=by_sum, unit=SHARE),
+            "by nats per token": Number(value=by_token, unit=SHARE),
+            "truncated": Number(value=read.truncated),
+        },
+        hub_metric="accuracy",
+        hub_dataset=task.name,
     )
 
 

@@ -54,7 +54,7 @@ class TextBaselines:
 
     rows: list[Row]
     """The rate of each compressor, best first."""
-    ppmd_D: np.ndarray | None
+    ppmd_D: np.ndarray
     """Bits that PPMd spends on each document, primed with the largest text."""
     overlap_N: np.ndarray | None
     """True for bytes in a match of 50 bytes with the training text; None if that text is unknown."""

@@ -2,7 +2,6 @@
 
 import json
 import lzma
-import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -162,7 +161,7 @@ def _overlap(document: bytes, training: bytes) -> np.ndarray:
     return held
 
 
-def test_baselines_are_cached_for_each_text(folder, tmp_path, monkeypatch):
+def test_baselines_are_cached_for_each_text(folder, tmp_path):
     split = Shards(folder, "validation")
     text = Text.of(split.read(0, split.tokens), BYTES)
     first = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
@@ -174,9 +173,6 @@ def test_baselines_are_cached_for_each_text(folder, tmp_path, monkeypatch):
     assert compute_baselines(text, None, of_splits([split], None), None, tmp_path).rows == first.rows
     other = Text.of(split.read(0, 500), BYTES)
     assert compute_baselines(other, None, None, None, tmp_path).rows != first.rows
-    monkeypatch.setitem(sys.modules, "pyppmd", None)
-    without = compute_baselines(other, None, None, None, tmp_path)
-    assert without.left_out == ["ppmd: its library is not installed"] and without.ppmd_D is None
 
 
 def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(folder, tmp_path):

@@ -4,13 +4,12 @@ import bz2
 import lzma
 import shutil
 import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 
-from spider.evaluation.compressors import COMPRESSORS, Ppmd, available, bits
+from spider.evaluation.compressors import COMPRESSORS, Ppmd, bits
 
 TEXT = (
     "It was a bright cold day in April, and the clocks were striking thirteen. Größe, 東京. " * 40
@@ -50,10 +49,3 @@ def test_pieces_of_ppmd_add_up_to_the_whole():
     assert sum(Ppmd(GIVEN, len(TEXT)).bits(pieces)) == sum(Ppmd(GIVEN, len(TEXT)).bits([TEXT]))
     fresh, known = Ppmd(GIVEN, 180).bits([TEXT[:90], TEXT[90:180]])
     assert known < fresh / 2
-
-
-def test_a_missing_library_has_an_empty_version(monkeypatch):
-    monkeypatch.setitem(sys.modules, "brotli", None)  # as where it is not installed
-    versions = available()
-    assert list(versions) == list(COMPRESSORS)
-    assert [name for name, version in versions.items() if not version] == ["brotli"]
