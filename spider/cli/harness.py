@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -48,16 +47,31 @@ def harness(
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider, its compress.json
     or an exported folder. Nothing is downloaded without --online.
     """
+    import torch
+
+    from spider.checkpoints.load import Checkpoint
+
     os.environ |= {"TOKENIZERS_PARALLELISM": "false"}
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     try:
-        import lm_eval  # noqa: F401
+        from spider.evaluation.harness import HarnessModel, run_harness
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[harness]'`") from None
+
     with tracked_at(path, "harness", outputs=[output]) as job:
         prepare_torch(threads)
-        record = _score(path, tasks.split(","), include, items, shots, batch).write(output)
+        checkpoint = Checkpoint.at(path)
+        model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+        record = run_harness(
+            HarnessModel(model, replace(checkpoint.reading, batch=batch)),
+            tasks.split(","),
+            include=include,
+            items=items,
+            shots=shots,
+            label=checkpoint.label,
+            weights=checkpoint.weights,
+        ).write(output)
         if job:
             job.artifact(output)
             for row in record.result.rows:
@@ -72,25 +86,3 @@ def harness(
         log.info("%s: %s", row.label, row)
     for note in record.result.notes:
         log.info("%s", note)
-
-
-def _score(
-    path: Path, tasks: list[str], include: Path | None, items: int | None, shots: int | None, batch: int
-) -> Any:
-    """Return the record of the harness for the model at a path."""
-    import torch
-
-    from spider.checkpoints.load import Checkpoint
-    from spider.evaluation.harness import HarnessModel, run_harness
-
-    checkpoint = Checkpoint.at(path)
-    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
-    return run_harness(
-        HarnessModel(model, replace(checkpoint.reading, batch=batch)),
-        tasks,
-        include=include,
-        items=items,
-        shots=shots,
-        label=checkpoint.label,
-        weights=checkpoint.weights,
-    )
