@@ -350,12 +350,9 @@ def previous_receipt(wildcards):
 
 def task_files(wildcards):
     """Return the user's own files that the questions of a stage are read from."""
+    key = f"runs.{wildcards.run}.evaluation.tasks"
     tasks = stage_spec(wildcards).evaluation.tasks
-    found = [
-        existing(f"runs.{wildcards.run}.evaluation.tasks.{name}", task.files())
-        for name, task in tasks.items()
-    ]
-    return sorted({file for files in found for file in files})
+    return sorted({file for name, task in tasks.items() for file in existing(f"{key}.{name}", task.files())})
 
 
 def compress_identity(wildcards):
@@ -405,9 +402,8 @@ def finish(status):
         from spider.report.terminal import Invocation, terminal_summary
 
         snakefile, settings = Path(workflow.main_snakefile).resolve(), workflow.config_settings
-        config = (
-            RESULTS.absolute() / "config.yaml"
-        )  # one file with the content of several files and `--config`
+        # This file has the content of all configuration files and of `--config`.
+        config = RESULTS.absolute() / "config.yaml"
         if not settings.config and len(settings.configfiles) < 2:
             config = next(iter(settings.configfiles), None)
         started = Invocation(

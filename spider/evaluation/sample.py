@@ -19,7 +19,6 @@ from spider.data.chat import opening
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import Sample
 from spider.model import choose_kernels
-from spider.model.interface import Model
 from spider.results import StageFolder
 from spider.tokens.turns import TURN
 
@@ -31,6 +30,8 @@ TEMPERATURE = 0.7
 
 def sample(receipt: Path, spec: StageSpec, output: Path, *, device: str | None = None) -> Sample:
     """Continue the prompt with the checkpoint of a receipt; write sample.txt and then sample.json.
+
+    A model that was trained on conversations answers the prompt.
 
     Args:
         spec: the stage. Its ``evaluation`` block holds the prompt and the length.
@@ -46,22 +47,8 @@ def sample(receipt: Path, spec: StageSpec, output: Path, *, device: str | None =
     settings = spec.evaluation
     folder = StageFolder(output)
     log.info("writing %s bytes on %s", f"{settings.sample_bytes:,}", device)
-    text = _continuation(checkpoint.model(device), spec, checkpoint.manifest.conversations is not None)
-    files.write_text(folder.sample_text, settings.prompt + text + "\n")
-    return Sample(
-        format=Sample.FORMAT,
-        run=spec.run,
-        stage=spec.stage,
-        weights=trained.averaged_weights or trained.weights,
-        prompt=settings.prompt,
-        text=text,
-    ).write(folder.sample)
-
-
-def _continuation(model: Model, spec: StageSpec, conversations: bool) -> str:
-    """Return the text after the prompt: an answer if the model was trained on conversations."""
-    settings = spec.evaluation
-    answers = conversations and bool(settings.prompt)
+    model = checkpoint.model(device)
+    answers = bool(settings.prompt) and checkpoint.manifest.conversations is not None
     ids = generate(
         model,
         opening([("user", settings.prompt)], model.tokens, answer=True) if answers else settings.prompt,
@@ -72,4 +59,13 @@ def _continuation(model: Model, spec: StageSpec, conversations: bool) -> str:
         context=spec.window,
         ends=[TURN] if answers else (),
     )
-    return ("\n" if answers else "") + "".join(stream_text(ids, model.tokens))
+    text = ("\n" if answers else "") + "".join(stream_text(ids, model.tokens))
+    files.write_text(folder.sample_text, settings.prompt + text + "\n")
+    return Sample(
+        format=Sample.FORMAT,
+        run=spec.run,
+        stage=spec.stage,
+        weights=trained.averaged_weights or trained.weights,
+        prompt=settings.prompt,
+        text=text,
+    ).write(folder.sample)
