@@ -2,12 +2,12 @@
 
 Weights, their names and logits are the same to the bit. The interface follows transformers:
 
-- ``labels`` are the ids themselves, and the model shifts them. A label of -100 does not count. - Spider's
-models do not use padding. Rows with padding at the end are read with it, because no position depends
-  on a later one. Any other batch with padding is read row by row, without the padding. Ignore the
+- ``labels`` are the ids themselves, and the model shifts them. A label of -100 does not count.
+- Spider's models do not use padding. Rows with padding at the end are read with it, because no position
+  depends on a later one. Any other batch with padding is read row by row, without the padding. Ignore the
   outputs at padding.
-- In training mode ``loss`` is the training loss, which a family may add terms to, without
-  logits. In evaluation mode there are logits, and ``loss`` is the cross entropy of the labels.
+- In training mode ``loss`` is the training loss, which a family may add terms to, without logits. In
+  evaluation mode there are logits, and ``loss`` is the cross entropy of the labels.
 
 Shapes: B rows, T ids of a row, V ids of the vocabulary, W bytes of a candidate.
 """
@@ -43,7 +43,7 @@ from spider.tokens.stored import TOKENIZER, read_tokens
 
 #: Options of ``from_pretrained`` that download from the hub.
 _HUB_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
-#: Bytes to which torch aligns the tensors that it allocates on a CPU.
+#: Alignment of the tensors that torch allocates on a CPU, in bytes.
 _ALIGNMENT = 64
 
 

@@ -1,9 +1,9 @@
 """Send the records of the spool that an MLflow store lacks.
 
-``tracking/sent.json`` holds for each store the state in which each record was last sent, and how many bytes
-of each ``metrics.jsonl`` were sent. It only saves work: without it all records are sent again, which changes
-nothing. One process sends at a time (``tracking/.sync.lock``). A second one waits for a moment, and then
-leaves the records to the first one or to a later sync.
+``tracking/sent.json`` holds for each store the last state of each record that was sent, and the number of
+bytes of each ``metrics.jsonl`` that were sent. It only saves work: without it all records are sent again,
+which changes nothing. One process sends at a time (``tracking/.sync.lock``). A second one waits for a moment,
+and then leaves the records to the first one or to a later sync.
 """
 
 from __future__ import annotations
