@@ -13,6 +13,7 @@ Shapes: B windows, T tokens of a window, V vocabulary size, N new tokens of a st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from spider.config.model import ModelConfig
 from spider.tokens import BYTES, Tokens
@@ -91,6 +93,20 @@ class Inspector(Protocol):
     def caption(self, total: int, closed: list[int]) -> str:
         """Describe a text of ``total`` bytes that is cut into segments of these sizes, in one line."""
         ...
+
+
+class _SkipRandomInit(TorchFunctionMode):
+    """Skip random initialisation.
+
+    Tensors on the meta device have no values, and torch imports its compiler to fill them, which takes two
+    seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 class Model(nn.Module):
@@ -181,15 +197,15 @@ class Model(nn.Module):
     def reset_parameters(self) -> None:
         """Set every weight and buffer from the torch RNG, so that a seed determines the model.
 
-        Here ``init_weights`` of every module that defines it is called, in order. On the meta device nothing
-        is set.
+        Here ``init_weights`` of every module that defines it is called, in order. Parameters on the meta
+        device hold no values; buffers beside them are set all the same.
         """
-        if any(parameter.is_meta for parameter in self.parameters()):
-            return  # Tensors on the meta device hold no values.
-        for module in self.modules():
-            init_weights: Callable[[], None] | None = getattr(module, "init_weights", None)
-            if init_weights is not None:
-                init_weights()
+        on_meta = any(parameter.is_meta for parameter in self.parameters())
+        with _SkipRandomInit() if on_meta else contextlib.nullcontext():
+            for module in self.modules():
+                init_weights: Callable[[], None] | None = getattr(module, "init_weights", None)
+                if init_weights is not None:
+                    init_weights()
 
     def incremental(self, context: int, n_loops: int | None = None) -> Reader:
         """Return a stream of at most ``context`` tokens. Its logits equal those of one forward pass over the

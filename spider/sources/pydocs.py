@@ -138,14 +138,14 @@ def installed_packages() -> dict[str, importlib.metadata.Distribution]:
         differences.append(f"python {python} (listed: {wanted_python})")
     installed: dict[str, importlib.metadata.Distribution] = {}
     for name, package in sorted(listed.items()):
-        version = package.version
         try:
             installed[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            differences.append(f"{name} is missing (listed: {version})")
+            differences.append(f"{name} is missing (listed: {package.version})")
             continue
-        if _public(installed[name]) != version:
-            differences.append(f"{name} {installed[name].version} (listed: {version})")
+        version = installed[name].version
+        if _public(version) != package.version:
+            differences.append(f"{name} {version} (listed: {package.version})")
     if differences:
         log.warning(
             "pydocs: the text differs from the one that the quoted figures were measured on, because these "
@@ -167,6 +167,9 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
                 yield SourceFile("python", path.relative_to(stdlib).as_posix(), path)
     contents: set[str] = set()
     for package, distribution in distributions.items():
+        # Reading it parses the METADATA of the package.
+        version = distribution.version
+        public = _public(version)
         for name, digest, size in _recorded(package, distribution):
             file = PurePosixPath(name)
             is_description = file.name == "METADATA" and file.parent.name.endswith(".dist-info")
@@ -179,15 +182,15 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
             if content in contents or not (digest or path.exists()):
                 continue
             contents.add(content)
-            relative = file.as_posix().replace(distribution.version, _public(distribution))
+            relative = file.as_posix().replace(version, public)
             yield SourceFile(package, relative, path)
 
 
-def _public(distribution: importlib.metadata.Distribution) -> str:
-    """Return the version without the label of a build: 2.13.0 for 2.13.0+cpu."""
+def _public(version: str) -> str:
+    """Return a version without the label of a build: 2.13.0 for 2.13.0+cpu."""
     from packaging.version import Version
 
-    return Version(distribution.version).public
+    return Version(version).public
 
 
 def _recorded(package: str, distribution: importlib.metadata.Distribution) -> list[tuple[str, str, str]]:
@@ -387,7 +390,7 @@ def write_pydocs(piece: int, pieces: int, output: Path, form: str = "text") -> N
     distributions = installed_packages()
     share = share_out(listed_packages(), pieces)[piece]
     files = [file for file in installed_files(distributions) if file.package in share]
-    versions = {name: _public(distribution) for name, distribution in distributions.items()}
+    versions = {name: _public(distribution.version) for name, distribution in distributions.items()}
     versions["python"] = platform.python_version()
     harvest = Harvest(form)
     rows: list[dict[str, Any]] = []

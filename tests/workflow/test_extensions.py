@@ -76,7 +76,7 @@ def exported(made, tmp_path_factory):
 
 
 def test_a_family_trains_resumes_generates_and_is_exported(workflow, exported):
-    assert "embedding" in spider("describe", "small")
+    assert "network" in spider("describe", "small")
     for stage in ("first", "second"):
         assert 0 < read_json(workflow.stage(stage) / "evaluation.json")["bpb"] < 9
         rows = (workflow.stage(stage) / "metrics.jsonl").read_text().splitlines()

@@ -13,12 +13,13 @@ from spider import load_model
 from spider.files import read_json
 from spider.report.figures import FIGURES
 from spider.tokens import BYTES
+from tests.forkserver import python
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE
 
 
 def snakemake(folder, *arguments):
-    command = [SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
+    command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
     command += ["--cores", "2", "--configfile", ROOT / "presets/smoke.yaml", *arguments]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "SPIDER"))}
     done = subprocess.run(

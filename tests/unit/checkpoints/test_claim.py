@@ -8,12 +8,12 @@ import pytest
 from spider.checkpoints.claim import differences, wait_for
 
 HOLDER = """
-import sys
+import os, sys
 from pathlib import Path
 from spider.checkpoints.claim import hold
 folder = Path(sys.argv[1])
 with hold(folder):
-    print("held", flush=True)
+    print(os.getpid(), flush=True)
     input()
     (folder / "ended").touch()
 """
@@ -29,7 +29,7 @@ class Handler(logging.Handler):
 
 def test_waiting_for_a_folder_ends_with_its_trainer(tmp_path, start_python):
     holder = start_python(HOLDER, tmp_path, stdin=subprocess.PIPE)
-    assert holder.stdout.readline() == "held\n"
+    number = int(holder.stdout.readline())
     messages = []
 
     def end_holder(record):
@@ -45,7 +45,7 @@ def test_waiting_for_a_folder_ends_with_its_trainer(tmp_path, start_python):
         log.removeHandler(handler)
     assert (tmp_path / "ended").exists()
     (message,) = messages
-    assert f"process {holder.pid} on " in message and "waiting for it to end" in message
+    assert f"process {number} on " in message and "waiting for it to end" in message
 
 
 def test_waiting_for_an_unused_folder_ends_at_once_and_writes_no_file(tmp_path):

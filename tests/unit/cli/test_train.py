@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -495,7 +495,7 @@ def test_resuming_what_is_over_or_lies_in_the_same_folder_is_refused(trained, tm
 
 def spider_train(folder, *arguments):
     """`spider train` of two processes on made-up text."""
-    command = [sys.executable, "-m", "spider.cli", "train", "--mock-data", "--ckpt-dir", str(folder / "here")]
+    command = [python(), "-m", "spider.cli", "train", "--mock-data", "--ckpt-dir", str(folder / "here")]
     return subprocess.Popen(
         [*command, "--processes", "2", "--threads", "2", *arguments],
         cwd=folder,
@@ -503,6 +503,13 @@ def spider_train(folder, *arguments):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def is_second(process, folder):
+    """Return whether a process is the second one of a training in a folder."""
+    with contextlib.suppress(psutil.Error):
+        return process.cwd() == str(folder) and process.environ().get("RANK") == "1"
+    return False
 
 
 def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project):
@@ -528,7 +535,7 @@ def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project
     assert again.stderr is not None
     for line in again.stderr:
         if f"step {manifest['step'] + 3 - manifest['step'] % 3}/4000" in line:
-            (second,) = (p for p in psutil.Process(again.pid).children() if p.environ()["RANK"] == "1")
+            (second,) = (p for p in psutil.process_iter() if is_second(p, project.folder))
             second.kill()
             break
     rest = again.stderr.read()

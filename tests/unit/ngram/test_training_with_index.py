@@ -204,7 +204,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
 
 
 def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkeypatch):
-    """This holds for each epoch of a chunk, and for any number of tokens looked ahead."""
+    """This holds for any number of tokens looked ahead."""
     tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
     expected = model.lookup.after(tokens, 0, len(tokens))
     recorded = []
@@ -218,10 +218,10 @@ def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkey
     monkeypatch.setattr(model, "forward", recording)
     monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
     plain = score(model, tokens, Reading(seq_len=64))
-    unchanged = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0), Reading(seq_len=64))
-    adapted = adapt(model, tokens, TTTConfig(chunk=96, epochs=2, lr=0.05), Reading(seq_len=64))
+    unchanged = adapt(model, tokens, TTTConfig(chunk=96, lr=0), Reading(seq_len=64))
+    adapted = adapt(model, tokens, TTTConfig(chunk=96, lr=0.05), Reading(seq_len=64))
     assert np.array_equal(unchanged.by_target_S, plain.by_target_S) and adapted.bpb != plain.bpb
-    starts = [begin + at for begin in (0, 96, 192) for _ in range(2) for at in (0, 64)] * 2
+    starts = [begin + at for begin in (0, 96, 192) for at in (0, 64)] * 2
     for start, (ids, found) in zip(starts, recorded, strict=True):
         size = min(64, 96 - start % 96)
         assert np.array_equal(ids[:size], tokens[start : start + size])
