@@ -15,11 +15,11 @@ most that many earlier rows. With r = 1 / sqrt(mean(v^2) + eps) and g = sigmoid(
 
 Sums are in float32. NaN or inf in a row affects the rows that see it, and the sums over all rows.
 
-Layout: a program has K rows in registers as one tile, its own and the earlier ones (the later ones for dx).
-Other programs have just read them, so the L2 cache serves all but one. The backward pass has two kernels,
-because dx needs dc of later rows. The first computes dc, the second the rest. Each of their programs takes
-several rows, one after the other, and accumulates its part of dtaps or dweight. Then torch sums the parts, so
-the order of every sum is fixed.
+Layout: a program holds K rows in registers as one tile: its own row and the K - 1 before it (for dx: after
+it). Programs of neighbouring rows read the same rows, so most reads hit the L2 cache. The backward pass has
+two kernels, because dx needs dc of later rows. The first computes dc, the second the rest. Each of their
+programs takes several rows, one after the other, and accumulates its part of dtaps or dweight. Then torch
+sums the parts, so the order of every sum is fixed.
 """
 
 from typing import Any

@@ -8,15 +8,15 @@ the first row of its bucket (the top bits of the hash; about eight contexts shar
     4, ...  K pairs (symbol, q(count)), the most frequent first, the smaller symbol first among equals; q = 0
             for unused pairs
 
-q(c) = round(8 log2(1 + c)), to 9 percent, and 255 for all counts above four thousand million. A context that
-is not in the table is taken for another with a probability of about 8 / 65,536 per look-up. The head learns
-to discount this noise.
+q(c) = round(8 log2(1 + c)) is exact to 9 percent, and 255 for counts from about 2^32 on. A look-up of a
+context that is not in the table finds another one with a probability of about 8 / 65,536. The head learns to
+discount this noise.
 
-Rows are numbered in 32 bits, or in 64 bits in a table of more than four thousand million rows.
+Rows are numbered in 32 bits, or in 64 bits in a table of more than 2^32 rows.
 
-From some order on, nearly all contexts occur once. Those are left out, because an index match in the text
-itself replaces them: ``last`` has, for the hash of `MATCH_LENGTH` symbols, the last position after them. The
-reader compares the text backwards, so hashes that collide do no harm.
+From some order on, nearly all contexts occur once. The tables leave those out, and the match model covers
+them: for the hash of `MATCH_LENGTH` symbols, ``last`` holds the position after their last occurrence in the
+text. The reader compares the text backwards from there, so a collision of hashes does no harm.
 
 Merging is the reduce step of a map-reduce. It cuts runs by the hash's top bits into slices of bounded size,
 and merges, packs and writes each slice before it reads the next (`spider.ngram.runs`). The size of a bucket

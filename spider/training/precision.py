@@ -58,7 +58,7 @@ class Precision:
         if (before.kind, layers, before.recipe) == (self.kind, self.layers, self.recipe):
             return self
         decide(before.kind, before.recipe or "tensorwise", device, None)
-        return Precision(before.kind, "this stage began so", layers, before.recipe)
+        return Precision(before.kind, "this stage began in it", layers, before.recipe)
 
     @property
     def compute(self) -> torch.dtype:

@@ -136,7 +136,8 @@ class BoundaryPredictor(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         if self.prior is not None:
-            first_V = _is_space(torch.arange(BYTES.size, device=self.prior.device))
+            # The comparisons run on the CPU; on the meta device they would import torch's compiler.
+            first_V = _is_space(torch.arange(BYTES.size, device="cpu")).to(self.prior.device)
             self.prior.fill_(-_INITIAL_SPREAD)
             self.prior[0].masked_fill_(first_V, _INITIAL_SPREAD)
 

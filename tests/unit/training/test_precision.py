@@ -251,7 +251,7 @@ def test_a_resumed_stage_keeps_its_fp8_layers(tmp_path, shards, make_spec, emula
     assert resumed.weights == whole.weights
     manifest = read_json(tmp_path / "a" / resumed.checkpoint / "manifest.json")
     assert manifest["precision"] == {
-        "kind": "fp8", "reason": "this stage began so", "layers": began, "recipe": "rowwise"
+        "kind": "fp8", "reason": "this stage began in it", "layers": began, "recipe": "rowwise"
     }  # fmt: skip
     other = train(spec, tmp_path / "c", shards, warmup=warmup)
     assert other.weights != whole.weights
