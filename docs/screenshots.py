@@ -2,8 +2,8 @@
 
     python docs/screenshots.py RESULTS [FOLDER] [--only card]
 
-RESULTS is the results folder of a finished workflow on this machine; MLflow's pages need at least two runs in
-it. `spider track ui` serves the pages, and a headless Chromium takes the screenshots. The card is that of an
+Run it in the folder from which the workflow of RESULTS ran. MLflow's pages need at least two runs.
+`spider track ui` serves the pages, and a headless Chromium takes the screenshots. The card is that of an
 export of the last stage of the first run, with its Markdown rendered as on a hub. Install Playwright and
 Chromium with ``pip install -e '.[dev]'`` and ``apt-get install chromium``.
 """
@@ -122,7 +122,7 @@ def model_card(results: Path) -> str:
 
 def registry(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
     """Show a run in the model registry: its versions, and the losses of the best."""
-    page.goto(f"{address}/#/models/{MlflowClient(address).search_registered_models()[-1].name}?{MODE}")
+    page.goto(f"{address}/#/models/{MlflowClient(address).search_registered_models()[0].name}?{MODE}")
     page.locator("img[src^=get-artifact]").wait_for()
 
 
