@@ -197,6 +197,8 @@ class EvaluationConfig(Block):
     """Share of each window that is context only; every byte is scored exactly once."""
     batch: Positive = 16
     """Windows scored at once."""
+    carry_over: Annotated[int, Field(ge=0)] = 1 << 18
+    """Bytes of earlier held-out documents that a second score may look back on (0: no second score)."""
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (null: the stage's)."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000

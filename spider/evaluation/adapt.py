@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from spider.config import TTTConfig
 from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import DIVERGED, ModelInput, Score, score
-from spider.evaluation.result import BITS, Result, Row
+from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.model.reading import Reading
@@ -47,11 +47,12 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the score of a model that learns from the text; None without ``ttt`` in the configuration."""
     if settings.ttt is None:
         return None
-    adapted = adapt(subject.model, subject.tokens_N, settings.ttt, subject.reading)
+    adapted = adapt(subject.model, subject.tokens_N, settings.ttt, subject.carrying)
     row = Row(
         name="ttt/bpb",
         label="with test-time training",
-        value=adapted.bpb,
+        value=None,
+        carried=Number(value=adapted.bpb, unit=BITS),
         unit=BITS,
         better="lower",
         note="Bits per byte if the model learns from the text while it reads it",

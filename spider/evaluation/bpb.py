@@ -5,8 +5,14 @@
 
 The vocabulary says how many bytes an id stands for, so models of different vocabularies are comparable.
 
-Documents stand back to back in the stream, as in training, and a window of ``seq_len`` targets slides over
-it. In each window but the first, the first ``overlap`` share is context only, so that no byte is predicted
+There are two figures of a model, which differ in what it may read before a byte:
+
+    each document alone       windows begin at each document's BOS
+    with what came before     windows run over the bounds of documents, and the n-gram index looks back on
+                              earlier documents of the text (``Reading.carry_over``)
+
+A window of ``seq_len`` targets slides over each document, or over all of them, back to back as in training.
+In each window but the first, the first ``overlap`` share is context only, so that no byte is predicted
 without context just because a window begins there. Every target is scored exactly once:
 
     targets    0 ........................................ M-1
@@ -16,19 +22,24 @@ without context just because a window begins there. Every target is scored exact
     window 3                     [ccccccSSSpp]
 
 The stream begins with BOS, which is not scored. More overlap costs more compute (a share of 0.5 reads the
-text twice) and lowers bpb slightly: quote it beside the number. Nats leave the device as fp32 and are summed
-on the host in float64.
+text twice) and lowers bpb slightly: quote it beside the number.
 
-Shape suffixes: N tokens of the stream, B windows of a batch, T targets of a window.
+The loss is computed here, from the model's logits, so it does not depend on a family's own loss. `Score`
+states how far the probabilities of all ids are from a sum of one, at the position where they are farthest.
+Nats leave the device as fp32 and are summed on the host in float64.
+
+Shape suffixes: N tokens of the stream, B windows of a batch, T targets of a window, S scored targets of a
+batch, V ids of the vocabulary.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,14 +47,22 @@ import torch
 from torch import Tensor
 
 from spider.model.interface import Model
+from spider.model.layers import wide
 from spider.model.reading import Reading
 from spider.tokens import BYTES, IGNORED, Tokens
 
 if TYPE_CHECKING:
     from spider.ngram.lookup import NgramLookup
 
+log = logging.getLogger(__name__)
+
 #: Kinds of targets: text, the ends and beginnings of documents, other special ids.
 KINDS = ("byte", "eos", "bos", "other")
+
+#: Largest deviation of the sum of a distribution from one.
+TOLERANCE = 1e-4
+#: Most bytes of the logits of a batch.
+_LOGITS = 1 << 30
 
 #: Cause of a loss that is not finite, for a model that does not learn while it is scored.
 DIVERGED = "its weights have diverged"
@@ -59,6 +78,8 @@ class Score:
     seconds: float
     by_target_S: np.ndarray
     """Nats of each target, in order: (N - 1,) float32."""
+    deviation: float
+    """Largest deviation from one, over all targets, of the sum of the probabilities of all ids."""
     metrics: dict[str, float]
     """The model's own metrics (patches, loops, ...), averaged over windows."""
 
@@ -86,27 +107,41 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES
     return prefix_N
 
 
+def spans(tokens_N: np.ndarray, reading: Reading, bos: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return for each window its first target, its first scored one, and the end of the text it reads."""
+    targets = len(tokens_N) - 1
+    begins_D = np.zeros(1, np.int64)
+    if not reading.carry_over:
+        begins_D = np.union1d(begins_D, np.flatnonzero(tokens_N[:-1] == bos))
+    ends_D = np.append(begins_D[1:], targets)
+    windows_D = 1 + np.maximum(0, -(-(ends_D - begins_D - reading.seq_len) // reading.stride))
+    document_W = np.repeat(np.arange(len(begins_D)), windows_D)
+    number_W = np.arange(len(document_W)) - np.repeat(np.cumsum(windows_D) - windows_D, windows_D)
+    start_W = begins_D[document_W] + reading.stride * number_W
+    context = reading.seq_len - reading.stride
+    return start_W, start_W + np.where(number_W > 0, context, 0), ends_D[document_W]
+
+
 def windows(
-    tokens_N: np.ndarray, reading: Reading, pad: int = BYTES.pad, only: np.ndarray | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield batches of windows as ``(inputs_BT, labels_BT)``, int64.
+    tokens_N: np.ndarray, reading: Reading, vocabulary: Tokens = BYTES, only: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield batches of windows as ``(start_B, inputs_BT, labels_BT)``, int64.
 
     The labels that are not `IGNORED` are ``tokens_N[1:]`` in order. With ``only``, yield the windows of these
     numbers alone.
     """
-    targets = len(tokens_N) - 1
-    context = reading.seq_len - reading.stride
-    chosen = np.arange(reading.windows(len(tokens_N))) if only is None else only
-    column_T = np.arange(reading.seq_len)
+    start_W, scored_W, end_W = spans(tokens_N, reading, vocabulary.bos)
+    chosen = np.arange(len(start_W)) if only is None else only
     for first in range(0, len(chosen), reading.batch):
-        start_B1 = chosen[first : first + reading.batch, None] * reading.stride
-        at_BT = start_B1 + column_T
-        inside_BT = at_BT < targets
-        scored_BT = inside_BT & ((column_T >= context) | (start_B1 == 0))
-        at_BT = np.minimum(at_BT, targets - 1)
-        inputs_BT = np.where(inside_BT, tokens_N[at_BT], pad).astype(np.int64)
+        part = chosen[first : first + reading.batch]
+        start_B = start_W[part]
+        at_BT = start_B[:, None] + np.arange(reading.seq_len)
+        inside_BT = at_BT < end_W[part, None]
+        scored_BT = inside_BT & (at_BT >= scored_W[part, None])
+        at_BT = np.minimum(at_BT, len(tokens_N) - 2)
+        inputs_BT = np.where(inside_BT, tokens_N[at_BT], vocabulary.pad).astype(np.int64)
         labels_BT = np.where(scored_BT, tokens_N[at_BT + 1].astype(np.int64), IGNORED)
-        yield inputs_BT, labels_BT
+        yield start_B, inputs_BT, labels_BT
 
 
 class Learner(Protocol):
@@ -129,6 +164,7 @@ def score(
     *,
     observe: Callable[[Any, np.ndarray], None] | None = None,
     learner: Learner | None = None,
+    consume: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> Score:
     """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
 
@@ -138,10 +174,12 @@ def score(
         observe: Called with the ``trace`` of every forward pass and the (B, T) mask of its scored positions.
         learner: Learns between targets. The windows do not change. If weights change within a batch, the
             batch is read again, and the targets scored before keep their nats.
+        consume: Called for each batch, in order, with the scored targets (S,) and the logarithms of the
+            probabilities of all ids before each of them, (S, V) float32.
 
     Raises:
-        ValueError: The stream has only special ids, an id is outside the vocabulary, or the loss is not
-            finite.
+        ValueError: The stream has only special ids, an id is outside the vocabulary, the loss is not finite,
+            or probabilities do not sum to one.
     """
     vocabulary = model.tokens
     _check(tokens_N, vocabulary)
@@ -151,12 +189,17 @@ def score(
     nats = np.zeros(len(KINDS))
     counts = np.zeros(len(KINDS))
     sums = defaultdict[str, float](float)
+    deviation = 0.0
     rows = 0
     done = 0
     by_target: list[np.ndarray] = []
     was_training = model.training
     model.eval()
     began = time.perf_counter()
+    most = max(1, _LOGITS // (4 * reading.seq_len * vocabulary.size))
+    if most < reading.batch:
+        log.info("scoring %d windows at once, because logits of %d need more memory", most, reading.batch)
+        reading = replace(reading, batch=most)
     try:
         for read in ModelInput(model, tokens_N).batches(reading):
             scored_BT = read.labels_BT != IGNORED
@@ -172,19 +215,23 @@ def score(
                     with without_gradients(), reading.precision(device):
                         output = model(
                             read.inputs,
-                            read.labels,
                             n_loops=reading.n_loops,
-                            reduction="none",
                             trace=observe is not None,
                             candidates_BTW=read.candidates,
                         )
-                    nats_S[at:] = output.loss.float().cpu().numpy()[scored_BT][at:]
+                        log_p_SV = wide(output.logits)[read.labels != IGNORED].log_softmax(-1)
+                    label_S1 = read.labels[read.labels != IGNORED][:, None]
+                    nats_S[at:] = -log_p_SV.gather(-1, label_S1)[at:, 0].cpu().numpy()
+                    deviation = max(deviation, _deviation(log_p_SV))
                     weights_changed = False
                 at = len(label_S) if learner is None else min(len(label_S), learner.end - done)
             if not np.isfinite(nats_S).all():
                 at = 1 + done + int(np.argmin(np.isfinite(nats_S)))
                 reason = DIVERGED if learner is None else learner.remedy
                 raise ValueError(f"the model's loss at token {at} of the stream is not finite: {reason}")
+            check_deviation(deviation, "the model")
+            if consume is not None:
+                consume(label_S, log_p_SV.cpu().numpy())
             bytes_S = vocabulary.bytes_of[label_S]
             kind_S = np.select(
                 [bytes_S > 0, label_S == vocabulary.eos, label_S == vocabulary.bos], [0, 1, 2], 3
@@ -205,8 +252,24 @@ def score(
         counts=dict(zip(KINDS, counts.astype(int).tolist(), strict=True)),
         seconds=time.perf_counter() - began,
         by_target_S=np.concatenate(by_target),
+        deviation=deviation,
         metrics={name: value / rows for name, value in sums.items()},
     )
+
+
+def _deviation(log_p_SV: Tensor) -> float:
+    """Return the largest deviation of the sums of probabilities from one; infinite if one is not a number."""
+    total_S = log_p_SV.exp().sum(-1, dtype=torch.float64)
+    return float((total_S - 1).abs().nan_to_num(nan=math.inf).max())
+
+
+def check_deviation(deviation: float, what: str) -> None:
+    """Raise `ValueError` if probabilities of ``what`` do not sum to one."""
+    if deviation > TOLERANCE:
+        raise ValueError(
+            f"the probabilities of {what} sum to one only within {deviation:.1e} (allowed: {TOLERANCE}): "
+            "the score would not be a code length"
+        )
 
 
 def _check(tokens_N: np.ndarray, vocabulary: Tokens) -> None:
@@ -236,33 +299,30 @@ class ModelInput:
     def __init__(self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None) -> None:
         """Prepare the stream; ``lookup`` replaces the model's own n-gram index."""
         self.tokens_N = tokens_N
-        self.pad = model.tokens.pad
+        self.vocabulary = model.tokens
         self.device = next(model.parameters()).device
         lookup = lookup or model.lookup
         self.candidates = _Candidates(lookup, tokens_N) if lookup else None
 
     def batches(self, reading: Reading, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """Yield the `windows` of the ids from ``start`` to ``end``."""
-        at = start
-        for inputs_BT, labels_BT in windows(self.tokens_N[start:end], reading, self.pad):
+        for start_B, inputs_BT, labels_BT in windows(self.tokens_N[start:end], reading, self.vocabulary):
             candidates = None
             if self.candidates:
-                at_B = at + reading.stride * np.arange(len(inputs_BT))
-                candidates = self.candidates.windows(at_B, reading.seq_len).to(self.device)
-            at += reading.stride * len(inputs_BT)
+                candidates = self.candidates.windows(start + start_B, reading.seq_len).to(self.device)
             inputs = torch.from_numpy(inputs_BT).to(self.device)
             labels = torch.from_numpy(labels_BT).to(self.device)
             yield Batch(labels_BT, inputs, labels, candidates)
 
     def spread(self, reading: Reading) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return a batch of windows spread evenly over the stream: inputs (B, T), labels, and candidates."""
-        total = reading.windows(len(self.tokens_N))
+        total = len(spans(self.tokens_N, reading, self.vocabulary.bos)[0])
         chosen_B = ((np.arange(reading.batch) + 0.5) * total / reading.batch).astype(np.int64)
-        ((inputs_BT, labels_BT),) = windows(self.tokens_N, reading, self.pad, chosen_B)
+        ((start_B, inputs_BT, labels_BT),) = windows(self.tokens_N, reading, self.vocabulary, chosen_B)
         candidates_BTW = None
         if self.candidates is not None:
-            starts = (reading.stride * chosen_B).tolist()
-            candidates_BTW = np.stack([self.candidates.window(at, reading.seq_len) for at in starts])
+            found = [self.candidates.window(at, reading.seq_len) for at in start_B.tolist()]
+            candidates_BTW = np.stack(found)
         return inputs_BT, labels_BT, candidates_BTW
 
 

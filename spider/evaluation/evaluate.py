@@ -14,6 +14,7 @@ import hashlib
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def evaluate(
         log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
         inspector = model.inspector()
         scored = score(model, tokens_N, reading, observe=inspector.observe if inspector else None)
+        carried = None
+        if settings.carry_over:
+            carried = score(model, tokens_N, replace(reading, carry_over=settings.carry_over))
         subject = Subject(
             spec=spec,
             model=model,
@@ -101,6 +105,7 @@ def evaluate(
             tokens_N=tokens_N,
             text=text,
             score=scored,
+            carried=carried,
             bits_B=bits_by_byte(scored, tokens_N, model.tokens),
             reading=reading,
             baselines=baselines,
@@ -113,6 +118,10 @@ def evaluate(
         index=spec.index,
         bpb=scored.bpb,
         bpb_strict=scored.bpb_strict,
+        bpb_carried=carried.bpb if carried else None,
+        bpb_strict_carried=carried.bpb_strict if carried else None,
+        carry_over=settings.carry_over,
+        deviation=max(one.deviation for one in (scored, carried) if one),
         bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
         learn=spec.settings.learn,
         bytes=len(text),

@@ -31,7 +31,15 @@ class Scored(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     bpb: float
+    """Bits per byte, each document alone."""
     bpb_strict: float
+    bpb_carried: float | None = None
+    """Bits per byte with what came before; None if it was not measured."""
+    bpb_strict_carried: float | None = None
+    carry_over: int = 0
+    """Bytes of earlier documents that `bpb_carried` may look back on."""
+    deviation: float
+    """Largest deviation from one of the sum of the probabilities of all ids, over all scored positions."""
     bpb_assistant: float | None = None
     """Bits per byte of the assistant's answers, for a text of conversations."""
     learn: Literal["all", "assistant"] = "all"
@@ -60,7 +68,7 @@ class Scored(BaseModel):
 class Evaluation(Scored, Record):
     """One checkpoint, measured on one text. ``index`` is the position of the stage in its run."""
 
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
     WHAT: ClassVar[str] = "an evaluation"
     REMEDY: ClassVar[str] = "evaluate again"
 
@@ -92,12 +100,24 @@ class Evaluation(Scored, Record):
     def score(self) -> Result:
         """Return the model's scores as a result."""
         labels = {"bpb": BITS, "bpb_strict": "strict", "bpb_assistant": "of answers"}
+        carried = {"bpb": self.bpb_carried, "bpb_strict": self.bpb_strict_carried}
         rows = [
-            Row(name=name, label=label, value=getattr(self, name), unit=BITS, better="lower")
+            Row(
+                name=name,
+                label=label,
+                value=getattr(self, name),
+                unit=BITS,
+                better="lower",
+                carried=Number(value=carried[name], unit=BITS) if carried.get(name) is not None else None,
+            )
             for name, label in labels.items()
             if getattr(self, name) is not None
         ]
-        metrics = {"bytes": self.bytes, "bytes_per_second": self.bytes_per_second}
+        metrics = {
+            "bytes": self.bytes,
+            "bytes_per_second": self.bytes_per_second,
+            "deviation": self.deviation,
+        }
         metrics |= {f"model/{name}": value for name, value in self.model.items()}
         if not self.lossless:
             metrics["lossless"] = 0

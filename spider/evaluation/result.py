@@ -17,6 +17,9 @@ BITS = "bits per byte"
 #: Unit of a share. Tables show it in percent.
 SHARE = "share"
 BYTES = "bytes"
+#: The two contexts of a number in bits per byte: what was read before a byte, beside the training text.
+ALONE = "each document alone"
+CARRIED = "with what came before"
 
 
 class Number(BaseModel, frozen=True):
@@ -26,6 +29,8 @@ class Number(BaseModel, frozen=True):
     unit: str = ""
     error: float | None = None
     """Standard error."""
+    interval: tuple[float, float] | None = None
+    """95% interval of a bootstrap over documents."""
 
     def __str__(self) -> str:
         """Return the number as tables show it: ``2.1250``, ``42.5% ± 8.0``, ``1,200``; empty for None."""
@@ -51,6 +56,8 @@ class Row(Number, frozen=True):
     """Long form of the label, which can be understood without a table."""
     columns: dict[str, Number] = {}
     """Further numbers of the row, by column title."""
+    carried: Number | None = None
+    """The same measurement `CARRIED`, for a row whose value is `ALONE`; None if it was not made."""
     baseline: bool = False
     """True for a number that is not the model's, such as a compressor's on the same text."""
     group: str = ""
@@ -238,6 +245,8 @@ def metrics(results: Results) -> dict[str, float]:
     found: dict[str, float] = {}
     for result in results.values():
         found |= {row.name: row.value for row in result.rows if row.value is not None}
+        carried = {f"{row.name}_carried": row.carried for row in result.rows if row.carried is not None}
+        found |= {name: number.value for name, number in carried.items() if number.value is not None}
         found |= result.metrics
     return found
 

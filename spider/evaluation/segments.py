@@ -75,7 +75,7 @@ def cut(model: Model, inspector: Inspector, tokens_N: np.ndarray, reading: Readi
     probabilities = []
     # Append an id, so that the last id of the stream has a successor and its position is scored.
     stream_N = np.append(tokens_N, vocabulary.eos)
-    for inputs_BT, labels_BT in windows(stream_N, reading, vocabulary.pad):
+    for _, inputs_BT, labels_BT in windows(stream_N, reading, vocabulary):
         with torch.inference_mode(), reading.precision(device):
             closed_BT, probability_BT = inspector.cut(torch.from_numpy(inputs_BT).to(device))
         scored_BT = labels_BT != IGNORED

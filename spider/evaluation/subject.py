@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,9 +27,17 @@ class Subject:
     text: Text
     """The same text in bytes."""
     score: Score
+    """The score of each document alone."""
+    carried: Score | None
+    """The score with what came before; None without ``evaluation.carry_over``."""
     bits_B: np.ndarray
-    """Bits that the model spent on each byte of the text."""
+    """Bits that the model spent on each byte of the text, each document alone."""
     reading: Reading
-    """How the model read the text."""
+    """How the model read each document alone."""
     baselines: Future[TextBaselines]
     """The baselines and the train/test overlap of the text. A background thread computes them."""
+
+    @property
+    def carrying(self) -> Reading:
+        """How the model reads the text with what came before."""
+        return replace(self.reading, carry_over=max(1, self.spec.evaluation.carry_over))

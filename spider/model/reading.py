@@ -20,16 +20,15 @@ class Reading:
     n_loops: int | None = None
     """Loops of the recurrent core (None: the model's own number)."""
     autocast: bool = False
-    """Whether the forward pass runs in bf16 autocast. The model computes its loss in fp32 even so."""
+    """Whether the forward pass runs in bf16 autocast. The loss is computed in fp32 even so."""
+    carry_over: int = 0
+    """Bytes of earlier documents that the n-gram index looks back on; windows then run over the bounds of
+    documents. 0: each document is read alone."""
 
     @property
     def stride(self) -> int:
         """Return the distance between the beginnings of two windows."""
         return self.seq_len - int(self.seq_len * self.overlap)
-
-    def windows(self, ids: int) -> int:
-        """Return the number of windows of a stream with this many ids."""
-        return 1 + max(0, -(-(ids - 1 - self.seq_len) // self.stride)) if ids > 1 else 0
 
     def precision(self, device: torch.device) -> torch.autocast:
         """Return the context manager of a forward pass."""

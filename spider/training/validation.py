@@ -35,7 +35,7 @@ from spider import files
 from spider.checkpoints.records import best
 from spider.config import StageSettings, StageSpec
 from spider.errors import TrainingError
-from spider.evaluation.bpb import ModelInput
+from spider.evaluation.bpb import ModelInput, spans
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model
 from spider.model.reading import Reading
@@ -93,7 +93,8 @@ class Validation:
         window, settings = spec.window, spec.settings
         bytes_ = int(model.tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
         self.n_loops = spec.evaluation.n_loops or spec.loops
-        available = Reading(window, spec.evaluation.overlap).windows(len(self.tokens_N))
+        reading = Reading(window, spec.evaluation.overlap)
+        available = len(spans(self.tokens_N, reading, model.tokens.bos)[0])
         wanted = max(1, math.ceil(available * settings.val_bytes / max(1, bytes_)))
         self.windows = min(available, wanted)
         validation = self.windows * window * model.flops_per_token(window, self.n_loops) / 3

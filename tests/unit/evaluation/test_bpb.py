@@ -33,7 +33,7 @@ TOKENS = stream("The quick brown fox", "jumps over", "", "the lazy dog, größer
 def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(length, seq_len, overlap, batch):
     tokens_N = (np.arange(length) % 250).astype(np.uint16)
     scored, context = [], int(seq_len * overlap)
-    for number, (inputs_BT, labels_BT) in enumerate(windows(tokens_N, Reading(seq_len, overlap, batch))):
+    for number, (_, inputs_BT, labels_BT) in enumerate(windows(tokens_N, Reading(seq_len, overlap, batch))):
         assert inputs_BT.shape == labels_BT.shape and inputs_BT.shape[1] == seq_len
         for row, (inputs_T, labels_T) in enumerate(zip(inputs_BT, labels_BT, strict=True)):
             at = np.flatnonzero(labels_T != IGNORED)

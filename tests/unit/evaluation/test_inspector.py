@@ -83,7 +83,7 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
     lengths = Counter()
     loops = Counter()
     load = 0
-    for inputs_BT, labels_BT in windows(TOKENS, WINDOWS):
+    for _, inputs_BT, labels_BT in windows(TOKENS, WINDOWS):
         with torch.inference_mode():
             trace = model(torch.from_numpy(inputs_BT), trace=True).trace
         load = load + trace.counts_NRE.numpy()
