@@ -1,6 +1,7 @@
 """Compare bits per byte with the definition, for models whose nats are known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.evaluation.bpb import clip_stream, score, windows
+from spider.evaluation.bpb import check_deviation, clip_stream, score, windows
 from spider.model.reading import Reading
 from spider.tokens import BYTES, IGNORED
 from tests.unit.evaluation.toys import Bigram, Pairs, Positional
@@ -83,7 +84,7 @@ def test_targets_after_the_first_window_have_at_least_the_overlap_as_context():
     tokens_N = np.full(200, 65, np.uint16)
     result = score(Positional(), tokens_N, Reading(seq_len=20, overlap=0.5, batch=3))
     # 0..19 in the first window, then 10..19 in each of the following, the last of them cut.
-    expected = sum(range(20)) + 17 * sum(range(10, 20)) + sum(range(10, 19))
+    expected = sum(range(20)) + 17 * sum(range(10, 20)) + sum(range(10, 19)) + 199 * 10
     assert result.nats["byte"] == pytest.approx(expected)
 
 
@@ -135,8 +136,50 @@ def test_bits_per_byte_count_the_bytes_that_ids_stand_for_whatever_the_alphabet(
     tokens_N = np.array([BOS, 272, 101, EOS, BOS, 272], np.uint16)  # "the", "th"
     result = score(model, tokens_N, Reading(seq_len=8))
     assert result.counts == {"byte": 5, "eos": 1, "bos": 1, "other": 0}
-    assert result.bpb == pytest.approx((0 + 1 + 4) / (math.log(2) * 5))  # a target costs its place
+    assert result.bpb == pytest.approx((10 + 11 + 10) / (math.log(2) * 5))  # each document begins anew
+    crossing = score(model, tokens_N, Reading(seq_len=8, carry_over=1))
+    assert crossing.bpb == pytest.approx((10 + 11 + 14) / (math.log(2) * 5))
     assert clip_stream(tokens_N, 4, model.tokens).tolist() == tokens_N.tolist()
     assert clip_stream(tokens_N, 3, model.tokens).tolist() == [BOS, 272, 101]
     with pytest.raises(ValueError, match="token 1 of the stream is 300, outside the vocabulary of 273"):
         score(model, np.array([BOS, 300], np.uint16), Reading(seq_len=8))
+
+
+def test_each_document_is_read_alone_or_with_what_came_before():
+    first, second = stream("something before"), stream("the same text twice")
+    tokens_N = np.concatenate([first, second])
+    reading = Reading(seq_len=16, overlap=0.5, batch=2)
+    alone = score(Positional(), tokens_N, reading).by_target_S
+    np.testing.assert_allclose(alone[len(first) :], score(Positional(), second, reading).by_target_S)
+    crossing = score(Positional(), tokens_N, replace(reading, carry_over=1)).by_target_S
+    assert crossing[len(first)] > alone[len(first)]
+
+
+def test_the_score_states_how_far_probabilities_are_from_a_sum_of_one():
+    result = score(Bigram(), TOKENS, Reading(seq_len=32))
+    assert 0 < result.deviation < 1e-5
+    with pytest.raises(ValueError, match="sum to one only within 2.0e-03"):
+        check_deviation(2e-3, "the mixer")
+
+
+def test_the_consumer_gets_every_target_and_its_distribution_in_order():
+    targets, probabilities = [], []
+
+    def consume(label_S, log_p_SV):
+        targets.append(label_S)
+        probabilities.append(log_p_SV)
+
+    result = score(Bigram(), TOKENS, Reading(seq_len=8, batch=3), consume=consume)
+    label_S, log_p_SV = np.concatenate(targets), np.concatenate(probabilities)
+    np.testing.assert_array_equal(label_S, TOKENS[1:])
+    np.testing.assert_array_equal(-log_p_SV[np.arange(len(label_S)), label_S], result.by_target_S)
+
+
+def test_a_batch_is_divided_where_its_logits_need_much_memory(monkeypatch):
+    whole = score(Bigram(), TOKENS, Reading(seq_len=8, batch=16))
+    monkeypatch.setattr("spider.evaluation.bpb._LOGITS", 3 * 4 * 8 * BYTES.size)
+    model = Bigram()
+    np.testing.assert_allclose(
+        score(model, TOKENS, Reading(seq_len=8, batch=16)).by_target_S, whole.by_target_S
+    )
+    assert max(shape[0] for shape in model.seen) == 3

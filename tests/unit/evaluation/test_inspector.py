@@ -87,9 +87,9 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
         with torch.inference_mode():
             trace = model(torch.from_numpy(inputs_BT), trace=True).trace
         load = load + trace.counts_NRE.numpy()
-        null = 0
+        begin_B = trace.patches.windows.begin_B.tolist()
         for row, row_T in enumerate(trace.patches.row_BT.tolist()):
-            began, before = 0, null
+            began, before = 0, begin_B[row]
             for t, slot in enumerate(row_T):
                 if slot == before:
                     continue
@@ -97,7 +97,6 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
                     lengths[t + 1 - began] += 1
                     loops[int(trace.loops_M[slot])] += 1
                 began, before = t + 1, slot
-            null = row_T[-1] + 1
     found = counts_of(observed(model))
     assert sum(lengths.values()) > 20 and len(lengths) > (kind != "fixed")
     assert {n: c for n, c in enumerate(found["patch_bytes"]) if c} == lengths
@@ -119,7 +118,8 @@ def test_the_inspector_changes_no_score_and_needs_no_further_pass():
 def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
     model = busy_model(boundary={"kind": "whitespace"})
     inspector = model.inspector()
-    score(model, TOKENS, Reading(seq_len=len(TOKENS), overlap=0.0), observe=inspector.observe)
+    reading = Reading(seq_len=len(TOKENS), overlap=0.0, carry_over=len(TOKENS))
+    score(model, TOKENS, reading, observe=inspector.observe)
     closes = [t for t, i in enumerate(TOKENS[:-1]) if i in (*b" \n", *range(256, 272))]
     assert sum(n * count for n, count in inspector.lengths.items()) == closes[-1] + 1
 

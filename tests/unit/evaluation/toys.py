@@ -64,13 +64,16 @@ class Bigram(Toy):
 
 
 class Positional(Bigram):
-    """A model whose loss at position t of a window is t, which is the length of the target's context."""
+    """A model that spends 10 + t nats on a target whose context has t ids. PAD has the rest."""
 
     def forward(
         self, tokens_BT, labels_BT=None, n_loops=None, reduction="mean", trace=False, candidates_BTW=None
     ):
-        b, t = tokens_BT.shape
-        return SimpleNamespace(loss=torch.arange(t).float().expand(b, t), logits=None, metrics={})
+        nats_T1 = 10.0 + torch.arange(tokens_BT.shape[1])[:, None]
+        logits_TV = -nats_T1.expand(-1, self.tokens.size).clone()
+        logits_TV[:, BYTES.pad] = torch.log1p(-(self.tokens.size - 1) * torch.exp(-nats_T1[:, 0]))
+        logits_BTV = logits_TV.expand(len(tokens_BT), -1, -1)
+        return SimpleNamespace(loss=None, logits=logits_BTV, metrics={})
 
 
 class Scripted(Toy):

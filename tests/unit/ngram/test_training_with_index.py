@@ -186,17 +186,19 @@ def test_candidates_of_a_text_beyond_the_context_depend_on_its_whole_document(mo
 def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards, overlap, monkeypatch):
     """Scores do not depend on windows, batches, padding and the number of tokens looked ahead."""
     tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    size = 1 + int(np.argmax(tokens == BYTES.eos)) if BYTES.eos in tokens[:64] else 64
     found = []
     for batch, ahead in ((1, 1 << 16), (3, 1 << 16), (16, 1 << 16), (1, 100), (2, 1)):
         monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", ahead)
         found.append(score(model, tokens, Reading(seq_len=64, overlap=overlap, batch=batch)).by_target_S)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
-    ids = torch.from_numpy(tokens.astype(np.int64))
-    candidates = torch.from_numpy(model.lookup.after(tokens, 0, len(tokens)))
+    candidates = torch.from_numpy(model.lookup.after(tokens, 0, 64))[None]
+    window = torch.where(torch.arange(64) < size, ids[:64], BYTES.pad)[None]
     with torch.no_grad():
-        first = model(ids[None, :64], ids[None, 1:65], reduction="none", candidates_BTW=candidates[None, :64])
-    np.testing.assert_allclose(found[0][:64], first.loss[0].numpy(), rtol=1e-3, atol=1e-4)
+        first = model(window, ids[None, 1:65], reduction="none", candidates_BTW=candidates).loss[0, :size]
+    np.testing.assert_allclose(found[0][:size], first.numpy(), rtol=1e-3, atol=1e-4)
     smaller = open_index(model.lookup.index.folder.with_name("split"))
     monkeypatch.setattr(model, "lookup", NgramLookup(smaller, CONFIG, BYTES))
     others = score(model, tokens, Reading(seq_len=64, overlap=overlap)).by_target_S
@@ -210,16 +212,17 @@ def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkey
     recorded = []
     forward = model.forward
 
-    def recording(ids_BT, labels_BT, *, candidates_BTW, **options):
+    def recording(ids_BT, labels_BT=None, *, candidates_BTW, **options):
         if torch.is_grad_enabled():
             recorded.append((ids_BT[0].numpy(), candidates_BTW[0].numpy()))
         return forward(ids_BT, labels_BT, candidates_BTW=candidates_BTW, **options)
 
     monkeypatch.setattr(model, "forward", recording)
     monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
-    plain = score(model, tokens, Reading(seq_len=64))
-    unchanged = adapt(model, tokens, TTTConfig(chunk=96, lr=0), Reading(seq_len=64))
-    adapted = adapt(model, tokens, TTTConfig(chunk=96, lr=0.05), Reading(seq_len=64))
+    reading = Reading(seq_len=64, carry_over=1)
+    plain = score(model, tokens, reading)
+    unchanged = adapt(model, tokens, TTTConfig(chunk=96, lr=0), reading)
+    adapted = adapt(model, tokens, TTTConfig(chunk=96, lr=0.05), reading)
     assert np.array_equal(unchanged.by_target_S, plain.by_target_S) and adapted.bpb != plain.bpb
     starts = [begin + at for begin in (0, 96, 192) for at in (0, 64)] * 2
     for start, (ids, found) in zip(starts, recorded, strict=True):
