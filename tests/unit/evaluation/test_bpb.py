@@ -158,7 +158,7 @@ def test_each_document_is_read_alone_or_with_what_came_before():
 def test_the_score_states_how_far_probabilities_are_from_a_sum_of_one():
     result = score(Bigram(), TOKENS, Reading(seq_len=32))
     assert 0 < result.deviation < 1e-5
-    with pytest.raises(ValueError, match="sum to one only within 2.0e-03"):
+    with pytest.raises(ValueError, match=r"sum to one only within 2\.0e-03"):
         check_deviation(2e-3, "the mixer")
 
 
