@@ -93,6 +93,10 @@ class Evaluation(Scored, Record):
     """Parameters in lookup tables, such as embeddings. They cost no FLOPs."""
     flops_per_token: float
     """FLOPs of training, forward and backward, at the window and depth of the stage."""
+    intervals: dict[str, tuple[float, float]] = {}
+    """95% intervals of a bootstrap over documents, by the name of the score."""
+    intervals_carried: dict[str, tuple[float, float]] = {}
+    """The same with what came before."""
     results: dict[str, Result] = {}
     """Results of the measurements, by name."""
 
@@ -108,7 +112,10 @@ class Evaluation(Scored, Record):
                 value=getattr(self, name),
                 unit=BITS,
                 better="lower",
-                carried=Number(value=carried[name], unit=BITS) if carried.get(name) is not None else None,
+                interval=self.intervals.get(name),
+                carried=Number(value=value, unit=BITS, interval=self.intervals_carried.get(name))
+                if (value := carried.get(name)) is not None
+                else None,
             )
             for name, label in labels.items()
             if getattr(self, name) is not None

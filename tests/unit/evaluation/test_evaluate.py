@@ -8,6 +8,7 @@ import operator
 import re
 import shutil
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,8 +25,9 @@ from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.records import Sample
+from spider.evaluation.records import Evaluation, Sample
 from spider.evaluation.sample import sample
+from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import validation_stream
 from spider.files import write_json
 from spider.model import build_model
@@ -150,6 +152,15 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(ev
     sizes, rates = ([one[key] for one in documents] for key in ("bytes", "bpb"))
     assert sum(sizes) == len(text) and len(sizes) == found["documents"]
     assert sum(map(operator.mul, sizes, rates)) / len(text) == pytest.approx(found["bpb"], rel=1e-6)
+    of_bpb = bootstrap_interval(np.multiply(sizes, rates), np.array(sizes))
+    assert found["intervals"]["bpb"] == pytest.approx(of_bpb, rel=1e-6)
+    for name, kept in (("", found["intervals"]), ("_carried", found["intervals_carried"])):
+        for figure, (low, high) in kept.items():
+            assert low < found[figure + name] < high
+    assert set(found["intervals"]) == set(found["intervals_carried"]) == {"bpb", "bpb_strict"}
+    bpb_row, strict_row = Evaluation.model_validate(found).score.rows
+    assert list(bpb_row.interval) == found["intervals"]["bpb"]
+    assert list(strict_row.carried.interval) == found["intervals_carried"]["bpb_strict"]
     assert found["data_digest"] == json.loads((data / "metadata.json").read_text())["digest"]
     assert (found["seq_len"], found["n_loops"], found["global_step"]) == (64, 2, 20)
     assert found["weights"] == json.loads(receipt.read_text())["weights"]
