@@ -30,7 +30,7 @@ def varied(raw: dict[str, Any], seeds: range) -> dict[str, Any]:
     ((name, base),) = raw["runs"].items()
     data = raw["datasets"][base["data"]]
     runs = {name if seed == 0 else f"{name}-{seed}": {**base, "seed": seed} for seed in seeds}
-    evaluation = {**base.get("evaluation", {}), "max_bytes": 200_000}
+    evaluation = {**base.get("evaluation", {}), "max_bytes": 200_000, "largest_group": None}
     for seed in seeds:
         runs[f"documents-{seed}"] = {**base, "seed": seed, "data": "documents", "evaluation": evaluation}
     return {**raw, "datasets": {**raw["datasets"], "documents": {**data, **BY_DOCUMENT}}, "runs": runs}

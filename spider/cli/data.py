@@ -92,6 +92,7 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
 @THREADS
 def index(session: Session, dataset: str, output: Path, threads: int | None) -> None:
     """Collect the records of all parts of a dataset into metadata.json."""
+    from spider.data.groups import scored_groups
     from spider.data.metadata import build_metadata
 
     spec = session.config.dataset(dataset)
@@ -118,6 +119,9 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
             tokenizer=tokenizer_file,
             threads=threads or len(os.sched_getaffinity(0)),
         )
+        for run in _scored_by(session.config, dataset):
+            settings = session.config.runs[run].evaluation
+            scored_groups(output.parent, settings.max_bytes, settings.largest_group)
         job.artifact(output)
         job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
         for split, counts in metadata.splits.items():
@@ -125,12 +129,15 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
             log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
 
 
+def _scored_by(config: Config, dataset: str) -> list[str]:
+    """Return the runs that are evaluated on a dataset."""
+    return [run for run, block in config.runs.items() if dataset == (block.evaluation.data or block.data)]
+
+
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
     """Raise `ValueError` if a run is evaluated on a dataset whose validation split is empty."""
     spec = config.dataset(dataset)
-    scored_by = [
-        run for run, block in config.runs.items() if dataset == (block.evaluation.data or block.data)
-    ]
+    scored_by = _scored_by(config, dataset)
     counts = dict.fromkeys(spec.splits, 0)
     for split, part in product(spec.splits, config.parts(dataset)):
         record = folder / split / f"{part}.json"

@@ -241,6 +241,9 @@ class SplitBy(Block):
     pattern: Annotated[str, Field(min_length=1)] = ".+"
     """Regular expression for that column. Its first group, or its whole match, is the name. A document
     without a match is a group of its own."""
+    # At its default it is in no record, so what was made without it stays valid.
+    salt: Annotated[int, Field(ge=0, exclude_if=lambda salt: salt == 0)] = 0
+    """Number that is hashed with the name of a group. Another number holds out other groups."""
 
     @field_validator("pattern")
     @classmethod

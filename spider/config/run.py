@@ -191,6 +191,9 @@ class EvaluationConfig(Block):
     """Dataset whose validation split is scored (null: the run's)."""
     max_bytes: Positive = 1_000_000
     """Bytes of the validation split to score, from its start."""
+    largest_group: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of the scored bytes that one group of ``split_by`` may have. The first documents of each
+    group are scored, whole and in order (null: the first ``max_bytes`` of the split)."""
     seq_len: Positive | None = None
     """Tokens in a window (null: the stage's ``seq_len``)."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5

@@ -229,6 +229,9 @@ def _problems(config: Config) -> Iterator[str]:
             yield f"{where}: {scored!r} is a stream and has no validation shards; name another dataset"
         elif dataset.validation == 0:
             yield f"datasets.{scored}.validation: must be above 0, because runs.{name} is evaluated on it"
+        elif run.evaluation.largest_group is not None and dataset.split_by is None:
+            wanted = f"needs groups of documents; set datasets.{scored}.split_by, or leave it out"
+            yield f"runs.{name}.evaluation.largest_group: {wanted}"
         else:
             yield from (
                 f"runs.{name}.{one}" for one in leak_problems(config.datasets, config.tokenizers, run)

@@ -34,6 +34,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
+from spider.data.groups import MOST_DOCUMENTS, NAME_BYTES
 from spider.data.metadata import COUNTS, DTYPE
-from spider.data.split import group_key, hash_keys, split_masks, truncate
+from spider.data.split import group_key, hash_keys, salted, split_masks, truncate
 from spider.files import replacing, write_json
 from spider.tokens import BYTES, Tokens
 
@@ -80,9 +82,11 @@ def encode_part(
     if dataset.format == "chat":
         encode = partial(chat.ids_of, tokens=tokens)
     with writing(folder, part, dataset, tokens) as shards:
-        for texts, masks in _split(parquet, dataset, rows, hashes):
+        for texts, masks, groups in _split(parquet, dataset, rows, hashes):
             for split, writer in shards.writers.items():
                 _append(writer, texts.filter(pa.array(masks[split])), encode)
+            if len(shards.groups) < MOST_DOCUMENTS:
+                shards.groups += compress(groups, masks["validation"])
         all_hashes = np.concatenate(hashes)
         rows["duplicates"] = len(all_hashes) - len(np.unique(all_hashes))
         if rows["duplicates"]:
@@ -95,7 +99,7 @@ def encode_part(
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
     """Yield the text of a part's documents that are not held out; raises like `encode_part`."""
-    for texts, masks in _split(parquet, dataset, _row_counts(), []):
+    for texts, masks, _ in _split(parquet, dataset, _row_counts(), []):
         chosen = _bytes(texts.filter(pa.array(~masks["validation"])))
         yield from chosen if dataset.format == "text" else map(chat.plain, chosen)
 
@@ -117,8 +121,11 @@ def _row_counts() -> dict[str, int]:
 
 def _split(
     parquet: Path, dataset: Dataset, rows: dict[str, int], id_hashes: list[np.ndarray]
-) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
-    """Yield batches of documents and a mask for each split; count rows and collect hashes of their ids."""
+) -> Iterator[tuple[pa.Array, dict[str, np.ndarray], list[bytes]]]:
+    """Yield batches of documents, a mask for each split, and the group of each document under ``split_by``.
+
+    This counts rows and collects the hashes of their ids.
+    """
     for texts, ids, groups in _batches(parquet, dataset):
         if dataset.format == "chat":
             _check_chat(texts, parquet, rows["read"])
@@ -128,12 +135,14 @@ def _split(
         hashes = hash_keys(keys)
         if rows["read"] <= DUPLICATE_ROWS:
             id_hashes.append(hashes)
+        names: list[bytes] = []
         if dataset.split_by:
             pattern = re.compile(dataset.split_by.pattern)
             pairs = zip(groups.to_pylist(), keys, strict=True)
-            hashes = hash_keys(group_key(value, pattern, key) for value, key in pairs)
+            names = [group_key(value, pattern, key) for value, key in pairs]
+            hashes = hash_keys(salted(name, dataset.split_by.salt) for name in names)
         masks = split_masks(hashes, dataset.validation, dataset.ngram)
-        yield _truncate(texts, dataset.max_document_bytes, rows), masks
+        yield _truncate(texts, dataset.max_document_bytes, rows), masks, names
 
 
 def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
@@ -284,6 +293,8 @@ class PartShards:
     """Writers by split."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields of the records beside the counts and settings."""
+    groups: list[bytes] = field(default_factory=list)
+    """Group of each held-out document under ``split_by``, at least of the first `MOST_DOCUMENTS`."""
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Records by split, filled when the shards are complete."""
 
@@ -312,6 +323,9 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
             record |= {**dataset.encoding(), **shards.extra}
             if tokens.digest:
                 record["tokenizer"] = tokens.digest
+            if split == "validation" and shards.groups:
+                runs = groupby(truncate(group, NAME_BYTES) for group in shards.groups[:MOST_DOCUMENTS])
+                record["groups"] = [[group.decode(errors="replace"), len([*run])] for group, run in runs]
             shards.records[split] = record
             write_json(names[split].with_suffix(".json"), record)
     except OSError as error:

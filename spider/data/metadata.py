@@ -74,7 +74,7 @@ class Metadata(Record):
     validation: float | None = None
     """Share of documents held out. For published shards this and the columns are None."""
     ngram: float = 0.0
-    split_by: dict[str, str] | None = None
+    split_by: dict[str, str | int] | None = None
     max_document_bytes: int | None = None
     written_as: str = "text"
     """``chat``: conversations (`spider.data.chat`)."""

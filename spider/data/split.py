@@ -7,11 +7,11 @@ interval, which the shares divide into three:
     |  held out  |  n-gram index  |             training             |
 
 The key is the document's id, or its text if it has none. With ``split_by`` it is the name of a group (a site,
-a package), so that a whole group is in one split. The order, the number of parts, the machine and the seed do
-not matter. So a document keeps its split when the corpus is divided anew, and both copies of a duplicated id
-are in the same split. The held-out documents do not depend on the share of the index, and a larger share
-contains every document of a smaller one. The shares are met in expectation, with a difference of few
-documents.
+a package), so that a whole group is in one split; a salt chooses other groups. The order, the number of
+parts, the machine and the seed do not matter. So a document keeps its split when the corpus is divided anew,
+and both copies of a duplicated id are in the same split. The held-out documents do not depend on the share of
+the index, and a larger share contains every document of a smaller one. The shares are met in expectation,
+with a difference of few documents.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def group_key(value: str | None, pattern: re.Pattern[str], key: bytes) -> bytes:
         return key
     first: str | None = match[1] if pattern.groups else None
     return (first or match[0]).encode("utf-8")
+
+
+def salted(key: bytes, salt: int) -> bytes:
+    """Return the key of a group with the salt in front of it; salt 0 returns the key."""
+    return b"%d/%b" % (salt, key) if salt else key
 
 
 def is_validation(key: bytes, share: float) -> bool:

@@ -30,7 +30,7 @@ from spider.config import Dataset
 from spider.data.encode import require_strings
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, cause_of, download_error, look_up
 from spider.data.loader import Batch, Batches
-from spider.data.split import document_key, group_key, is_validation, truncate
+from spider.data.split import document_key, group_key, is_validation, salted, truncate
 from spider.tokens import BYTES
 
 BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
@@ -130,7 +130,8 @@ class StreamLoader(Batches):
         key = document_key(row.get(self._dataset.id_column), raw)
         split_by = self._dataset.split_by
         if split_by is not None:
-            key = group_key(row[split_by.column], re.compile(split_by.pattern), key)
+            group = group_key(row[split_by.column], re.compile(split_by.pattern), key)
+            key = salted(group, split_by.salt)
         if not raw or is_validation(key, self._dataset.validation):
             return None
         return BYTES.encode(truncate(raw, self._dataset.max_document_bytes))

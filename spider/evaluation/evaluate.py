@@ -1,8 +1,9 @@
 """Measure a stage's last checkpoint on held-out text and write `evaluation.json`.
 
-The text is the beginning of the validation split, at most ``max_bytes`` of it. The compressors read the same
-bytes as the model. The file records the text, the weights and the settings, so that two evaluations can be
-compared. If the stage averaged its weights, the average is measured.
+The text is the beginning of the validation split, or of each of its groups (``largest_group``), at most
+``max_bytes`` of it. The compressors read the same bytes as the model. The file records the text, the weights
+and the settings, so that two evaluations can be compared. If the stage averaged its weights, the average is
+measured.
 
 The scoring pass also feeds the model's inspector. Then each measurement of `MEASUREMENTS`, and each one that
 the configuration names, gets the `Subject` and returns a `Result`.
@@ -25,6 +26,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.config.measurement import measurement
+from spider.data.groups import scored_groups
 from spider.data.metadata import load_metadata
 from spider.evaluation.baselines import text_baselines
 from spider.evaluation.bpb import Score, bits_by_byte, score
@@ -43,7 +45,7 @@ from spider.tokens.turns import assistant_mask
 log = logging.getLogger(__name__)
 
 #: The measurements that come with Spider, in display order: modules of this package.
-MEASUREMENTS = ("baselines", "overlap", "adapt", "tasks", "loops", "segments", "candidates")
+MEASUREMENTS = ("baselines", "spread", "overlap", "adapt", "tasks", "loops", "segments", "candidates")
 
 
 def evaluate(
@@ -74,7 +76,9 @@ def evaluate(
     settings = spec.evaluation
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
-    tokens_N, data_digest = validation_stream(data, settings.max_bytes, checkpoint.tokens)
+    tokens_N, data_digest = validation_stream(
+        data, settings.max_bytes, checkpoint.tokens, settings.largest_group
+    )
     text = Text.of(tokens_N, checkpoint.tokens)
     reading = Reading(
         seq_len=spec.window,
@@ -110,6 +114,7 @@ def evaluate(
             bits_B=bits_by_byte(scored, tokens_N, model.tokens),
             reading=reading,
             baselines=baselines,
+            groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
         )
         results = _measure(subject)
     evaluation = Evaluation(

@@ -1,9 +1,16 @@
-"""Measure how sure a figure is: the interval of a bootstrap over documents."""
+"""Measure how sure a figure is: its spread over groups of documents, and a bootstrap over documents."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from spider.config.run import EvaluationConfig
+from spider.evaluation.bpb import bits_by_byte
+from spider.evaluation.result import ALONE, BITS, BYTES, CARRIED, SHARE, Number, Result, Row, Table
+from spider.evaluation.subject import Subject
+
+#: Groups that have a row of their own in the table, the largest ones.
+_ROWS = 20
 #: Resamples of a bootstrap.
 RESAMPLES = 1000
 
@@ -28,3 +35,54 @@ def bootstrap_interval(bits_D: np.ndarray, bytes_D: np.ndarray) -> tuple[float, 
     drawn = (random.integers(len(bits_D), size=len(bits_D)) for _ in range(RESAMPLES))
     low, high = np.percentile([bits_D[i_D].sum() / bytes_D[i_D].sum() for i_D in drawn], [2.5, 97.5])
     return float(low), float(high)
+
+
+def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
+    """Return the scores of each group of documents (``split_by``); None if the groups are not recorded."""
+    if not subject.groups:
+        return None
+    count = len(subject.groups)
+    names, group_D = np.unique(subject.groups, return_inverse=True)
+    bytes_G = np.bincount(group_D, subject.text.lengths()[:count])
+    order_G = np.argsort(-bytes_G, kind="stable")
+    bits = {ALONE: subject.bits_B}
+    if subject.carried is not None:
+        bits[CARRIED] = bits_by_byte(subject.carried, subject.tokens_N, subject.model.tokens)
+    first_D = subject.text.bounds_D[:-1]
+    by_document = {title: np.add.reduceat(bits_B, first_D) for title, bits_B in bits.items()}
+    by_document["ppmd"] = subject.baselines.result().ppmd_D
+    bits_G = {title: np.bincount(group_D, bits_D[:count]) for title, bits_D in by_document.items()}
+
+    def row(label: str, chosen: np.ndarray) -> Row:
+        size = bytes_G[chosen].sum()
+        columns = {
+            "bytes": Number(value=int(size), unit=BYTES),
+            "share": Number(value=float(size / len(subject.text)), unit=SHARE),
+        }
+        for title, of_title_G in bits_G.items():
+            columns[title] = Number(value=float(of_title_G[chosen].sum() / size), unit=BITS)
+        alone = columns.pop(ALONE)
+        return Row(name=f"spread/{label}", label=label, value=alone.value, unit=BITS, columns=columns)
+
+    rows = [row(names[group], np.array([group])) for group in order_G[:_ROWS].tolist()]
+    if others := len(names[_ROWS:]):
+        rows.append(row(f"{others} others", order_G[_ROWS:]))
+    bpb_G = bits_G[ALONE] / bytes_G
+    largest = float(bytes_G.max() / len(subject.text))
+    note = (
+        f"{len(names)} groups are scored, at most {largest:.1%} of the bytes from one. Each document alone, "
+        f"they have {bpb_G.min():.3f} to {bpb_G.max():.3f} bits per byte."
+    )
+    if len(subject.text.lengths()) > count:
+        note += f" Only the groups of the first {count:,} documents are recorded."
+    return Result(
+        title="Spread",
+        notes=[note],
+        metrics={
+            "spread/groups": len(names),
+            "spread/largest_share": largest,
+            "spread/lowest": float(bpb_G.min()),
+            "spread/highest": float(bpb_G.max()),
+        },
+        figures=[Table(title="By group of documents", head="group", value=ALONE, rows=rows)],
+    )

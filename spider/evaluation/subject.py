@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Subject:
     """How the model read each document alone."""
     baselines: Future[TextBaselines]
     """The baselines and the train/test overlap of the text. A background thread computes them."""
+    groups: list[str] = field(default_factory=list)
+    """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
 
     @property
     def carrying(self) -> Reading:

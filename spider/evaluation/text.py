@@ -1,6 +1,6 @@
 """Define the held-out text, and what is computed from it without a model.
 
-The text is the beginning of a validation split.
+The text is the beginning of a validation split, or of each of its groups.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from spider.data.groups import balanced
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.evaluation.bpb import clip_stream
@@ -66,15 +67,19 @@ class TextBaselines:
     """Missing numbers, each with the reason."""
 
 
-def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tuple[np.ndarray, str]:
+def validation_stream(
+    data: Path, max_bytes: int, tokens: Tokens = BYTES, largest_group: float | None = None
+) -> tuple[np.ndarray, str]:
     """Return the first ``max_bytes`` bytes of a validation split in a model's ids, and the dataset's digest.
+
+    With ``largest_group``, no group has a larger share of the text (`spider.data.groups.balanced`).
 
     The text is cut in bytes and then encoded, so every vocabulary is scored on the same text. Special ids are
     the same in all vocabularies and are kept. The text of published shards is cut after a whole id and keeps
     its ids, because encoding it again could give other ids.
 
     Raises:
-        ValueError: The dataset does not hold out any text.
+        ValueError: The dataset does not hold out any text, or too few groups.
     """
     metadata = load_metadata(data)
     split = metadata.splits.get("validation")
@@ -83,11 +88,14 @@ def validation_stream(data: Path, max_bytes: int, tokens: Tokens = BYTES) -> tup
             f"{data}: has no validation text to score; raise `validation` in datasets.{metadata.dataset} "
             "(the share of documents held out) and encode again"
         )
-    shards = Shards(data, "validation")
-    # A document of n bytes has n + 2 ids at most, and encoding drops empty ones: three ids a byte suffice.
-    count = min(shards.tokens, 3 * max_bytes)
     vocabulary = metadata.vocabulary
-    stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, vocabulary)
+    if largest_group is None:
+        shards = Shards(data, "validation")
+        # A document of n bytes has n + 2 ids at most, and none is empty: three ids a byte suffice.
+        count = min(shards.tokens, 3 * max_bytes)
+        stream_N = clip_stream(np.asarray(shards.read(0, count)), max_bytes, vocabulary)
+    else:
+        stream_N, _ = balanced(data, max_bytes, largest_group)
     if vocabulary.digest == tokens.digest and (vocabulary.digest is None or metadata.imported):
         return stream_N, metadata.digest
     left = len(vocabulary.raw(stream_N)) if metadata.imported else max_bytes

@@ -105,9 +105,11 @@ class Validation:
     def _text(self) -> np.ndarray:
         """Return the ids that the evaluation scores; raise `ValueError` if they are less than one window."""
         spec, limit = self.spec, self.spec.evaluation.max_bytes
+        is_scored = spec.evaluation.data in (None, spec.data)
+        largest = spec.evaluation.largest_group if is_scored else None
         if spec.stream is not None:
             raise ValueError(f"{spec.data} is a stream and has no validation split")
-        tokens_N, _ = validation_stream(self.data, limit, self.model.tokens)
+        tokens_N, _ = validation_stream(self.data, limit, self.model.tokens, largest)
         ids = len(tokens_N) - 1
         if ids < spec.window:
             raise ValueError(

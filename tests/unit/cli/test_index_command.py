@@ -20,12 +20,12 @@ def index(tmp_path, monkeypatch):
     )
     run = {"model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}
 
-    def make(validation, **evaluation):
+    def make(validation, split_by=None, **evaluation):
         source = {"kind": "local", "files": [str(text)]}
         plain = {
             "results": str(tmp_path / "results"),
             "datasets": {
-                "few": {"source": source, "validation": validation},
+                "few": {"source": source, "validation": validation, "split_by": split_by},
                 "other": {"source": {"kind": "mock"}},
             },
             "runs": {"r": {**run, "data": "few", "evaluation": evaluation}},
@@ -55,3 +55,10 @@ def test_a_dataset_without_a_held_out_document_is_not_indexed_for_a_run_that_is_
 
 def test_a_dataset_that_is_only_trained_on_need_not_hold_anything_out(index):
     assert json.loads(index(0.001, data="other").read_text())["splits"]["validation"]["documents"] == 0
+
+
+def test_a_dataset_with_too_few_groups_is_not_indexed_for_a_run_that_balances_them(index):
+    by_digit = {"column": "id", "pattern": ".$"}
+    with pytest.raises(ValueError, match=r"groups are held out, too few .*evaluation.largest_group"):
+        index(0.5, split_by=by_digit, largest_group=0.1)
+    assert index(0.9, split_by=by_digit, largest_group=0.4).exists()

@@ -20,7 +20,7 @@ PIN = "pin again with python tests/unit/config/test_identity.py"
 def digests() -> dict[str, Any]:
     """Return the identity and the shape of each stage of the presets, and the digest of each dataset."""
     known: dict[str, Any] = {}
-    for path in ("config.yaml", "presets/smoke.yaml", "presets/spider-1b.yaml"):
+    for path in ("config.yaml", "presets/ngram-cpu.yaml", "presets/smoke.yaml", "presets/spider-1b.yaml"):
         found = load_config(ROOT / path)
         for name, dataset in found.datasets.items():
             known[f"{path} {name}"] = identity(dataset.changed())

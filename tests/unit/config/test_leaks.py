@@ -10,7 +10,7 @@ import pytest
 from spider.cli import cli
 from spider.config import ConfigError, Dataset, load_config
 from spider.config.leaks import undecided
-from spider.data.split import document_key, hash_keys, split_masks
+from spider.data.split import document_key, hash_keys, salted, split_masks
 
 TOY = {"family": "tests.families.toy", "width": 8}
 HUB = {"kind": "hub", "repo": "a/b", "revision": "r", "files": ["one.parquet", "two.parquet"]}
@@ -173,13 +173,19 @@ def test_a_refusal_agrees_with_the_split_of_documents():
     settings = [
         {"validation": validation, "ngram": ngram, **keys}
         for validation, ngram in ((0.1, 0.0), (0.2, 0.0), (0.05, 0.3))
-        for keys in ({}, {"id_column": "uuid"}, {"split_by": {"column": "site"}})
+        for keys in (
+            {},
+            {"id_column": "uuid"},
+            {"split_by": {"column": "site"}},
+            {"split_by": {"column": "site", "salt": 3}},
+        )
     ]
 
     def masks(plain):
         dataset = Dataset.model_validate(hub(**plain))
         column = dataset.split_by.column if dataset.split_by else dataset.id_column
-        hashes = hash_keys([document_key(row[column], b"") for row in rows])
+        salt = dataset.split_by.salt if dataset.split_by else 0
+        hashes = hash_keys([salted(document_key(row[column], b""), salt) for row in rows])
         return split_masks(hashes, dataset.validation, dataset.ngram)
 
     for held, docs in itertools.product(settings, settings):

@@ -66,6 +66,11 @@ def changed(path: str, value) -> dict:
             "datasets.docs.split_by.pattern: is not a regular expression: unterminated character set",
         ),
         (
+            "runs.demo.evaluation",
+            {"largest_group": 0.1},
+            "runs.demo.evaluation.largest_group: needs groups of documents; set datasets.docs.split_by",
+        ),
+        (
             "datasets.docs.license",
             "CC BY 4.0",
             "datasets.docs.license: must be a license's name on the hub, in lower case, such as cc-by-4.0",

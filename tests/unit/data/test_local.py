@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from spider.config import load_config
+from spider.config import ConfigError, load_config
 from spider.data.encode import encode_part
 from spider.data.split import is_validation
 from spider.sources import local
@@ -319,6 +319,9 @@ def test_the_shipped_configuration_reads_a_users_jsonl_or_names_the_conflicting_
     ):
         import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
     del plain["datasets"][name]["split_by"]
+    with pytest.raises(ConfigError, match=r"largest_group: needs groups .*split_by, or leave it out"):
+        load_config(plain)
+    del plain["runs"]["demo"]["evaluation"]["largest_group"]
     settings = load_config(plain).datasets[name]
     import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
     assert sum(

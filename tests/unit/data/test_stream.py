@@ -130,7 +130,7 @@ def later(hub, uninterrupted, tmp_path_factory) -> dict[str, list]:
         "resumed": [{"position": at[place], "count": 40} for place in POSITIONS],
         "ranks": [{"rows": 1, "rank": r, "world": 3, "count": 10} for r in range(3)],
         "cut": [{"max_document_bytes": 20}],
-        "grouped": [{"split_by": {"column": "id", "pattern": GROUP}, "count": 60}],
+        "grouped": [{"split_by": {"column": "id", "pattern": GROUP, "salt": 5}, "count": 60}],
         "refused": [
             {"position": at[3], "seed": 2},
             {"text_column": "content"},
@@ -176,7 +176,7 @@ def test_a_held_out_group_is_never_trained_on(later):
     stream = [int(windows[0, 0]), *windows[:, 1:].ravel().tolist()]
     begins = [i for i, token in enumerate(stream) if token == BYTES.bos]
     seen = {BYTES.decode(stream[a + 1 : b - 1]).split(":")[0] for a, b in pairwise(begins)}
-    held_out = {digit for digit in "0123456789" if is_validation(digit.encode(), VALIDATION)}
+    held_out = {digit for digit in "0123456789" if is_validation(f"5/{digit}".encode(), VALIDATION)}
     assert 0 < len(held_out) < 10
     assert seen == {str(i) for i in range(130) if str(i)[-1] not in held_out}
 

@@ -18,6 +18,7 @@ from spider import load_model
 from spider.checkpoints.save import save
 from spider.config import TTTConfig, load_config
 from spider.data.encode import encode_part
+from spider.data.groups import scored_groups
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors
@@ -26,6 +27,7 @@ from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation, Sample
+from spider.evaluation.result import ALONE, CARRIED
 from spider.evaluation.sample import sample
 from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import validation_stream
@@ -173,6 +175,42 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(ev
     assert (found["parameters"], found["parameters_looked_up"]) == (model.num_parameters(), model.looked_up())
     assert found["parameters_by_part"] == model.parameters_by_part()
     assert found["flops_per_token"] == model.flops_per_token(64, 2)
+
+
+def test_an_evaluation_shows_the_spread_over_groups(receipt, spec, tmp_path):
+    """One of 22 packages has half of the text. The figures of a group are sums over its documents."""
+    packages = ["huge"] * 60 + [f"package{i % 21}" for i in range(120)]
+    texts = [f"Document {i} of {name} has some words of its own. " * 2 for i, name in enumerate(packages)]
+    by_package = dataset(validation=0.99, split_by={"column": "package"})
+    columns = {"text": texts, "id": [str(i) for i in range(len(texts))], "package": packages}
+    pq.write_table(pa.table(columns), tmp_path / "000.parquet")
+    encode_part(tmp_path / "000.parquet", tmp_path, "000", by_package)
+    build_metadata(tmp_path, "packages", by_package, source={"kind": "local"}, parts=["000"])
+    settings = spec.evaluation.model_copy(update={"max_bytes": 5000, "largest_group": 0.1, "loops_bytes": 0})
+    spec = spec.model_copy(update={"evaluation": settings})
+    measured = evaluate(receipt, spec, tmp_path, tmp_path / "out", device="cpu")
+    spread, documents = measured.results["spread"], measured.results["overlap"].details["by_document"]
+    (table,) = spread.figures
+    *named, others = table.rows
+    assert len(named) == 20 and others.label.endswith(" others")
+    shares = [row.columns["share"].value for row in named]
+    assert (
+        shares == sorted(shares, reverse=True) and shares[0] == spread.metrics["spread/largest_share"] <= 0.1
+    )
+    assert sum(row.columns["bytes"].value for row in table.rows) == measured.bytes
+    groups = scored_groups(tmp_path, 5000, 0.1)
+    for row in named:
+        own = [one for name, one in zip(groups, documents, strict=True) if name == row.label]
+        size = sum(one["bytes"] for one in own)
+        assert row.columns["bytes"].value == size
+        for value, key in ((row.value, "bpb"), (row.columns["ppmd"].value, "ppmd")):
+            assert value == pytest.approx(sum(one[key] * one["bytes"] for one in own) / size)
+    for title, value in ((ALONE, measured.bpb), (CARRIED, measured.bpb_carried)):
+        rates = [row.value if title == ALONE else row.columns[CARRIED].value for row in table.rows]
+        sizes = [row.columns["bytes"].value for row in table.rows]
+        assert np.average(rates, weights=sizes) == pytest.approx(value, rel=1e-6)
+    assert spread.metrics["spread/lowest"] < measured.bpb < spread.metrics["spread/highest"]
+    assert spread.metrics["spread/groups"] == len(set(groups))
 
 
 def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
