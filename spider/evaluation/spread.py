@@ -11,6 +11,7 @@ from spider.evaluation.subject import Subject
 
 #: Groups that have a row of their own in the table, the largest ones.
 _ROWS = 20
+_MODEL = f"this model, {ALONE}"
 #: Resamples of a bootstrap.
 RESAMPLES = 1000
 
@@ -45,12 +46,14 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     names, group_D = np.unique(subject.groups, return_inverse=True)
     bytes_G = np.bincount(group_D, subject.text.lengths()[:count])
     order_G = np.argsort(-bytes_G, kind="stable")
-    bits = {ALONE: subject.bits_B}
-    if subject.carried is not None:
-        bits[CARRIED] = bits_by_byte(subject.carried, subject.tokens_N, subject.model.tokens)
     first_D = subject.text.bounds_D[:-1]
-    by_document = {title: np.add.reduceat(bits_B, first_D) for title, bits_B in bits.items()}
-    by_document["ppmd"] = subject.baselines.result().ppmd_D
+    by_document = {
+        _MODEL: np.add.reduceat(subject.bits_B, first_D),
+        f"ppmd, {ALONE}": subject.baselines.result().ppmd_D,
+    }
+    if subject.carried is not None:
+        bits_B = bits_by_byte(subject.carried, subject.tokens_N, subject.model.tokens)
+        by_document[f"this model, {CARRIED}"] = np.add.reduceat(bits_B, first_D)
     bits_G = {title: np.bincount(group_D, bits_D[:count]) for title, bits_D in by_document.items()}
 
     def row(label: str, chosen: np.ndarray) -> Row:
@@ -61,13 +64,13 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
         }
         for title, of_title_G in bits_G.items():
             columns[title] = Number(value=float(of_title_G[chosen].sum() / size), unit=BITS)
-        alone = columns.pop(ALONE)
+        alone = columns.pop(_MODEL)
         return Row(name=f"spread/{label}", label=label, value=alone.value, unit=BITS, columns=columns)
 
     rows = [row(names[group], np.array([group])) for group in order_G[:_ROWS].tolist()]
     if others := len(names[_ROWS:]):
         rows.append(row(f"{others} others", order_G[_ROWS:]))
-    bpb_G = bits_G[ALONE] / bytes_G
+    bpb_G = bits_G[_MODEL] / bytes_G
     largest = float(bytes_G.max() / len(subject.text))
     note = (
         f"{len(names)} groups are scored, at most {largest:.1%} of the bytes from one. Each document alone, "
@@ -84,5 +87,5 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
             "spread/lowest": float(bpb_G.min()),
             "spread/highest": float(bpb_G.max()),
         },
-        figures=[Table(title="By group of documents", head="group", value=ALONE, rows=rows)],
+        figures=[Table(title="By group of documents", head="group", value=_MODEL, rows=rows)],
     )

@@ -203,11 +203,11 @@ def test_an_evaluation_shows_the_spread_over_groups(receipt, spec, tmp_path):
         own = [one for name, one in zip(groups, documents, strict=True) if name == row.label]
         size = sum(one["bytes"] for one in own)
         assert row.columns["bytes"].value == size
-        for value, key in ((row.value, "bpb"), (row.columns["ppmd"].value, "ppmd")):
+        for value, key in ((row.value, "bpb"), (row.columns[f"ppmd, {ALONE}"].value, "ppmd")):
             assert value == pytest.approx(sum(one[key] * one["bytes"] for one in own) / size)
-    for title, value in ((ALONE, measured.bpb), (CARRIED, measured.bpb_carried)):
-        rates = [row.value if title == ALONE else row.columns[CARRIED].value for row in table.rows]
-        sizes = [row.columns["bytes"].value for row in table.rows]
+    sizes = [row.columns["bytes"].value for row in table.rows]
+    carried = [row.columns[f"this model, {CARRIED}"].value for row in table.rows]
+    for rates, value in (([row.value for row in table.rows], measured.bpb), (carried, measured.bpb_carried)):
         assert np.average(rates, weights=sizes) == pytest.approx(value, rel=1e-6)
     assert spread.metrics["spread/lowest"] < measured.bpb < spread.metrics["spread/highest"]
     assert spread.metrics["spread/groups"] == len(set(groups))
