@@ -84,7 +84,7 @@ def balanced(folder: Path, max_bytes: int, largest_group: float) -> tuple[np.nda
         raise ValueError(
             f"{folder}: {len(so_far)} groups are held out, too few or too uneven for a text with at most "
             f"{largest_group:.0%} from each (evaluation.largest_group); raise validation, the share of "
-            "groups, or leave largest_group out"
+            "groups, or evaluation.max_bytes, or leave largest_group out"
         )
     chosen_D = np.sort(order_D[: np.flatnonzero(fits_D)[-1] + 1])
     ids = np.concatenate([tokens_N[bounds_D[i] : bounds_D[i + 1]] for i in chosen_D.tolist()])
