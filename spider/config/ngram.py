@@ -2,34 +2,85 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from spider.config.block import Block, Positive, identity
 
 #: Largest order, in bytes.
 LONGEST_ORDER = 64
-#: Largest number of orders.
-MOST_ORDERS = 16
+#: Largest number of kinds of contexts in a list.
+MOST_KINDS = 24
 #: Largest number of words before the current one.
 MOST_WORDS = 8
+#: Farthest byte of a sparse context.
+FARTHEST = 15
+#: Contexts of the layout of a text, by name.
+STRUCTURES = ("column", "indent", "above")
 
-Orders = Annotated[list[Annotated[int, Field(ge=1, le=LONGEST_ORDER)]], Field(min_length=1)]
+
+def kind_of(name: int | str) -> int:
+    """Return the number of a kind of context (`spider.ngram.contexts`), given its name.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    name = str(name)
+    if name in STRUCTURES:
+        return -256 - STRUCTURES.index(name)
+    if name.isdecimal() and 1 <= int(name) <= LONGEST_ORDER:
+        return int(name)
+    if (words := re.fullmatch(r"words(\d)", name)) and int(words[1]) <= MOST_WORDS:
+        return ~int(words[1])
+    if sparse := re.fullmatch(r"sparse(\d+)-(\d+)", name):
+        first, last = int(sparse[1]), int(sparse[2])
+        if 2 <= first <= last <= FARTHEST:
+            return -16 * first - last
+    raise ValueError(
+        f"{name} is not a kind of context; there are orders (1 to {LONGEST_ORDER}), words0 to "
+        f"words{MOST_WORDS}, sparse2-4 (bytes 2 to 4 back, at most {FARTHEST}), {', '.join(STRUCTURES)}"
+    )
+
+
+def name_of(kind: int) -> str:
+    """Return the name of a kind of context, as in the configuration: ``12``, ``words2``, ``sparse2-4``."""
+    if kind > 0:
+        return str(kind)
+    if kind >= ~MOST_WORDS:
+        return f"words{~kind}"
+    if kind > -256:
+        return f"sparse{-kind // 16}-{-kind % 16}"
+    return STRUCTURES[-256 - kind]
+
+
+def _checked(name: int | str) -> int | str:
+    kind_of(name)
+    return name
+
+
+Kinds = Annotated[list[Annotated[int | str, AfterValidator(_checked)]], Field(min_length=1)]
 
 
 class NgramConfig(Block):
     """N-gram index of the dataset's n-gram split, match model of the document, and the head that scores the
     candidates of both (docs/ngram.md)."""
 
-    orders: Orders = [1, 2, 3, 4, 5, 6, 7, 9, 12, 16, 22]
-    """Lengths of the counted contexts, in bytes, ascending."""
-    words: list[Annotated[int, Field(ge=0, le=MOST_WORDS)]] = []
-    """Lengths of the counted contexts of words, ascending: the words before the current one (0: none)."""
+    contexts: Kinds = [1, 2, 3, 4, 5, 6, 7, 9, 12, 16, 22]
+    """Contexts whose successors are counted in the index: orders, and kinds that docs/ngram.md lists. The
+    candidates of later ones come first."""
     rare: Positive = 9
     """Lowest order whose contexts are left out if they occur once. The match model covers them."""
-    match_orders: Orders = [2, 3, 4, 5, 6, 8, 11, 15, 20, 32]
-    """Lengths of the contexts that the match model finds earlier in the document, in bytes, ascending."""
+    matches: Kinds = [2, 3, 4, 5, 6, 8, 11, 15, 20, 32]
+    """Contexts that are found earlier in the document, of the same kinds. The candidates of later ones come
+    first."""
+    counts: list[Annotated[int, Field(ge=1, le=LONGEST_ORDER)]] = []
+    """Orders whose successors are counted within the document."""
+    carry_over: Annotated[int, Field(ge=0)] = 0
+    """Bytes of earlier training documents that matches look back on in training (0: the document alone)."""
+    carry_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the training windows that look back, if ``carry_over`` is not 0."""
     candidates: Annotated[int, Field(ge=1, le=64)] = 16
     """Largest number of candidates for the next byte."""
     hidden: Positive = 48
@@ -37,21 +88,26 @@ class NgramConfig(Block):
     state: Positive = 96
     """Width of the head's features of a position."""
 
-    @field_validator("orders", "words", "match_orders")
+    @field_validator("contexts", "matches", "counts")
     @classmethod
-    def _rising(cls, orders: list[int]) -> list[int]:
-        if orders != sorted(set(orders)):
-            raise ValueError(f"must be ascending, without repetition (got {orders})")
-        if len(orders) > MOST_ORDERS:
-            raise ValueError(f"must have at most {MOST_ORDERS} orders (got {len(orders)})")
-        return orders
+    def _distinct(cls, names: list[int | str]) -> list[int | str]:
+        if len(set(map(str, names))) < len(names):
+            raise ValueError(f"must not repeat a kind (got {names})")
+        if len(names) > MOST_KINDS:
+            raise ValueError(f"must have at most {MOST_KINDS} kinds (got {len(names)})")
+        return names
 
     @property
-    def contexts(self) -> list[int]:
-        """Kinds of counted contexts (`spider.ngram.contexts`)."""
-        return [*self.orders, *(~n for n in self.words)]
+    def context_kinds(self) -> list[int]:
+        """Kinds of the counted contexts."""
+        return list(map(kind_of, self.contexts))
+
+    @property
+    def match_kinds(self) -> list[int]:
+        """Kinds of the contexts that are found in the document."""
+        return list(map(kind_of, self.matches))
 
     @property
     def counted(self) -> str:
         """Digest of the settings that decide the tables."""
-        return identity(self.changed(include={"orders", "rare", "words"}))
+        return identity(self.changed(include={"contexts", "rare"}))

@@ -103,7 +103,7 @@ class _ChunkLearner:
         self.model = model
         self.chunk = settings.chunk
         self.trainable = trainable
-        self.input = ModelInput(model, tokens_N)
+        self.input = ModelInput(model, tokens_N, carry_over=reading.carry_over)
         self.reading = replace(reading, overlap=0.0, batch=1)
         self.optimizer = torch.optim.SGD(trainable, settings.lr, MOMENTUM)
         self.remedy = DIVERGED

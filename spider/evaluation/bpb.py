@@ -201,7 +201,7 @@ def score(
         log.info("scoring %d windows at once, because logits of %d need more memory", most, reading.batch)
         reading = replace(reading, batch=most)
     try:
-        for read in ModelInput(model, tokens_N).batches(reading):
+        for read in ModelInput(model, tokens_N, carry_over=reading.carry_over).batches(reading):
             scored_BT = read.labels_BT != IGNORED
             label_S = read.labels_BT[scored_BT]
             nats_S = np.zeros(len(label_S))
@@ -296,13 +296,15 @@ class Batch(NamedTuple):
 class ModelInput:
     """A stream prepared for a model: windows on the model's device, with candidates of its n-gram index."""
 
-    def __init__(self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None) -> None:
+    def __init__(
+        self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None, carry_over: int = 0
+    ) -> None:
         """Prepare the stream; ``lookup`` replaces the model's own n-gram index."""
         self.tokens_N = tokens_N
         self.vocabulary = model.tokens
         self.device = next(model.parameters()).device
         lookup = lookup or model.lookup
-        self.candidates = _Candidates(lookup, tokens_N) if lookup else None
+        self.candidates = _Candidates(lookup, tokens_N, carry_over) if lookup else None
 
     def batches(self, reading: Reading, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """Yield the `windows` of the ids from ``start`` to ``end``."""
@@ -335,9 +337,10 @@ class _Candidates:
     #: Ids that are looked up at once, so that each document is read once and not for every batch.
     AHEAD = 1 << 16
 
-    def __init__(self, lookup: NgramLookup, tokens_N: np.ndarray) -> None:
+    def __init__(self, lookup: NgramLookup, tokens_N: np.ndarray, carry_over: int) -> None:
         self.lookup = lookup
         self.tokens_N = tokens_N
+        self.carry_over = carry_over
         self.first = 0
         self.known_NW = np.zeros((0, lookup.layout.width), np.uint8)
 
@@ -345,7 +348,7 @@ class _Candidates:
         """Return the candidates of a single window, without looking ahead: (T, W)."""
         end = min(at + T, len(self.tokens_N) - 1)
         known_TW = np.zeros((T, self.lookup.layout.width), np.uint8)
-        known_TW[: end - at] = self.lookup.after(self.tokens_N, at, end)
+        known_TW[: end - at] = self.lookup.after(self.tokens_N, at, end, self.carry_over)
         return known_TW
 
     def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
@@ -356,7 +359,8 @@ class _Candidates:
             last = min(max(first + self.AHEAD, end), len(self.tokens_N) - 1)
             padding_NW = np.zeros((max(0, end - last), self.lookup.layout.width), np.uint8)
             self.first = first
-            self.known_NW = np.concatenate([self.lookup.after(self.tokens_N, first, last), padding_NW])
+            known_NW = self.lookup.after(self.tokens_N, first, last, self.carry_over)
+            self.known_NW = np.concatenate([known_NW, padding_NW])
         return torch.from_numpy(self.known_NW[at_B[:, None] - self.first + np.arange(T)])
 
 

@@ -3,49 +3,70 @@
 Each source is a function of the document so far and of a frozen text:
 
     counts             symbols that followed each context of the position in the index's text, and how often
-    document matches   the four latest positions of *this document* after the same o symbols, and what
-                       followed there: an exact induction head by hashing, at most `MAX_DISTANCE` back
+    document matches   the four latest positions of *this document* after the same context, and what followed
+                       there: an exact induction head by hashing, at most ``distance`` symbols back
     index match        the last position of the index's text after the same `MATCH_LENGTH` symbols, compared
                        backwards
 
 A position has at most C candidates, chosen in this order:
 
     1. the index match
-    2. the newest document match of each order, the longest order first
-    3. the two most frequent successors of each context, the last kind first
+    2. the newest document match of each kind of context, the last kind first
+    3. the two most frequent successors of each counted context, the last kind first
     4. older document matches
     5. rarer successors
 
-A position after a document's end has none.
+Each candidate also has the number of times it followed the position's contexts of some orders within the last
+``distance`` symbols of the document: *document counts*. A position after a document's end has no candidates.
 
-Shapes: N positions, O kinds of contexts that are counted, P orders of document matches, C candidates, W bytes
-of a position's candidates.
+Matches and document counts may look back on earlier documents of a stream (carry-over).
+
+Shapes: N positions, O kinds of contexts that are counted in the index, K orders of document counts, P kinds
+of document matches, C candidates, W bytes of a position's candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from spider.config.ngram import LONGEST_ORDER
-from spider.ngram.contexts import appended, compiled, contexts_of, inner, mixed, power
+from spider.config.ngram import NgramConfig
+from spider.ngram.contexts import appended, compiled, contexts_of, inner, mixed, power, reach
 from spider.ngram.layout import BEGIN, END, POSITIONS, Layout
 from spider.ngram.table import MATCH_LENGTH, Tables, width
 
-#: Largest distance of a document match, in symbols.
+#: Largest distance within a document, in symbols.
 MAX_DISTANCE = 1 << 16
-#: Symbols before a position that decide its candidates: the context of the farthest match is needed as well.
-HISTORY = MAX_DISTANCE + LONGEST_ORDER
-#: Symbols of a document that are held in memory. When it is full, all but the last `HISTORY` are dropped.
-BUFFER = 1 << 18
+#: Symbols held in memory, as a multiple of the largest distance.
+_HELD = 4
 #: Longest length of an index match that is measured, in symbols.
 MAX_MATCH = 64
 #: Positions whose rows are read at a time.
 _BLOCK = 1 << 9
 
-#: q of each distance of a document match, and of each length of an index match.
-_QUANTIZED = np.round(8 * np.log2(1.0 + np.arange(MAX_DISTANCE + 1))).astype(np.uint8)
+#: Odd factor of the hash of a context and a symbol.
+_SPREAD = np.uint64(0xD6E8FEB86659FD93)
+#: q of small numbers.
+_QUANTIZED = np.round(8 * np.log2(1.0 + np.arange(1 << 16))).astype(np.uint8)
+
+
+def distance_of(carry_over: int) -> int:
+    """Return the largest distance of matches and document counts, in symbols."""
+    return carry_over or MAX_DISTANCE
+
+
+def history_of(config: NgramConfig, carry_over: int = 0) -> int:
+    """Return the number of symbols before a position that decide its candidates.
+
+    The context of the farthest match is needed as well.
+    """
+    kinds = [*config.context_kinds, *config.match_kinds, *config.counts]
+    return distance_of(carry_over) + max(map(reach, kinds))
+
+
+@inner
+def _quantized(number):  # type: ignore[no-untyped-def]
+    """Return q of a number, from 2^16 on to within one."""
+    return _QUANTIZED[number] if number < 1 << 16 else min(255, _QUANTIZED[number >> 8] + 64)
 
 
 @compiled
@@ -73,22 +94,26 @@ def _read_rows(contexts, shift, first, table, rows, o, bounds):  # type: ignore[
 
 
 @compiled
-def _extend_chains(text, hashes, orders, shift, chains, heads, lo, hi):  # type: ignore[no-untyped-def]
-    """Extend the chains of a document from its first ``lo`` symbols to its first ``hi``.
-
-    ``hashes`` (N + 1,) are the hashes of its prefixes. ``chains`` (P, N + 1) has, for each order and
-    position, the latest earlier position in the same bucket, 0 for none. ``heads`` (P, buckets) has the
-    latest position of each bucket, 0 for none.
-    """
+def _extend_hashes(text, hashes, lo, hi):  # type: ignore[no-untyped-def]
+    """Extend the hashes of a document's prefixes from its first ``lo`` symbols to its first ``hi``."""
     for i in range(lo, hi):
         hashes[i + 1] = appended(hashes[i], text[i])
-    for p in range(len(orders)):
-        order = orders[p]
-        factor = power(order)
-        for i in range(max(order, lo + 1), hi + 1):
-            bucket = mixed(hashes[i - order], hashes[i], factor) >> shift
-            chains[p, i] = heads[p, bucket]
-            heads[p, bucket] = i
+
+
+@compiled
+def _extend_chain(contexts, first, shift, tags, chain, heads):  # type: ignore[no-untyped-def]
+    """Extend the chain of one kind of context by the contexts of positions from ``first`` on.
+
+    ``tags`` gets the low bits of each context, 0 for none. ``chain`` gets the latest earlier position in the
+    same bucket, 0 for none. ``heads`` has the latest position of each bucket.
+    """
+    for j in range(len(contexts)):
+        context = contexts[j]
+        if context:
+            bucket = context >> shift
+            tags[first + j] = np.uint32(context & np.uint64(0xFFFFFFFF))
+            chain[first + j] = heads[bucket]
+            heads[bucket] = first + j
 
 
 @compiled
@@ -125,28 +150,48 @@ def _index_matches(text, hashes, first, shift, last, indexed, after, lengths):  
 
 @inner
 def _document_matches(  # type: ignore[no-untyped-def]
-    text, hashes, chains, orders, factors, i, followed, found, distance
+    text, tags, chains, most, i, followed, found, distance
 ):
-    """Find the latest positions of the document after the same symbols as before position i.
+    """Find the latest positions, at most ``most`` symbols back, after the same contexts as position i.
 
     ``followed`` (P, POSITIONS) gets the symbols that followed there, the newest first, ``found`` their
     number, and ``distance`` that of the newest.
     """
-    for p in range(len(orders)):
+    for p in range(len(found)):
         found[p] = 0
-        if i < orders[p]:
+        tag = tags[p, i]
+        if tag == 0:
             continue
-        context = hashes[i] - hashes[i - orders[p]] * factors[p]
         position = np.int64(chains[p, i])
         n = 0
-        while position > 0 and n < POSITIONS and i - position <= MAX_DISTANCE:
-            if hashes[position] - hashes[position - orders[p]] * factors[p] == context:
+        while position > 0 and n < POSITIONS and i - position <= most:
+            if tags[p, position] == tag:
                 followed[p, n] = text[position]
                 if n == 0:
                     distance[p] = i - position
                 n += 1
             position = np.int64(chains[p, position])
         found[p] = n
+
+
+@inner
+def _entry(context, symbol, shift):  # type: ignore[no-untyped-def]
+    """Return the entry of a context and the next symbol among the document counts."""
+    return ((context ^ np.uint64(symbol)) * _SPREAD) >> shift
+
+
+@inner
+def _count(text, contexts, j, change, shift, followers, seen):  # type: ignore[no-untyped-def]
+    """Add ``change`` to the document counts of the symbol at position j after its contexts (K,)."""
+    for k in range(len(contexts)):
+        context = contexts[k, j]
+        if context:
+            total = context >> shift
+            entry = _entry(context, text[j], shift)
+            followers[k, entry] += change
+            seen[k, total, 0] += change
+            if followers[k, entry] == (1 if change > 0 else 0):
+                seen[k, total, 1] += change
 
 
 @inner
@@ -191,86 +236,146 @@ def _choose(after, rows, followed, found, slot, symbols):  # type: ignore[no-unt
 
 
 @inner
-def _write_features(rows, followed, found, slot, line, totals, counts, bits):  # type: ignore[no-untyped-def]
+def _write_features(rows, columns, followed, found, slot, line, totals, counts, bits):  # type: ignore[no-untyped-def]
     """Scatter the features of counts and document matches into a zeroed line, from the given bytes on.
 
     Symbols that are not candidates go behind the last candidate's part, which saves a branch. This overwrites
-    the beginning of the next part, which is cleared afterwards, and the end of the line.
+    the beginning of the next part, which is cleared afterwards, and the end of the line. A candidate's part
+    of the counts has ``columns`` bytes.
     """
-    kinds = len(rows)
-    columns = len(found) + 1
-    for o in range(kinds):
+    matches = len(found) + 1
+    for o in range(len(rows)):
         line[totals + 2 * o] = rows[o, 0]
         line[totals + 2 * o + 1] = rows[o, 1]
         k = 2
         while k < rows.shape[1] and rows[o, k + 1] > 0:
-            line[counts + slot[rows[o, k]] * kinds + o] = rows[o, k + 1]
+            line[counts + slot[rows[o, k]] * columns + o] = rows[o, k + 1]
             k += 2
-    for o in range(kinds):
+    for o in range(len(rows)):
         line[bits + o] = 0
     for p in range(len(found)):
         for k in range(found[p]):
-            line[bits + slot[followed[p, k]] * columns + p] |= 1 << k
+            line[bits + slot[followed[p, k]] * matches + p] |= 1 << k
+
+
+@inner
+def _write_document_counts(  # type: ignore[no-untyped-def]
+    contexts, i, shift, followers, seen, symbols, n, kinds, line, totals, counts
+):
+    """Write the document counts of position i and of its n candidates behind those of ``kinds`` contexts."""
+    columns = kinds + len(contexts)
+    for k in range(len(contexts)):
+        context = contexts[k, i]
+        if context == 0:
+            continue
+        of_context = seen[k, context >> shift]
+        line[totals + 2 * (kinds + k)] = _quantized(of_context[0])
+        line[totals + 2 * (kinds + k) + 1] = _quantized(of_context[1])
+        if of_context[0]:
+            for c in range(n):
+                number = followers[k, _entry(context, symbols[c], shift)]
+                line[counts + c * columns + kinds + k] = _quantized(number)
 
 
 @compiled
 def _write_candidates(  # type: ignore[no-untyped-def]
-    text, hashes, chains, orders, first, rows, after, lengths, out, at, scratch
+    text,
+    tags,
+    chains,
+    most,
+    contexts,
+    followers,
+    seen,
+    counted,
+    first,
+    rows,
+    after,
+    lengths,
+    out,
+    at,
+    scratch,
 ):
     """Write the candidates of positions from ``first`` on into the lines of ``out``.
 
     ``rows`` is from `_read_rows`; ``after`` and ``lengths`` are from `_index_matches`. ``at`` is the first
-    byte of each of `Layout.parts`.
+    byte of each of `Layout.parts`. ``followers`` and ``seen`` are the document counts of the ``counted``
+    symbols before, and are brought up to date; the number that is counted now is returned.
     """
-    P = len(orders)
+    P = len(tags)
+    kinds = rows.shape[1]
     number_at, symbols_at, totals_at, matches_at, counts_at, bits_at = at
-    followed, found, distance, slot, symbols, line, factors = scratch
-    for p in range(P):
-        factors[p] = power(orders[p])
+    followed, found, distance, slot, symbols, line = scratch
+    shift = np.uint64(64 - _bits(followers.shape[1]))
     for j in range(len(out)):
         i = first + j
+        while counted < i:
+            _count(text, contexts, counted, 1, shift, followers, seen)
+            if counted >= most:
+                _count(text, contexts, counted - most, -1, shift, followers, seen)
+            counted += 1
         if text[i - 1] == END:
             continue
         for w in range(len(line)):
             line[w] = 0
-        _document_matches(text, hashes, chains, orders, factors, i, followed, found, distance)
+        _document_matches(text, tags, chains, most, i, followed, found, distance)
         n = line[number_at] = _choose(after[j], rows[j], followed, found, slot, symbols)
-        _write_features(rows[j], followed, found, slot, line, totals_at, counts_at, bits_at)
+        _write_features(
+            rows[j], kinds + len(contexts), followed, found, slot, line, totals_at, counts_at, bits_at
+        )
+        _write_document_counts(
+            contexts, i, shift, followers, seen, symbols, n, kinds, line, totals_at, counts_at
+        )
         for p in range(P):
             if found[p] > 0:
                 line[matches_at + 2 * p] = found[p]
-                line[matches_at + 2 * p + 1] = _QUANTIZED[distance[p]]
+                line[matches_at + 2 * p + 1] = _quantized(distance[p])
         if lengths[j] > 0:
             line[matches_at + 2 * P] = 1
-            line[matches_at + 2 * P + 1] = _QUANTIZED[lengths[j]]
+            line[matches_at + 2 * P + 1] = _quantized(lengths[j])
             line[bits_at + slot[after[j]] * (P + 1) + P] = 1
         for c in range(n):
             line[symbols_at + c] = symbols[c]
             slot[symbols[c]] = len(symbols) - 1
         for w in range(out.shape[1]):
             out[j, w] = line[w]
+    return counted
+
+
+@inner
+def _bits(size):  # type: ignore[no-untyped-def]
+    """Return the binary logarithm of a power of two."""
+    bits = 0
+    while 1 << bits < size:
+        bits += 1
+    return bits
 
 
 class Document:
     """One document that is read from front to back, and the candidates after each of its symbols.
 
-    Reading begins at the document's first symbol, or at least `HISTORY` symbols before the first position
-    whose candidates are needed. Each symbol takes the same time. At most `BUFFER` symbols are held, with
-    chains of their contexts that grow with them. When the buffer is full, all but the last `HISTORY` symbols
-    are dropped and the chains are built again.
+    With a carry-over it is a stream of documents. Reading begins at the document's first symbol, or at least
+    `history_of` symbols before the first position whose candidates are needed. Each symbol takes the same
+    time. A bounded number of symbols is held, with chains of their contexts that grow with them. When the
+    buffer is full, all but the history is dropped, and the chains and the document counts are built again.
     """
 
-    def __init__(self, layout: Layout, tables: Tables, match_orders: Sequence[int], size: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, tables: Tables, config: NgramConfig, size: int = 0, carry_over: int = 0
+    ) -> None:
         """Allocate for ``size`` symbols, if their number is known."""
         self._tables = tables
-        self._orders = np.array(match_orders)
+        self._kinds = config.match_kinds
+        self._orders = config.counts
+        self._most = distance_of(carry_over)
+        self._history = history_of(config, carry_over)
+        self._buffer = _HELD * max(self._most, self._history - self._most)
         self._at = tuple(first for first, _ in layout.parts.values())
-        self._scratch = _scratch(layout, len(self._orders))
-        self._allocate(np.zeros(0, np.uint8), max(1, min(size, BUFFER)))
+        self._scratch = _scratch(layout, len(self._kinds))
+        self._allocate(np.zeros(0, np.uint8), max(1, min(size, self._buffer)))
 
     def read(self, text: np.ndarray, out_NW: np.ndarray | None = None) -> None:
         """Read N more symbols, and write the candidates after each into ``out_NW`` (zeros), if given."""
-        step = BUFFER - HISTORY
+        step = self._buffer - self._history
         for a in range(0, len(text), step):
             self._append(text[a : a + step])
             if out_NW is not None:
@@ -278,15 +383,15 @@ class Document:
 
     def _append(self, text: np.ndarray) -> None:
         size = self._size + len(text)
-        if size > BUFFER:
-            self._allocate(self._text[self._size - HISTORY : self._size], BUFFER)
+        if size > self._buffer:
+            self._allocate(self._text[self._size - self._history : self._size], self._buffer)
         elif size > len(self._text):
-            self._allocate(self._text[: self._size], min(BUFFER, 1 << size.bit_length()))
+            self._allocate(self._text[: self._size], min(self._buffer, 1 << size.bit_length()))
         self._text[self._size : self._size + len(text)] = text
         self._size += len(text)
 
     def _allocate(self, text: np.ndarray, size: int) -> None:
-        """Allocate a buffer of ``size`` symbols that begins with ``text``, and drop the chains."""
+        """Allocate a buffer of ``size`` symbols that begins with ``text``, and drop what was derived."""
         buffer = np.empty(size, np.uint8)
         buffer[: len(text)] = text
         self._text = buffer
@@ -294,18 +399,30 @@ class Document:
         self._chained = 0
 
     def _extend(self) -> None:
-        """Extend the chains to all symbols that were read."""
-        P = len(self._orders)
+        """Extend the chains and the contexts of document counts to all symbols that were read."""
+        P, K = len(self._kinds), len(self._orders)
         size = len(self._text)
         buckets = 1 << (2 * size - 1).bit_length()
         if self._chained == 0:
             self._hashes = np.zeros(size + 1, np.uint64)
+            self._tags = np.zeros((P, size + 1), np.uint32)
             self._chains = np.zeros((P, size + 1), np.int32)
             self._heads = np.zeros((P, buckets), np.int32)
-        _extend_chains(
-            self._text, self._hashes, self._orders, _shift(buckets), self._chains, self._heads,
-            self._chained, self._size,
-        )  # fmt: skip
+            self._contexts = np.zeros((K, size + 1), np.uint64)
+            # The size does not depend on the document's, because it decides which entries are shared.
+            entries = 1 << (self._most - 1).bit_length()
+            self._followers = np.zeros((K, entries), np.uint32)
+            self._seen = np.zeros((K, entries, 2), np.uint32)
+            self._counted = 0
+        text = self._text[: self._size]
+        lo, hi = self._chained + 1, self._size + 1
+        _extend_hashes(text, self._hashes, lo - 1, hi - 1)
+        shift = _shift(buckets)
+        for p, kind in enumerate(self._kinds):
+            contexts = contexts_of(text, self._hashes, kind, lo, hi)
+            _extend_chain(contexts, lo, shift, self._tags[p], self._chains[p], self._heads[p])
+        for k, order in enumerate(self._orders):
+            self._contexts[k, lo:hi] = contexts_of(text, self._hashes, order, lo, hi)
         self._chained = self._size
 
     def _write(self, out_NW: np.ndarray) -> None:
@@ -328,9 +445,9 @@ class Document:
             lengths = np.empty(len(out), np.int64)
             shift = _shift(len(tables.last))
             _index_matches(text, self._hashes, first, shift, tables.last, tables.text, after, lengths)
-            _write_candidates(
-                text, self._hashes, self._chains, self._orders, first, rows, after, lengths, out,
-                self._at, self._scratch,
+            self._counted = _write_candidates(
+                text, self._tags, self._chains, self._most, self._contexts, self._followers, self._seen,
+                self._counted, first, rows, after, lengths, out, self._at, self._scratch,
             )  # fmt: skip
 
 
@@ -338,9 +455,9 @@ def _scratch(layout: Layout, P: int) -> tuple[np.ndarray, ...]:
     """Allocate the working memory of `_write_candidates`.
 
     It holds ``followed``, ``found`` and ``distance`` of `_document_matches`, ``slot`` and ``symbols`` of
-    `_choose`, a line of output, and the factors of the orders. `_write_features` writes one candidate too
-    many: a row of ``bits``, and the first ``contexts`` bytes of that part. So the line is longer than a line
-    of output. Allocation stays outside compiled code, where it would double the time to compile.
+    `_choose`, and a line of output. `_write_features` writes one candidate too many: a row of ``bits``, and
+    the first ``contexts`` bytes of that part. So the line is longer than a line of output. Allocation stays
+    outside compiled code, where it would double the time to compile.
     """
     return (
         np.zeros((P, POSITIONS), np.uint8),
@@ -348,7 +465,6 @@ def _scratch(layout: Layout, P: int) -> tuple[np.ndarray, ...]:
         np.full(END + 1, layout.candidates),
         np.zeros(layout.candidates + 1, np.uint8),
         np.zeros(layout.width + max(layout.match_orders, layout.contexts), np.uint8),
-        np.zeros(P, np.uint64),
     )
 
 

@@ -10,8 +10,15 @@ current word so far and the n words before it, if there are that many. A word th
 `MAX_WORD`, with the symbols after it, ends all contexts. So a context depends on the `reach` symbols before a
 position.
 
-A kind of context is a number, o or ``~n``. Hashes have 56 bits, the high ones of 64, so a key has a byte left
-for the symbol that follows. A position without a context has the hash 0.
+A *sparse* context is the symbols from a to b back, without the nearest ones. Contexts of the *structure*
+are of the layout in lines. ``column`` is the number of symbols since the line's begin, the symbol above the
+next one, and the last symbol. ``indent`` is the number of blanks at the line's begin, the first symbol that
+is not blank, and the last two. ``above`` is the two symbols above the next ones, and the last two. The line
+and the one above may have `MAX_LINE` symbols; there is no such context in a longer line.
+
+A kind of context is a number (`spider.config.ngram.kind_of`): o, ``~n``, or a smaller one. Hashes have 56
+bits, the high ones of 64, so a key has a byte left for the symbol that follows. A position without a context
+has the hash 0.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from spider.config.ngram import MOST_WORDS, STRUCTURES
 from spider.ngram.layout import BEGIN, END
 
 #: Decorator of a loop over symbols: it runs without the interpreter's lock and is cached on disk.
@@ -31,6 +39,11 @@ inner: Any = partial(compiled, no_cpython_wrapper=True)
 
 #: Symbols of the longest current word.
 MAX_WORD = 32
+#: Symbols of the longest line that has contexts of its structure.
+MAX_LINE = 256
+_BREAK, _BLANK = ord("\n"), ord(" ")
+_INDENT = STRUCTURES.index("indent")
+_COLUMN = STRUCTURES.index("column")
 
 
 def _normalized() -> np.ndarray:
@@ -102,12 +115,16 @@ def of_order(text: np.ndarray, hashes: np.ndarray, order: int, lo: int, hi: int)
 
 
 @compiled
-def reach(words: int) -> int:
-    """Return the number of symbols before a position that decide its context of this many words.
+def reach(kind: int) -> int:
+    """Return the number of symbols before a position that decide its context of a kind.
 
-    They include two more words, because the first one may be truncated.
+    For words they include two more words, because the first one may be truncated.
     """
-    return (words + 2) * (MAX_WORD + 1)
+    if kind > 0:
+        return kind
+    if kind >= ~MOST_WORDS:
+        return (~kind + 2) * (MAX_WORD + 1)
+    return -kind % 16 if kind > -256 else 2 * (MAX_LINE + 1)
 
 
 @compiled
@@ -123,7 +140,7 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
     inside = True
     blank = False
     word = current = _NONE
-    for i in range(max(0, lo - reach(words)), hi - 1):
+    for i in range(max(0, lo - reach(~words)), hi - 1):
         symbol = text[i]
         if symbol == BEGIN:
             known = 0
@@ -161,16 +178,71 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
 
 
 @compiled
+def of_sparse(text: np.ndarray, hashes: np.ndarray, first: int, last: int, lo: int, hi: int) -> np.ndarray:
+    """Return the sparse contexts at the positions ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+
+    A context has the symbols from ``first`` to ``last`` back. ``hashes`` are those of all prefixes.
+    """
+    whole = of_order(text, hashes, last, lo, hi)
+    factor = power(last - first + 1)
+    for i in range(lo, hi):
+        if whole[i - lo]:
+            whole[i - lo] = mixed(hashes[i - last], hashes[i - first + 1], factor) | _ONE
+    return whole
+
+
+@compiled
+def of_structure(text: np.ndarray, structure: int, lo: int, hi: int) -> np.ndarray:
+    """Return the contexts of a structure at the positions ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
+
+    Its first symbol may lie inside a document if ``lo`` is at least `reach`.
+    """
+    contexts = np.zeros(hi - lo, np.uint64)
+    begin = max(0, lo - 2 * (MAX_LINE + 1))
+    line = 0 if begin == 0 else -1  # the first symbol of the line; -1: unknown
+    before = -1  # the first symbol of the line above; -1: none
+    indent = 0
+    first = _BREAK
+    for i in range(begin, hi):
+        if i >= lo and line >= 0 and i - line <= MAX_LINE:
+            column = i - line
+            above = beyond = _BREAK
+            if before >= 0 and line - before <= MAX_LINE and before + column < line:
+                above = text[before + column]
+                beyond = text[min(before + column + 1, line - 1)]
+            last = text[i - 1] if i > 0 else _BREAK
+            second = text[i - 2] if i > 1 and last != BEGIN else _BREAK
+            context = appended(_NONE, last)
+            if structure == _COLUMN:
+                context = appended(appended(context, column), above)
+            elif structure == _INDENT:
+                context = appended(appended(appended(context, second), indent), first)
+            else:
+                context = appended(appended(appended(context, second), above), beyond)
+            contexts[i - lo] = mixed(_NONE, context, _ONE) | _ONE
+        if i == hi - 1:
+            break
+        symbol = text[i]
+        if symbol in (BEGIN, _BREAK):
+            before = -1 if symbol == BEGIN else line
+            line = i + 1
+            indent = 0
+            first = _BREAK
+        elif first == _BREAK:
+            if symbol == _BLANK:
+                indent += 1
+            else:
+                first = symbol
+    return contexts
+
+
+@compiled
 def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: int) -> np.ndarray:
-    """Return the contexts of one kind, by `of_order` or `of_words`."""
-    return of_order(text, hashes, kind, lo, hi) if kind > 0 else of_words(text, ~kind, lo, hi)
-
-
-def name_of(kind: int) -> str:
-    """Return the name of a kind of context, as in the names of files: ``12``, ``words2``."""
-    return str(kind) if kind > 0 else f"words{~kind}"
-
-
-def kind_of(name: str) -> int:
-    """Return the kind of context that has this name."""
-    return ~int(name.removeprefix("words")) if name.startswith("words") else int(name)
+    """Return the contexts of a kind at the positions ``lo`` to ``hi`` of a text: (hi - lo,) uint64."""
+    if kind > 0:
+        return of_order(text, hashes, kind, lo, hi)
+    if kind >= ~MOST_WORDS:
+        return of_words(text, ~kind, lo, hi)
+    if kind > -256:
+        return of_sparse(text, hashes, -kind // 16, -kind % 16, lo, hi)
+    return of_structure(text, -256 - kind, lo, hi)

@@ -60,7 +60,7 @@ class Cost(NamedTuple):
 
 def cost(config: NgramConfig, text: float) -> Cost:
     """Return the cost of the n-gram index of a text of so many symbols."""
-    kinds = config.contexts
+    kinds = config.context_kinds
     rows = {}
     for kind in kinds:
         number = _number(kind, text, _ONCE if 0 < kind < config.rare else _TWICE)

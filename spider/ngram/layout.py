@@ -5,8 +5,8 @@
 A text is a sequence of symbols: its bytes, and one symbol each for the beginning and the end of a document.
 In malformed text that contains these two values, documents begin or end there.
 
-Shapes: N positions, O kinds of contexts, P orders of document matches and the index match as the last, C
-candidates.
+Shapes: N positions, O kinds of contexts in the index and behind them orders of document counts, P kinds of
+document matches and the index match as the last, C candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Symbols for the beginning and the end of a document, two bytes that never occur in UTF-8.
 BEGIN, END = 0xFE, 0xFF
-#: Latest positions that are kept for each order of document matches.
+#: Latest positions that are kept for each kind of document matches.
 POSITIONS = 4
 
 
@@ -72,9 +72,9 @@ class Layout:
         """First byte and shape of each part.
 
         ``number`` is the number of candidates, ``symbols`` are the candidates, and ``totals`` are q(T) and
-        q(D) of each context. ``matches`` has the number and the distance of the matches of each order.
-        ``counts`` has q(count) of each candidate and context. ``bits`` has a bit for each position of an
-        order that was followed by the candidate.
+        q(D) of each context. ``matches`` has the number and the distance of the matches of each kind.
+        ``counts`` has q(count) of each candidate and context. ``bits`` has a bit for each position of a kind
+        that was followed by the candidate.
         """
         shapes = {
             "number": (1,),
@@ -105,4 +105,4 @@ class Layout:
 
     @classmethod
     def of(cls, config: NgramConfig) -> Self:
-        return cls(len(config.contexts), len(config.match_orders) + 1, config.candidates)
+        return cls(len(config.contexts) + len(config.counts), len(config.matches) + 1, config.candidates)

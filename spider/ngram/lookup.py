@@ -14,7 +14,7 @@ import numpy as np
 
 from spider.config.ngram import NgramConfig
 from spider.data.shards import Shards
-from spider.ngram.candidates import HISTORY, Document
+from spider.ngram.candidates import Document, history_of
 from spider.ngram.layout import BEGIN, Layout, symbols_of
 from spider.ngram.store import NgramIndex, open_index
 from spider.tokens import Tokens
@@ -51,48 +51,62 @@ class NgramLookup:
             )
         return cls(index, config, vocabulary)
 
-    def stream(self) -> Stream:
+    def stream(self, carry_over: int = 0) -> Stream:
         """Begin a stream of tokens that grows, such as generated text."""
-        return Stream(self)
+        return Stream(self, carry_over)
 
-    def document(self, size: int = 0) -> Document:
+    def document(self, size: int = 0, carry_over: int = 0) -> Document:
         """Begin a document of ``size`` symbols, if their number is known."""
-        return Document(self.layout, self.index.tables, self.config.match_orders, size)
+        return Document(self.layout, self.index.tables, self.config, size, carry_over)
 
-    def after(self, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
+    def after(self, tokens_N: np.ndarray, lo: int, hi: int, carry_over: int = 0) -> np.ndarray:
         """Return the candidates after each of a stream's tokens ``lo`` to ``hi``: (hi - lo, width) uint8."""
-        first = max(0, lo - HISTORY)
+        first = max(0, lo - history_of(self.config, carry_over))
         begins = np.flatnonzero(self.symbols[tokens_N[first : lo + 1]] == BEGIN)
-        if len(begins):
+        if len(begins) and not carry_over:
             first += int(begins[-1])
-        stream = self.stream()
+        stream = self.stream(carry_over)
         stream.read(tokens_N[first:lo])
         return stream.extend(tokens_N[lo:hi])
 
     def windows(self, shards: Shards, starts: np.ndarray, length: int) -> np.ndarray:
         """Return the candidates after each token of windows (n,) of a split: (n, length, width) uint8.
 
-        A document is read once for all windows in it, from its beginning or from `HISTORY` before the first
-        of them. If two windows are farther apart than `HISTORY`, the text between them is not read.
+        A document is read once for all windows in it, from its beginning or from `history_of` before the
+        first of them. If two windows are farther apart, the text between them is not read. Where the
+        configuration has a carry-over, a window of the share that looks back reads its shard as one document.
         """
         out = np.zeros((len(starts) * length, self.layout.width), np.uint8)
         pieces = []
-        for row, start in enumerate(starts.tolist()):
+        carried_n = self._carried(starts)
+        for row, (start, carried) in enumerate(zip(starts.tolist(), carried_n.tolist(), strict=True)):
             column = 0
             while column < length:
                 shard, begin, at, end = shards.document((start + column) % shards.tokens)
                 size = min(length - column, end - at)
-                pieces.append((shard, begin, at, size, row * length + column))
+                pieces.append((shard, carried, 0 if carried else begin, at, size, row * length + column))
                 column += size
-        for (shard, begin), group in groupby(sorted(pieces), itemgetter(0, 1)):
-            self._of_document(shards.maps[shard], begin, [piece[2:] for piece in group], out)
+        for (shard, carried, begin), group in groupby(sorted(pieces), itemgetter(0, 1, 2)):
+            carry_over = self.config.carry_over if carried else 0
+            self._of_document(shards.maps[shard], begin, [piece[3:] for piece in group], carry_over, out)
         return out.reshape(len(starts), length, -1)
 
+    def _carried(self, starts_n: np.ndarray) -> np.ndarray:
+        """Return which windows look back on earlier documents, by a hash of their first token: (n,) bool."""
+        fraction_n = (starts_n.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) / 2.0**64
+        return (fraction_n < self.config.carry_share) & (self.config.carry_over > 0)
+
     def _of_document(
-        self, tokens: np.ndarray, begin: int, pieces: list[tuple[int, int, int]], out_NW: np.ndarray
+        self,
+        tokens: np.ndarray,
+        begin: int,
+        pieces: list[tuple[int, int, int]],
+        carry_over: int,
+        out_NW: np.ndarray,
     ) -> None:
         """Write the candidates of pieces of one document (first token, size, first row), in rising order."""
         document = None
+        history = history_of(self.config, carry_over)
         read = begin
         offset = 0
         last = max(at + size for at, size, _ in pieces)
@@ -104,9 +118,9 @@ class NgramLookup:
                 continue
             start = at + shared
             end = at + size
-            if document is None or start > read + HISTORY:
-                read = max(read, start - HISTORY)
-                document = self.document(last - read)
+            if document is None or start > read + history:
+                read = max(read, start - history)
+                document = self.document(last - read, carry_over)
             document.read(self.symbols[tokens[read:start]])
             document.read(self.symbols[tokens[start:end]], out_NW[row + shared : row + size])
             read = end
@@ -116,13 +130,14 @@ class NgramLookup:
 class Stream:
     """A stream of tokens that grows, and the candidates after each; each token takes the same time.
 
-    A stream begins at a document's beginning, or at least `HISTORY` tokens before the first one whose
-    candidates are needed. A document's first token ends the document before it.
+    A stream begins at a document's beginning, or at least `history_of` tokens before the first one whose
+    candidates are needed. A document's first token ends the document before it, unless there is a carry-over.
     """
 
-    def __init__(self, lookup: NgramLookup) -> None:
+    def __init__(self, lookup: NgramLookup, carry_over: int = 0) -> None:
         self._lookup = lookup
-        self._document = lookup.document()
+        self._carry_over = carry_over
+        self._document = lookup.document(carry_over=carry_over)
 
     def extend(self, tokens_N: np.ndarray) -> np.ndarray:
         """Read more tokens and return the candidates after each of them: (N, width) uint8."""
@@ -133,8 +148,8 @@ class Stream:
     def read(self, tokens_N: np.ndarray, out_NW: np.ndarray | None = None) -> None:
         """Read more tokens, and write the candidates after each into ``out_NW`` (zeros), if given."""
         text = self._lookup.symbols[tokens_N]
-        begins = np.flatnonzero(text == BEGIN).tolist()
+        begins = [] if self._carry_over else np.flatnonzero(text == BEGIN).tolist()
         for start, end in pairwise([0, *begins, len(text)]):
-            if end > start and text[start] == BEGIN:
+            if end > start and text[start] == BEGIN and not self._carry_over:
                 self._document = self._lookup.document()
             self._document.read(text[start:end], None if out_NW is None else out_NW[start:end])

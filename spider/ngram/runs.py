@@ -21,8 +21,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from spider.config.ngram import name_of
 from spider.files import replacing
-from spider.ngram.contexts import contexts_of, name_of, prefix_hashes, reach
+from spider.ngram.contexts import contexts_of, prefix_hashes, reach
 from spider.ngram.layout import BEGIN
 from spider.requests import FAN_IN, PIECE, SLICE
 
@@ -164,7 +165,7 @@ def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.
 
 def write_runs(folder: Path, kinds: Sequence[int], piece: int = PIECE) -> None:
     """Count the symbols of ``folder/text.npy``, and write the runs into the folder."""
-    back = max(kind if kind > 0 else reach(~kind) for kind in kinds)
+    back = max(map(reach, kinds))
     for number, stretch in enumerate(stretches(folder / "text.npy", back, piece)):
         for kind in kinds:
             keys, counts = count(stretch.text, kind, stretch.before)

@@ -23,10 +23,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from spider import files, sealed
-from spider.config.ngram import NgramConfig
+from spider.config.ngram import NgramConfig, kind_of, name_of
 from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.ngram import table
-from spider.ngram.contexts import kind_of, name_of
 from spider.ngram.layout import symbols_of
 from spider.ngram.runs import Reader, growing, length_of, runs_of, write_runs
 from spider.record import Record
@@ -93,7 +92,7 @@ class NgramIndex:
             raise ValueError(
                 f"{self.folder}: counted with other settings than those of model.ngram (contexts "
                 f"{', '.join(self.description.contexts)} instead of "
-                f"{', '.join(map(name_of, config.contexts))}); run its jobs again"
+                f"{', '.join(map(name_of, config.context_kinds))}); run its jobs again"
             )
 
 
@@ -111,7 +110,7 @@ def count_part(shards: Path, metadata: Metadata, part: str, config: NgramConfig,
             raise ValueError(f"{shards}: no part {part!r} in the {split} split")
         check_size(shards / shard.file, shard.tokens * DTYPE.itemsize)
         _write_symbols(shards / shard.file, symbols, output / split / "text.npy")
-        write_runs(output / split, config.contexts)
+        write_runs(output / split, config.context_kinds)
 
 
 def _write_symbols(shard: Path, symbols: np.ndarray, text: Path) -> None:
@@ -161,8 +160,8 @@ def build(
         return ContextTable(**files.read_json(record))
 
     with ThreadPoolExecutor(threads) as pool:
-        sizes = list(pool.map(build_table, config.contexts))
-    tables = {name_of(kind): size for kind, size in zip(config.contexts, sizes, strict=True)}
+        sizes = list(pool.map(build_table, config.context_kinds))
+    tables = {name_of(kind): size for kind, size in zip(config.context_kinds, sizes, strict=True)}
     with growing(output / "text.npy", np.uint8) as append:
         for folder in folders:
             with Reader(folder / "text.npy") as text:

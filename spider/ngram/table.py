@@ -33,7 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spider.ngram.contexts import appended, compiled, mixed, name_of, power
+from spider.config.ngram import name_of
+from spider.ngram.contexts import appended, compiled, mixed, power
 from spider.ngram.layout import BEGIN
 from spider.ngram.runs import Reader, combined, growing, pairs_in, slices, slices_for, stretches
 from spider.requests import ENTRIES, FAN_IN, PIECE, SLICE

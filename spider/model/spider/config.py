@@ -232,8 +232,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "engram": {"layers": []},
         "recurrence": {"layers": 1, "loops": 1, "lora_rank": 4, "checkpointing": False},
         "ngram": {
-            "orders": [1, 2, 3, 4, 5, 6, 7, 9, 12, 20],
-            "words": [1, 2],
+            "contexts": [1, 2, 3, 4, 5, 6, 7, 9, 12, 20, "words1", "words2"],
             "rare": 7,
             "hidden": 64,
             "state": 128,
