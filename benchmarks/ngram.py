@@ -101,7 +101,7 @@ def write_copies(raw: Sequence[Path], megabytes: float, folder: Path) -> list[Pa
 def build(raw: Sequence[Path], megabytes: float, orders: list[int] | None, folder: Path, note: Note) -> None:
     """Measure the jobs of a text of so many MB."""
     files = write_copies(raw, megabytes, folder)
-    counted = {"orders": orders, "words": []} if orders else {}
+    counted = {"contexts": orders} if orders else {}
     model = {"preset": "slim", "ngram": {**PRESETS["slim"]["ngram"], **counted}}
     run = {
         "data": "large",

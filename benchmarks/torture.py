@@ -83,7 +83,7 @@ def configuration(family: str, steps: int) -> dict[str, Any]:
     if family == "spider":
         text["ngram"] = 0.4
         run["model"]["engram"]["table_size"] = 500
-        run["model"]["ngram"] = {"orders": [1, 2, 4], "rare": 3, "match_orders": [2, 4]}
+        run["model"]["ngram"] = {"contexts": [1, 2, 4], "rare": 3, "matches": [2, 4]}
         return config
     run["precision"] = "fp32"  # a warm-up that measures again might choose another precision
     text["tokenizer"] = "bpe"

@@ -8,7 +8,7 @@ from spider import requests
 from spider.config.ngram import NgramConfig
 from spider.files import read_json
 
-NGRAM = {"orders": [1, 2, 4, 6], "rare": 5, "match_orders": [2, 4], "hidden": 8, "state": 8}
+NGRAM = {"contexts": [1, 2, 4, 6], "rare": 5, "matches": [2, 4], "hidden": 8, "state": 8}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spider.config import ConfigError, load_config
-from spider.config.ngram import NgramConfig
+from spider.config.ngram import LONGEST_ORDER, STRUCTURES, NgramConfig, kind_of, name_of
 
 
 def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -28,22 +28,24 @@ def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) 
 @pytest.mark.parametrize(
     ("ngram", "message"),
     [
-        ({"orders": [1, 3, 2]}, "runs.demo.model.ngram.orders: must be ascending, without repetition"),
+        ({"matches": [2, "2"]}, "demo.model.ngram.matches: must not repeat a kind"),
+        ({"contexts": [*range(1, 26)]}, "demo.model.ngram.contexts: must have at most 24 kinds (got 25)"),
         (
-            {"match_orders": [2, 2]},
-            "demo.model.ngram.match_orders: must be ascending, without repetition",
+            {"contexts": [1, 65]},
+            "demo.model.ngram.contexts[1]: 65 is not a kind of context; there are",
         ),
-        ({"orders": [*range(1, 18)]}, "runs.demo.model.ngram.orders: must have at most 16 orders (got 17)"),
-        ({"orders": [1, 65]}, "runs.demo.model.ngram.orders[1]: must be at most 64 (got 65)"),
-        ({"orders": [0, 1]}, "runs.demo.model.ngram.orders[0]: must be at least 1 (got 0)"),
-        ({"orders": []}, "runs.demo.model.ngram.orders: "),
-        ({"words": [2, 1]}, "runs.demo.model.ngram.words: must be ascending, without repetition"),
-        ({"words": [9]}, "runs.demo.model.ngram.words[0]: must be at most 8 (got 9)"),
+        ({"contexts": [0, 1]}, "demo.model.ngram.contexts[0]: 0 is not a kind of context"),
+        ({"contexts": []}, "runs.demo.model.ngram.contexts: "),
+        ({"contexts": ["words9"]}, "demo.model.ngram.contexts[0]: words9 is not a kind of context"),
+        ({"matches": ["sparse4-2"]}, "demo.model.ngram.matches[0]: sparse4-2 is not a kind of context"),
+        ({"matches": ["row"]}, "demo.model.ngram.matches[0]: row is not a kind of context"),
+        ({"counts": [2, 65]}, "demo.model.ngram.counts[1]: must be at most 64 (got 65)"),
+        ({"carry_over": -1}, "demo.model.ngram.carry_over: must be at least 0 (got -1)"),
         ({"candidates": 65}, "runs.demo.model.ngram.candidates: must be at most 64 (got 65)"),
         ({"rare": 0}, "runs.demo.model.ngram.rare: must be positive (got 0)"),
         (
-            {"match_order": [2]},
-            'demo.model.ngram.match_order: unknown key; did you mean "match_orders"?',
+            {"matchs": [2]},
+            'demo.model.ngram.matchs: unknown key; did you mean "matches"?',
         ),
     ],
 )
@@ -81,11 +83,19 @@ def test_a_stage_on_another_dataset_than_that_of_the_index_is_refused():
 def test_the_digest_of_an_index_depends_on_the_counted_contexts_only():
     whole = load_config(config({})).runs["demo"].model.ngram
     assert whole == NgramConfig()
-    of_head = {"match_orders": [4], "candidates": 3, "hidden": 5, "state": 7}
+    of_head = {"matches": [4], "counts": [1], "candidates": 3, "hidden": 5, "state": 7}
     assert NgramConfig.model_validate(of_head).counted == whole.counted
     others = [
         NgramConfig.model_validate(change).counted
-        for change in ({"orders": [1, 2]}, {"rare": 3}, {"words": [1]})
+        for change in ({"contexts": [1, 2]}, {"rare": 3}, {"contexts": [1, "words1"]})
     ]
     assert len({whole.counted, *others}) == 4
     assert load_config(config(None, share=0)).runs["demo"].model.ngram is None
+
+
+def test_each_kind_of_context_has_its_own_number():
+    sparse = [f"sparse{first}-{last}" for last in range(2, 16) for first in range(2, last + 1)]
+    orders = map(str, range(1, LONGEST_ORDER + 1))
+    names = [*orders, *(f"words{n}" for n in range(9)), *sparse, *STRUCTURES]
+    kinds = list(map(kind_of, names))
+    assert len(set(kinds)) == len(names) and list(map(name_of, kinds)) == names

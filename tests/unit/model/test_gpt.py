@@ -484,7 +484,7 @@ def test_the_loss_of_many_ids_is_made_piece_by_piece(tied, monkeypatch):
 
 
 def test_an_index_corrects_the_logits_behind_the_cap():
-    memory = {"orders": [1, 2], "match_orders": [2], "candidates": 4, "hidden": 8, "state": 8}
+    memory = {"contexts": [1, 2], "matches": [2], "candidates": 4, "hidden": 8, "state": 8}
     model, x = build_gpt(ngram=memory), text(2, 9)
     known = torch.randint(0, 9, (2, 9, model.ngram.layout.width), dtype=torch.uint8)
     with pytest.raises(ValueError, match="this model reads an n-gram index"):

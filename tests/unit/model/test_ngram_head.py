@@ -18,7 +18,7 @@ from spider.tokens import BYTES
 from tests.families.toy.config import Config as ToyConfig
 from tests.families.toy.model import Toy
 
-NGRAM = {"orders": [1, 2, 4], "match_orders": [2, 5], "candidates": 5, "hidden": 8, "state": 12}
+NGRAM = {"contexts": [1, 2, 4], "matches": [2, 5], "candidates": 5, "hidden": 8, "state": 12}
 CONFIG = NgramConfig.model_validate(NGRAM)
 LAYOUT = Layout.of(CONFIG)
 D = 16
@@ -138,11 +138,11 @@ def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
 @pytest.mark.parametrize(
     "shape",
     [
-        {"candidates": 5, "hidden": 8, "state": 12, "orders": [1, 2, 4], "match_orders": [2, 5]},
-        {"candidates": 64, "hidden": 1, "state": 1, "orders": list(range(1, 17)), "match_orders": [2]},
-        {"candidates": 3, "hidden": 300, "state": 1, "orders": [1], "match_orders": [2]},
-        {"candidates": 1, "hidden": 1, "state": 4000, "orders": [1], "match_orders": [2]},
-        {"candidates": 1, "hidden": 1, "state": 1, "orders": [1], "match_orders": [2]},
+        {"candidates": 5, "hidden": 8, "state": 12, "contexts": [1, 2, 4], "matches": [2, 5]},
+        {"candidates": 64, "hidden": 1, "state": 1, "contexts": list(range(1, 17)), "matches": [2]},
+        {"candidates": 3, "hidden": 300, "state": 1, "contexts": [1], "matches": [2]},
+        {"candidates": 1, "hidden": 1, "state": 4000, "contexts": [1], "matches": [2]},
+        {"candidates": 1, "hidden": 1, "state": 1, "contexts": [1], "matches": [2]},
     ],
 )
 def test_the_estimate_of_activations_is_what_a_forward_pass_keeps(shape):

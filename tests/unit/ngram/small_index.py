@@ -24,8 +24,8 @@ from tests.unit.small_datasets import dataset
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
 
 PARTS = ["000", "001", "002"]
-SETTINGS = {"orders": [1, 2, 3, 5, 9], "words": [0, 2], "match_orders": [2, 3, 6, 11], "candidates": 8}
-SETTINGS |= {"hidden": 8, "state": 12}
+SETTINGS = {"contexts": [1, 2, 3, 5, 9, "words0", "words2"], "matches": ["column", 2, 3, "words1", 6, 11]}
+SETTINGS |= {"counts": [1, 3], "candidates": 8, "hidden": 8, "state": 12}
 CONFIG = NgramConfig.model_validate(SETTINGS)
 SPLITS = {"split": ["ngram"], "full": ["ngram", "train"]}
 

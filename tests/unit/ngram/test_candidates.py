@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from spider.config.ngram import NgramConfig
 from spider.ngram import candidates as module
-from spider.ngram.candidates import BUFFER, HISTORY, MAX_DISTANCE, MAX_MATCH, Document
+from spider.ngram.candidates import _HELD, MAX_DISTANCE, MAX_MATCH, Document, history_of
 from spider.ngram.layout import BEGIN, END, Layout
 from spider.ngram.table import MATCH_LENGTH, successors
-from tests.unit.ngram.texts import documents, followers, q, symbols, tables_of
+from tests.unit.ngram.texts import context_before, documents, followers, q, symbols, tables_of
 
-ORDERS, RARE, MATCH_ORDERS = [1, 2, 3, 5, 9], 9, [2, 3, 6, 11]
+ORDERS, RARE, COUNTS = [1, 2, 3, 5, 9], 9, [1, 2, 4]
+MATCHES = ["column", "indent", "above", "sparse2-4", 2, 3, "words1", 6, 11]
+CONFIG = NgramConfig(contexts=ORDERS, rare=RARE, matches=MATCHES, counts=COUNTS)
+HISTORY, BUFFER = history_of(CONFIG), _HELD * MAX_DISTANCE
 TEXTS = documents(40, seed=2)
 TABLES = tables_of(TEXTS, ORDERS, RARE)
 
 
 def candidates_of(document: np.ndarray, candidates: int = 16) -> tuple[np.ndarray, Layout]:
     """Return the candidates after each symbol of a document that is read at once, and their layout."""
-    layout = Layout(len(ORDERS), len(MATCH_ORDERS) + 1, candidates)
+    layout = Layout.of(CONFIG.model_copy(update={"candidates": candidates}))
     out = np.zeros((len(document), layout.width), np.uint8)
-    Document(layout, TABLES, MATCH_ORDERS).read(document, out)
+    Document(layout, TABLES, CONFIG).read(document, out)
     return out, layout
 
 
@@ -43,10 +48,23 @@ def successors_of(context: bytes, order: int) -> list[tuple[int, int]]:
     return sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))[: successors(order)]
 
 
-def positions_of(document: bytes, i: int, order: int) -> list[int]:
-    """Return the four latest positions before i of a document after the same symbols, the newest first."""
-    context = document[i - order : i] if i >= order else None
-    return [j for j in range(i - 1, order - 1, -1) if document[j - order : j] == context][:4]
+def contexts_in(document: bytes, name: int | str) -> list[Any]:
+    """Return the context of this kind before each position, None for none."""
+    return [None, *(context_before(document[:i], name) for i in range(1, len(document)))]
+
+
+def positions_of(contexts: list[Any], i: int) -> list[int]:
+    """Return the four latest positions before i after the same context, the newest first."""
+    if contexts[i] is None:
+        return []
+    return [j for j in range(i - 1, 0, -1) if contexts[j] == contexts[i]][:4]
+
+
+def counts_of(document: bytes, contexts: list[Any], i: int) -> Counter[int]:
+    """Count what followed the same context before position i."""
+    if contexts[i] is None:
+        return Counter()
+    return Counter(document[j] for j in range(1, i) if contexts[j] == contexts[i])
 
 
 def match_of(document: bytes, i: int) -> tuple[int, int]:
@@ -65,10 +83,11 @@ def match_of(document: bytes, i: int) -> tuple[int, int]:
     return INDEXED[position], length
 
 
-def reference(document: bytes, i: int, candidates: int) -> dict[str, Any]:
-    """Return the candidates after ``document[:i]`` and their features."""
+def reference(document: bytes, i: int, candidates: int, contexts: dict[Any, list[Any]]) -> dict[str, Any]:
+    """Return the candidates after ``document[:i]`` and their features; ``contexts`` has all kinds."""
     rows = [successors_of(document[i - o : i], o) if i >= o else [] for o in ORDERS]
-    positions = [positions_of(document, i, order) for order in MATCH_ORDERS]
+    positions = [positions_of(contexts[name], i) for name in MATCHES]
+    within = [counts_of(document, contexts[order], i) for order in COUNTS]
     symbol, length = match_of(document, i)
     wanted = [symbol]
     wanted += [document[found[0]] for found in reversed(positions) if found]
@@ -79,10 +98,12 @@ def reference(document: bytes, i: int, candidates: int) -> dict[str, Any]:
     totals = [FOLLOWERS[o][document[i - o : i]] if row else {} for o, row in zip(ORDERS, rows, strict=True)]
     return {
         "symbols": chosen,
-        "totals": [[q(sum(t.values())), q(len(t))] for t in totals],
+        "totals": [[q(sum(t.values())), q(len(t))] for t in (*totals, *within)],
         "matches": [[len(found), q(i - found[0]) if found else 0] for found in positions]
         + [[int(length > 0), q(length)]],
-        "counts": [[q(dict(row).get(s, 0)) for row in rows] for s in chosen],
+        "counts": [
+            [q(dict(row).get(s, 0)) for row in rows] + [q(found[s]) for found in within] for s in chosen
+        ],
         "bits": [
             [sum((document[j] == s) << k for k, j in enumerate(found)) for found in positions]
             + [int(length > 0 and s == symbol)]
@@ -109,7 +130,7 @@ def new_document(seed: int, words: int = 60) -> np.ndarray:
     """Return a document that shares text with the n-gram index and with itself, and has text of its own."""
     rng = random.Random(seed)
     of_index = b" ".join(rng.sample(TEXTS, 4))
-    own = documents(1, seed + 100, words)[0]
+    own = documents(1, seed + 100, words)[0].replace(b"cat", b"\n  cat")
     return symbols([of_index[:200] + own + b" qqq zz " + own[: len(own) // 2] + of_index[50:150]])
 
 
@@ -118,12 +139,19 @@ def new_document(seed: int, words: int = 60) -> np.ndarray:
 def test_candidates_and_their_features_are_those_of_the_reference(seed, candidates):
     document = new_document(seed)
     found, layout = candidates_of(document, candidates)
-    matched = 0
+    matched = shared = 0
+    contexts = {name: contexts_in(document.tobytes(), name) for name in {*MATCHES, *COUNTS}}
     for i in range(1, len(document)):
-        expected = reference(document.tobytes(), i, candidates)
-        assert features(found[i - 1], layout) == expected, (i, document[:i].tobytes()[-20:])
+        expected = reference(document.tobytes(), i, candidates, contexts)
+        given = features(found[i - 1], layout)
+        counts, exact = np.array(given.pop("counts")), np.array(expected.pop("counts"))
+        assert given == expected, (i, document[:i].tobytes()[-20:])
+        assert np.array_equal(counts[..., : len(ORDERS)], exact[..., : len(ORDERS)])
+        # Two contexts of a document may share a count, so a count is too high now and then.
+        assert (counts >= exact).all()
+        shared += int((counts > exact).any())
         matched += expected["matches"][-1][0]
-    assert matched > 50 and len(document) > 300
+    assert matched > 50 and len(document) > 300 and shared < len(document) / 20
 
 
 def test_nothing_follows_a_documents_end():
@@ -134,11 +162,12 @@ def test_nothing_follows_a_documents_end():
 
 def test_an_index_match_is_the_last_of_several_and_measures_up_to_64_symbols():
     tables = tables_of([b"0123456789abcdefX", b"0123456789abcdefY", b"z" * 200], [1], 9)
-    layout = Layout(1, 2, 4)
+    config = NgramConfig(contexts=[1], matches=[3], candidates=4)
+    layout = Layout.of(config)
     for text, symbol, length in [(b"0123456789abcdef", b"Y", 17), (b"z" * 150, b"\xff", 64)]:
         document = np.frombuffer(bytes([BEGIN]) + text, np.uint8)
         out = np.zeros((len(document), layout.width), np.uint8)
-        Document(layout, tables, [3]).read(document, out)
+        Document(layout, tables, config).read(document, out)
         last = features(out[-1], layout)
         assert last["symbols"][0] == symbol[0] and last["matches"][-1] == [1, q(length)]
         assert last["bits"][0][-1] == 1
@@ -161,10 +190,12 @@ def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
 
     monkeypatch.setattr(module, "_scratch", between_guards)
     document = new_document(0)
-    for orders, candidates in [(range(5, 30), 1), (range(1, 26), 1), ([5], 1), (range(5, 30), 3)]:
-        tables, layout = tables_of(TEXTS[:8], list(orders), 9), Layout(len(orders), 2, candidates)
+    for orders, candidates in [([*range(5, 30)], 1), ([*range(1, 26)], 1), ([5], 1), ([*range(5, 30)], 3)]:
+        tables = tables_of(TEXTS[:8], orders, 9)
+        config = NgramConfig(contexts=orders[:24], matches=[2], counts=[1, 2], candidates=candidates)
+        layout = Layout(len(orders) + 2, 2, candidates)
         out = np.zeros((len(document), layout.width), np.uint8)
-        Document(layout, tables, [2]).read(document, out)
+        Document(layout, tables, config).read(document, out)
         assert out.any()
     assert guarded
     for whole in guarded:
@@ -195,7 +226,7 @@ def test_a_document_read_in_pieces_has_the_same_candidates():
     whole, layout = candidates_of(document)
     borders = [0, 1, 2, 3, 40, 41, 100, 700, 900, len(document)]
     for skipped in ([], [0], [3, 5], range(0, 9, 2)):
-        read = Document(layout, TABLES, MATCH_ORDERS)
+        read = Document(layout, TABLES, CONFIG)
         for number, (lo, hi) in enumerate(pairwise(borders)):
             if number in skipped:
                 read.read(document[lo:hi])
@@ -220,8 +251,8 @@ def long_text() -> np.ndarray:
 
 def test_candidates_of_a_long_document_depend_on_its_last_symbols_alone(long_text):
     """A reader that begins `HISTORY` symbols before a position finds the same there as one that read all."""
-    layout = Layout(len(ORDERS), len(MATCH_ORDERS) + 1, 16)
-    read = Document(layout, TABLES, MATCH_ORDERS)
+    layout = Layout.of(CONFIG)
+    read = Document(layout, TABLES, CONFIG)
     at = 0
     stops = [
         BUFFER // 2,
@@ -236,14 +267,14 @@ def test_candidates_of_a_long_document_depend_on_its_last_symbols_alone(long_tex
         at = stop + 40
         found, alone = np.zeros((2, 40, layout.width), np.uint8)
         read.read(long_text[stop:at], found)
-        fresh = Document(layout, TABLES, MATCH_ORDERS)
+        fresh = Document(layout, TABLES, CONFIG)
         fresh.read(long_text[stop - HISTORY : stop])
         fresh.read(long_text[stop:at], alone)
         assert np.array_equal(found, alone), stop
         before = long_text[:stop].tobytes()
-        for order, (count, distance) in zip(
-            MATCH_ORDERS, features(found[0], layout)["matches"], strict=False
-        ):
+        for order, (count, distance) in zip(MATCHES, features(found[0], layout)["matches"], strict=False):
+            if isinstance(order, str):
+                continue
             # The symbol at `stop` was read as well, so contexts end with it.
             context = before[len(before) - order + 1 :] + long_text[stop : stop + 1].tobytes()
             last = before.rfind(context, max(0, stop + 1 - MAX_DISTANCE - order))
@@ -255,21 +286,21 @@ def test_candidates_of_a_long_document_depend_on_its_last_symbols_alone(long_tex
 def test_the_work_for_a_symbol_does_not_grow_with_the_document(long_text, monkeypatch):
     """Work is the number of symbols that are added to the chains. The size of all arrays is bounded too."""
     added = []
-    extend_chains = module._extend_chains
+    extend_chain = module._extend_chain
 
-    def counted(*arguments):
-        added.append(arguments[-1] - arguments[-2])
-        return extend_chains(*arguments)
+    def counted(contexts, *arguments):
+        added.append(len(contexts))
+        return extend_chain(contexts, *arguments)
 
-    monkeypatch.setattr(module, "_extend_chains", counted)
-    layout = Layout(len(ORDERS), len(MATCH_ORDERS) + 1, 16)
-    read = Document(layout, TABLES, MATCH_ORDERS)
+    monkeypatch.setattr(module, "_extend_chain", counted)
+    layout = Layout.of(CONFIG)
+    read = Document(layout, TABLES, CONFIG)
     out = np.zeros((1, layout.width), np.uint8)
     piece = 509
     for at in range(0, len(long_text), piece):
         read.read(long_text[at : at + piece - 1])
         read.read(long_text[at + piece - 1 : at + piece], out[: len(long_text[at + piece - 1 : at + piece])])
-    assert sum(added) < 2.5 * len(long_text)
+    assert sum(added) < 2.5 * len(long_text) * len(MATCHES)
     again = [number for number in added if number > piece]
-    assert len(again) < 12, "chains are built again only if the text has doubled, or the buffer is full"
-    assert sum(value.nbytes for value in vars(read).values() if isinstance(value, np.ndarray)) < 160 * BUFFER
+    assert len(again) < 12 * len(MATCHES), "built again only if the text has doubled, or the buffer is full"
+    assert sum(value.nbytes for value in vars(read).values() if isinstance(value, np.ndarray)) < 300 * BUFFER

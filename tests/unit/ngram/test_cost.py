@@ -21,13 +21,13 @@ def test_the_estimate_is_the_measured_cost_at_the_size_of_the_default_corpus():
 
 
 def test_more_text_and_more_contexts_cost_more_and_contexts_are_at_most_positions():
-    config = NgramConfig(orders=[1, 8, 14, 40], words=[1, 5])
+    config = NgramConfig(contexts=[1, 8, 14, 40, "words1", "words5"])
     sizes = [1e5, 1e7, 1e9, 1e12]
     disks = [cost(config, size).disk for size in sizes]
     assert disks == sorted(disks)
     for size, disk in zip(sizes, disks, strict=True):
         assert size < disk < size * (1 + 6 + sum(8 + 16 for _ in config.contexts)) + 1e6
-        more = cost(config.model_copy(update={"orders": [1, 8, 14, 20, 40]}), size)
+        more = cost(config.model_copy(update={"contexts": [1, 8, 14, 20, 40, "words1", "words5"]}), size)
         assert more.disk > disk and more.look_up > cost(config, size).look_up
         assert more.seconds == pytest.approx(cost(config, size).seconds * 7 / 6)
     common = config.model_copy(update={"rare": 40})

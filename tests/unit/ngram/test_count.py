@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spider.config.ngram import STRUCTURES, kind_of
 from spider.ngram import table
 from spider.ngram.candidates import _read_rows, _shift
 from spider.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
@@ -20,6 +21,7 @@ from spider.ngram.layout import BEGIN, END
 from spider.ngram.runs import count, merge, runs_of, stretches, write_runs
 from tests.unit.ngram.texts import (
     built_of,
+    context_before,
     documents,
     followers,
     followers_of_words,
@@ -105,9 +107,39 @@ def test_contexts_of_words_depend_on_the_symbols_within_their_reach(words):
     whole = contexts_of(text, prefix_hashes(text), ~words, 0, len(text))
     for lo in (0, 1, 500, 1990, 2060, 2100):
         assert np.array_equal(contexts_of(text, prefix_hashes(text), ~words, lo, len(text)), whole[lo:])
-        begin = max(0, lo - reach(words))
+        begin = max(0, lo - reach(~words))
         part = text[begin:]
         cut = contexts_of(part, prefix_hashes(part), ~words, lo - begin, len(part))
+        assert np.array_equal(cut, whole[lo:]), lo
+
+
+LINES = b"def one(a, b):\n    x = 1\n        y = 2\n\nname   value   12\nother  thing   77\n"
+LINES += b"w" * 300 + b"\n  end\n"
+
+
+@pytest.mark.parametrize("name", ["sparse2-4", "sparse3-3", *STRUCTURES])
+def test_sparse_contexts_and_those_of_the_layout_are_equal_if_their_symbols_are(name):
+    text = symbols([LINES * 2, b"", b"  short", LINES])
+    whole = text.tobytes()
+    hashed = contexts_of(text, prefix_hashes(text), kind_of(name), 1, len(text))
+    begins = np.maximum.accumulate(np.where(text == BEGIN, np.arange(len(text)), 0))
+    contexts = [context_before(whole[begins[i - 1] : i], name) for i in range(1, len(text))]
+    assert [context is None for context in contexts] == [value == 0 for value in hashed.tolist()]
+    by_context = {}
+    for context, value in zip(contexts, hashed.tolist(), strict=True):
+        assert by_context.setdefault(context, value) == value, context
+    assert len(set(by_context.values())) == len(by_context) > 20
+
+
+@pytest.mark.parametrize("name", ["sparse2-4", *STRUCTURES])
+def test_contexts_depend_on_the_symbols_within_their_reach(name):
+    text = symbols([LINES * 9, LINES])
+    kind = kind_of(name)
+    whole = contexts_of(text, prefix_hashes(text), kind, 0, len(text))
+    for lo in range(0, len(text), 41):
+        begin = max(0, lo - reach(kind))
+        part = text[begin:]
+        cut = contexts_of(part, prefix_hashes(part), kind, lo - begin, len(part))
         assert np.array_equal(cut, whole[lo:]), lo
 
 

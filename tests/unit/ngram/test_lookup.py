@@ -13,7 +13,7 @@ import pytest
 from spider.data.loader import Loader
 from spider.data.shards import Shards
 from spider.ngram import candidates
-from spider.ngram.candidates import HISTORY, MAX_DISTANCE
+from spider.ngram.candidates import MAX_DISTANCE, history_of
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import open_index
 from spider.tokens import BYTES
@@ -182,19 +182,20 @@ def test_text_between_windows_that_are_far_apart_is_not_read(tmp_path, lookup, m
     begin = int(begins[np.argmax(np.diff([*begins.tolist(), len(view.maps[0])]))])
     added = []
     held = []
-    extend_chains = candidates._extend_chains
+    extend_chain = candidates._extend_chain
 
-    def counted(*arguments):
-        added.append(arguments[-1] - arguments[-2])
+    def counted(contexts, *arguments):
+        added.append(len(contexts) / len(CONFIG.matches))
         held.append(sum(array.nbytes for array in arguments if isinstance(array, np.ndarray)))
-        return extend_chains(*arguments)
+        return extend_chain(contexts, *arguments)
 
-    monkeypatch.setattr(candidates, "_extend_chains", counted)
-    at = [9, 300_000, 300_060, 300_000 + HISTORY, 900_000, 900_040, 900_040]
+    monkeypatch.setattr(candidates, "_extend_chain", counted)
+    history = history_of(CONFIG)
+    at = [9, 300_000, 300_060, 300_000 + history, 900_000, 900_040, 900_040]
     found = lookup.windows(view, begin + np.array(at), 60)
     assert len(giant) > 1_500_000
-    assert sum(added) < 69 + (HISTORY + 60 + HISTORY + 60) + (HISTORY + 100) + 1
-    assert max(held) < 300 * (2 * HISTORY + 120)
+    assert sum(added) < 69 + (history + 60 + history + 60) + (history + 100) + 1
+    assert max(held) < 60 * (2 * history + 120)
     tokens = view.read(begin, 1_000_000)
     for start, window in zip(at, found, strict=True):
         assert np.array_equal(window, lookup.after(tokens, start, start + 60)), start
@@ -204,12 +205,12 @@ def test_text_between_windows_that_are_far_apart_is_not_read(tmp_path, lookup, m
 
 
 def test_an_index_of_other_settings_is_an_error(indexes):
-    other = CONFIG.model_copy(update={"orders": [1, 2, 3]})
+    other = CONFIG.model_copy(update={"contexts": [1, 2, 3, "words0", "words2"]})
     with pytest.raises(
         ValueError, match=r"split: counted with other settings than those of model\.ngram"
     ) as error:
         NgramLookup(open_index(indexes["split"]), other, BYTES)
     assert "contexts 1, 2, 3, 5, 9, words0, words2 instead of 1, 2, 3, words0, words2" in str(error.value)
     assert "run its jobs again" in str(error.value)
-    same = CONFIG.model_copy(update={"match_orders": [3], "hidden": 99})
+    same = CONFIG.model_copy(update={"matches": [3], "hidden": 99})
     NgramLookup(open_index(indexes["split"]), same, BYTES)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from spider import files
+from spider.config.ngram import name_of
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.ngram import runs, store
-from spider.ngram.contexts import name_of
 from spider.ngram.layout import BEGIN, symbols_of
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import MARK, build, count_part, open_index, verify
@@ -80,7 +80,9 @@ def test_the_tables_of_a_text_do_not_depend_on_its_parts(tmp_path):
         parts = {f"{i}": texts[i * size : (i + 1) * size] for i in range(number)}
         folder = build_indexes(make_shards(root, parts, validation=0.0), root)["full"]
         tables = [
-            folder / f"{name_of(kind)}.{array}.npy" for kind in CONFIG.contexts for array in ("first", "rows")
+            folder / f"{name_of(kind)}.{array}.npy"
+            for kind in CONFIG.context_kinds
+            for array in ("first", "rows")
         ]
         built[number] = [table.read_bytes() for table in tables]
     assert built[1] == built[2] == built[5]
@@ -157,7 +159,7 @@ def test_indexes_of_a_small_dataset_are_built_again_only_for_other_settings(shar
     both = (tmp_path / "split", tmp_path / "full")
     times = {}
     for orders in ([1, 2], [1, 2], [1, 3]):
-        config = CONFIG.model_copy(update={"orders": orders})
+        config = CONFIG.model_copy(update={"contexts": orders})
         store.build_indexes(data, config, *both)
         for folder in both:
             description = open_index(folder).description
@@ -173,7 +175,7 @@ def test_indexes_of_a_small_dataset_are_built_again_only_for_other_settings(shar
 
 def test_a_flipped_byte_in_any_file_is_found(copied):
     names = sorted(f.name for f in copied.iterdir() if f.name != MARK)
-    assert len(names) == 2 * len(CONFIG.contexts) + 2
+    assert len(names) == 2 * len(CONFIG.context_kinds) + 2
     for name in names:
         flip(copied / name)
         open_index(copied)

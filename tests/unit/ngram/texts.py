@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from spider.config.ngram import name_of
 from spider.ngram import table
-from spider.ngram.contexts import MAX_WORD, name_of
+from spider.ngram.contexts import MAX_LINE, MAX_WORD
 from spider.ngram.layout import BEGIN, END
 from spider.ngram.runs import count, runs_of
 
@@ -63,6 +64,33 @@ def words_before(before: bytes, words: int) -> tuple[bytes, ...] | None:
     current = re.sub(rb"[ \t\n\r]+", b" ", usable[0]).lower()
     earlier = (re.match(rb"[A-Za-z0-9_\x80-\xfd]+", stretch) for stretch in usable[1 : words + 1])
     return current, *(word[0].lower() for word in earlier if word)
+
+
+def context_before(before: bytes, name: int | str) -> Any:
+    """Return the context of this kind after a document so far, which begins with `BEGIN`; None for none."""
+    i = len(before)
+    name = str(name)
+    if name.isdecimal():
+        return before[i - int(name) :] if i >= int(name) else None
+    if name.startswith("words"):
+        return words_before(before, int(name.removeprefix("words")))
+    if name.startswith("sparse"):
+        first, last = map(int, name.removeprefix("sparse").split("-"))
+        return before[i - last : i - first + 1] if i >= last else None
+    *_, above, line = [None, None, *(before[1:] + b"|").split(b"\n")]
+    line = line[:-1]
+    if len(line) > MAX_LINE:
+        return None
+    column = len(line)
+    above = b"" if above is None or len(above) + 1 > MAX_LINE else above
+    upper = (above + b"\n\n")[column : column + 2] if column <= len(above) else b"\n\n"
+    if name == "column":
+        return column, upper[:1], before[-1:]
+    last_two = (b"\n" + before)[-2:] if i == 1 else before[-2:]
+    if name == "above":
+        return upper, last_two
+    text = line.lstrip(b" ")
+    return len(line) - len(text), text[:1], last_two
 
 
 def q(number: int) -> int:
