@@ -28,6 +28,7 @@ of document matches, C candidates, W bytes of a position's candidates.
 from __future__ import annotations
 
 import numpy as np
+import psutil
 
 from spider.config.ngram import NgramConfig
 from spider.ngram.contexts import appended, compiled, contexts_of, inner, mixed, power, reach
@@ -186,12 +187,8 @@ def _count(text, contexts, j, change, shift, followers, seen):  # type: ignore[n
     for k in range(len(contexts)):
         context = contexts[k, j]
         if context:
-            total = context >> shift
-            entry = _entry(context, text[j], shift)
-            followers[k, entry] += change
-            seen[k, total, 0] += change
-            if followers[k, entry] == (1 if change > 0 else 0):
-                seen[k, total, 1] += change
+            followers[k, _entry(context, text[j], shift)] += change
+            seen[k, context >> shift] += change
 
 
 @inner
@@ -268,13 +265,15 @@ def _write_document_counts(  # type: ignore[no-untyped-def]
         context = contexts[k, i]
         if context == 0:
             continue
-        of_context = seen[k, context >> shift]
-        line[totals + 2 * (kinds + k)] = _quantized(of_context[0])
-        line[totals + 2 * (kinds + k) + 1] = _quantized(of_context[1])
-        if of_context[0]:
+        total = seen[k, context >> shift]
+        different = 0
+        if total:
             for c in range(n):
                 number = followers[k, _entry(context, symbols[c], shift)]
                 line[counts + c * columns + kinds + k] = _quantized(number)
+                different += number > 0
+        line[totals + 2 * (kinds + k)] = _quantized(total)
+        line[totals + 2 * (kinds + k) + 1] = _quantized(different)
 
 
 @compiled
@@ -369,9 +368,23 @@ class Document:
         self._most = distance_of(carry_over)
         self._history = history_of(config, carry_over)
         self._buffer = _HELD * max(self._most, self._history - self._most)
+        self._entries = 1 << (self._most - 1).bit_length()
+        if carry_over:
+            self._check_memory(carry_over)
         self._at = tuple(first for first, _ in layout.parts.values())
         self._scratch = _scratch(layout, len(self._kinds))
         self._allocate(np.zeros(0, np.uint8), max(1, min(size, self._buffer)))
+
+    def _check_memory(self, carry_over: int) -> None:
+        """Raise `ValueError` if a full buffer needs more memory than the machine has."""
+        of_symbol = 1 + 8 + (4 + 4 + 2 * 4) * len(self._kinds) + 8 * len(self._orders)
+        needed = self._buffer * of_symbol + 2 * 4 * len(self._orders) * self._entries
+        total = psutil.virtual_memory().total
+        if needed > total:
+            raise ValueError(
+                f"carry_over: looking back on {carry_over:,} bytes needs {needed / 1e9:.1f} GB of memory, "
+                f"and this machine has {total / 1e9:.1f} GB; lower it"
+            )
 
     def read(self, text: np.ndarray, out_NW: np.ndarray | None = None) -> None:
         """Read N more symbols, and write the candidates after each into ``out_NW`` (zeros), if given."""
@@ -410,9 +423,7 @@ class Document:
             self._heads = np.zeros((P, buckets), np.int32)
             self._contexts = np.zeros((K, size + 1), np.uint64)
             # The size does not depend on the document's, because it decides which entries are shared.
-            entries = 1 << (self._most - 1).bit_length()
-            self._followers = np.zeros((K, entries), np.uint32)
-            self._seen = np.zeros((K, entries, 2), np.uint32)
+            self._followers, self._seen = np.zeros((2, K, self._entries), np.uint32)
             self._counted = 0
         text = self._text[: self._size]
         lo, hi = self._chained + 1, self._size + 1

@@ -71,10 +71,10 @@ class Layout:
     def parts(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """First byte and shape of each part.
 
-        ``number`` is the number of candidates, ``symbols`` are the candidates, and ``totals`` are q(T) and
-        q(D) of each context. ``matches`` has the number and the distance of the matches of each kind.
-        ``counts`` has q(count) of each candidate and context. ``bits`` has a bit for each position of a kind
-        that was followed by the candidate.
+        ``number`` is the number of candidates, and ``symbols`` are the candidates. ``totals`` are q(T) and
+        q(D) of each context; D of document counts is the number of candidates that followed. ``matches`` has
+        the number and the distance of the matches of each kind. ``counts`` has q(count) of each candidate
+        and context. ``bits`` has a bit for each position of a kind that was followed by the candidate.
         """
         shapes = {
             "number": (1,),

@@ -69,16 +69,16 @@ class Elements(TorchDispatchMode):
 def work_of_a_byte(model: Positional, before: int, monkeypatch) -> dict[str, float]:
     """Return the median work of each of the 16 bytes after so many, in three measures."""
     added = [0]
-    extend_chains = candidates._extend_chains
+    extend_chain = candidates._extend_chain
 
-    def counted(*arguments):
-        added[0] += arguments[-1] - arguments[-2]
-        return extend_chains(*arguments)
+    def counted(contexts, *arguments):
+        added[0] += len(contexts) / len(CONFIG.matches)
+        return extend_chain(contexts, *arguments)
 
     rows = []
     with monkeypatch.context() as patched, Elements() as elements:
-        patched.setattr(candidates, "_extend_chains", counted)
-        written = generate(model, prompt_of(before), max_bytes=50, seed=0, context=70_000, top_k=40)
+        patched.setattr(candidates, "_extend_chain", counted)
+        written = generate(model, prompt_of(before), max_bytes=50, seed=1, context=70_000, top_k=40)
         next(written)
         tracemalloc.start()
         for _ in range(16):

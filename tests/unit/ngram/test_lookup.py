@@ -133,6 +133,54 @@ def test_shards_are_freed_after_their_documents_were_read(shards, lookup):
     assert reference() is None
 
 
+# ------------------------------------------------------------------------------------------- carry-over
+
+CARRYING = CONFIG.model_copy(update={"carry_over": 600, "carry_share": 1.0})
+
+
+@pytest.fixture(scope="module")
+def carrying(indexes) -> NgramLookup:
+    return NgramLookup(open_index(indexes["split"]), CARRYING, BYTES)
+
+
+def test_a_stream_that_looks_back_is_the_same_wherever_it_begins(train, whole, carrying):
+    tokens = train.read(0, train.tokens)
+    stream = carrying.stream(600)
+    read = np.concatenate([stream.extend(tokens[lo : lo + 97]) for lo in range(0, len(tokens), 97)])
+    assert not np.array_equal(read, whole)
+    for lo in (0, 5, 700, 1500, len(tokens) - 50):
+        assert np.array_equal(carrying.after(tokens, lo, lo + 50, 600), read[lo : lo + 50]), lo
+    distances = carrying.layout.views(read)[3][:, :-1, 1]
+    assert distances.max() == round(8 * np.log2(601)), "no match is farther back than the carry-over"
+
+
+def test_the_first_document_alone_has_the_same_candidates_with_a_carry_over(train, whole, carrying):
+    first = int(train.begins(0)[1])
+    found = carrying.after(train.read(0, train.tokens), 0, first, 1 << 16)
+    assert np.array_equal(found, whole[:first])
+
+
+def test_training_windows_look_back_within_their_shard(train, whole, carrying, indexes):
+    starts = np.arange(0, train.tokens - 40, 117)
+    windows = carrying.windows(train, starts, 40)
+    for start, window in zip(starts.tolist(), windows, strict=True):
+        shard, _, at, _ = train.document(start)
+        size = min(40, len(train.maps[shard]) - at)
+        expected = carrying.after(np.asarray(train.maps[shard]), at, at + size, 600)
+        assert np.array_equal(window[:size], expected), start
+    half = CARRYING.model_copy(update={"carry_share": 0.5})
+    mixed = NgramLookup(open_index(indexes["split"]), half, BYTES).windows(train, starts, 40)
+    alone = [np.array_equal(mixed[n], ring(whole, start, 40)) for n, start in enumerate(starts)]
+    carried = [np.array_equal(one, other) for one, other in zip(mixed, windows, strict=True)]
+    assert all(one or other for one, other in zip(alone, carried, strict=True))
+    assert 0.3 < np.mean(carried) < 0.9
+
+
+def test_a_carry_over_beyond_the_memory_is_refused(lookup):
+    with pytest.raises(ValueError, match=r"carry_over: looking back on 1,000,000,000,000 bytes needs .* GB"):
+        lookup.stream(10**12)
+
+
 # ---------------------------------------------------------------------------------------- a long document
 
 
