@@ -66,8 +66,10 @@ def history_of(config: NgramConfig, carry_over: int = 0) -> int:
 
 @inner
 def _quantized(number):  # type: ignore[no-untyped-def]
-    """Return q of a number, from 2^16 on to within one."""
-    return _QUANTIZED[number] if number < 1 << 16 else min(255, _QUANTIZED[number >> 8] + 64)
+    """Return q of a number below 2^32; from 2^16 on it is within one of q."""
+    if number < 1 << 16:
+        return _QUANTIZED[number]
+    return _QUANTIZED[number >> 16] + 128 if number >= 1 << 24 else _QUANTIZED[number >> 8] + 64
 
 
 @compiled

@@ -206,6 +206,11 @@ def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
         assert (whole[:256] == guard).all() and (whole[-256:] == guard).all()
 
 
+def test_the_quantized_logarithm_of_any_distance_is_within_one():
+    numbers = [0, 1, 65_535, 65_536, 262_144, (1 << 24) - 1, 1 << 24, 1 << 28]
+    assert all(abs(int(module._quantized.py_func(number)) - q(number)) <= 1 for number in numbers)
+
+
 # ------------------------------------------------------------------------------------------------ causality
 
 
