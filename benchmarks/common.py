@@ -107,6 +107,6 @@ def report(
 
 
 def baseline_rates(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rates of the baselines in an evaluation.json, by label."""
+    """Return the rates of the baselines in an evaluation.json, each document alone, by label."""
     rows = [row for result in evaluation["results"].values() for row in result["rows"]]
-    return {row["label"]: row["value"] for row in rows if row["baseline"]}
+    return {row["label"]: row["value"] for row in rows if row["baseline"] and row["value"] is not None}

@@ -9,7 +9,6 @@ import click
 
 from spider import tracking
 from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
-from spider.evaluation.result import baselines
 from spider.results import CompressedFolder, StageFolder
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
@@ -30,6 +29,7 @@ def evaluate(session: Session, stage: tuple[str, str], threads: int | None, comp
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
+    from spider.report.scores import verdicts
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -55,9 +55,9 @@ def evaluate(session: Session, stage: tuple[str, str], threads: int | None, comp
         job.dataset(*card, context="validation")
         tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card)
         job.metric("bpb", measured.bpb)
-    text = "" if measured.lossless else " of the decoded text"
-    best = "".join(f" ({row.label}: {row.value:.3f})" for row in baselines(measured.results)[:1])
-    log.info("%.3f bits per byte%s%s", measured.bpb, text, best)
+    text = "" if measured.lossless else " (of the decoded text)"
+    for one in verdicts(measured, measured.results):
+        log.info("%s%s: %s", one.context, text, one.text)
 
 
 @command()

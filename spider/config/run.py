@@ -209,6 +209,8 @@ class EvaluationConfig(Block):
     training_bytes: Positive | None = 4_000_000
     """Bytes of training text that prime PPMd (null: all). Slower compressors are primed only if the text is
     at most 1/16 of this. The overlap search reads up to 8 times as much."""
+    zpaq: bool = False
+    """Prime zpaq, the strongest and slowest compressor, with as much as PPMd (27 MB: 80 s, twice)."""
     ttt: TTTConfig | None = None
     """Test-time training (null: none)."""
     tasks: dict[Name, TaskConfig] = {}

@@ -2,12 +2,13 @@
 
 Both depend on texts alone. They are cached by the digests of the texts below ``results/baselines``, so the
 next stage, scored on the same text, finds most of them. Two threads compute them while the model is scored:
-one for PPMd and one for the rest, because compressors and numpy release Python's global lock.
+one waits for PPMd and one for the rest.
 
-A compressor first has to read the training text. PPMd is the strongest and codes 2 MB a second: it reads up
-to ``limit`` bytes. The others are ten to forty times slower and are primed only with a text under
-``limit / SLOWER``. The search for overlap is fast and reads up to ``limit * SEARCHED``. If the stage's text
-is nearly all training text, as for a model with an n-gram index, compressors read only the latter.
+A compressor first has to read the training text. PPMd codes 2 MB a second: it reads up to ``limit`` bytes.
+The others are six to forty times slower and are primed only with a text under ``limit / SLOWER``. With
+``evaluation.zpaq``, zpaq reads what PPMd reads. The search for overlap is fast and reads up to
+``limit * SEARCHED``. If the stage's text is nearly all training text, as for a model with an n-gram index,
+compressors read only the latter.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from spider.config.run import EvaluationConfig
 from spider.evaluation import compressors
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES, SEEN_BYTES, StringMatches
-from spider.evaluation.result import BITS, Number, Result, Row
+from spider.evaluation.result import BITS, Number, Result, Row, best_first
+from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import OUTSIDE_OVERLAP, Text, TextBaselines
 from spider.evaluation.training_text import LearnedFrom, TrainingText, training_texts
@@ -41,10 +43,12 @@ SEARCHED = 8
 #: The stage's text is left out if it is at least this share of all training text.
 NEARLY_ALL = 0.9
 _LEGEND = (
-    "Compressors coded the same bytes, after reading the text that their name says they were given. A "
-    "compressor learns from the text as it reads and remembers all of it. A model is frozen, reads one "
-    "window at a time, and may have read its training text several times. Overlap means strings of 50 bytes "
-    "or more that also occur in the training text."
+    "Compressors coded the same bytes, after reading the text that their name says they were given. Each "
+    "document alone: a compressor returns to its state after that text before each document. With what came "
+    "before: it has read all earlier documents and learned from them. Within a document it learns in both "
+    "columns. zpaq cannot be reset, so its cell is empty. A model is frozen, and may have read its training "
+    "text several times. Compare figures within one column only. Overlap means strings of 50 bytes or more "
+    "that also occur in the training text."
 )
 
 
@@ -55,10 +59,12 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
     return Result(title="Baselines", rows=baselines.rows, legend=_LEGEND, notes=notes)
 
 
-def text_baselines(text: Text, learned: LearnedFrom, limit: int | None, cache: Path) -> TextBaselines:
+def text_baselines(
+    text: Text, learned: LearnedFrom, limit: int | None, cache: Path, *, zpaq: bool = False
+) -> TextBaselines:
     """Compute the baselines of a held-out text, given a model's training text and all training text."""
     stage, split, reasons = training_texts(learned, limit, None if limit is None else SEARCHED * limit)
-    baselines = compute_baselines(text, stage, split, limit, cache)
+    baselines = compute_baselines(text, stage, split, limit, cache, zpaq=zpaq)
     baselines.left_out.extend(reasons)
     for line in baselines.left_out:
         log.info("left out: %s", line)
@@ -96,7 +102,13 @@ def _given_texts(
 
 
 def compute_baselines(
-    text: Text, stage: TrainingText | None, split: TrainingText | None, limit: int | None, cache: Path
+    text: Text,
+    stage: TrainingText | None,
+    split: TrainingText | None,
+    limit: int | None,
+    cache: Path,
+    *,
+    zpaq: bool = False,
 ) -> TextBaselines:
     """Compute the baselines of a held-out text.
 
@@ -105,6 +117,7 @@ def compute_baselines(
         split: all text that is not held out; None if it cannot be read.
         limit: most bytes of training text that prime PPMd.
         cache: folder of the baselines that were computed before.
+        zpaq: whether to prime zpaq with as much as PPMd.
     """
     cache.mkdir(parents=True, exist_ok=True)
     left_out = []
@@ -113,29 +126,44 @@ def compute_baselines(
         if share >= NEARLY_ALL:
             left_out.append(f"the stage's text is {share:.0%} of all training text, which is given")
             stage = None
+    names = [name for name in COMPRESSORS if compressors.version(name)]
+    left_out += [f"{name}: its package is not installed" for name in COMPRESSORS if name not in names]
     too_slow = []
     jobs: list[tuple[str, _Given, Future[dict[str, Any]]]] = []
+    sizes: list[tuple[_Given, Future[int], Future[int]]] = []
     spans = [(shards.digest, begin, end) for shards, begin, end in split.spans] if split else None
     key = {"text": _sha256(text), "split": spans, "match_bytes": [MATCH_BYTES, SEEN_BYTES]}
     with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
         overlap = others.submit(_overlap, text, split, key, cache)
         for given in _given_texts(stage, split, limit):
-            for name in COMPRESSORS:
-                if name != "ppmd" and limit is not None and len(given.raw) > limit // SLOWER:
+            for name in names:
+                fast = name == "ppmd" or (name == "zpaq" and zpaq)
+                if not fast and limit is not None and len(given.raw) > limit // SLOWER:
                     too_slow.append(f"{name} {given.label}")
-                    continue
-                pool = ppmd if name == "ppmd" else others
-                job = pool.submit(_compressed, name, given.raw, text, key, overlap, cache)
-                jobs.append((name, given, job))
+                elif name == "zpaq" and not compressors.same_tables(len(given.raw), len(text)):
+                    left_out.append(f"zpaq {given.label}: its tables change their size within the text")
+                elif name == "zpaq":
+                    before = ppmd.submit(_zpaq_size, given.raw, cache)
+                    after = others.submit(_zpaq_size, given.raw + text.bytes_N.tobytes(), cache)
+                    sizes.append((given, before, after))
+                else:
+                    pool = ppmd if name == "ppmd" else others
+                    job = pool.submit(_compressed, name, given.raw, text, key, overlap, cache)
+                    jobs.append((name, given, job))
     overlap_N, seen_D = overlap.result()
-    outside = 0 if overlap_N is None else int((~overlap_N).sum())
-    rows = [_row(name, given, job.result(), len(text), outside) for name, given, job in jobs]
+    rows = [_row(name, given, job.result(), text, overlap_N) for name, given, job in jobs]
+    for given, before, after in sizes:
+        cost = {"carried": [8.0 * (after.result() - before.result())]}
+        rows.append(_row("zpaq", given, cost, text, overlap_N))
     _, _, largest = next(job for job in jobs if job[0] == "ppmd")
     if too_slow:
-        left_out.append(f"{', '.join(too_slow)}: slow (evaluation.training_bytes: null gives all to all)")
+        remedy = (
+            "evaluation.training_bytes: null gives all to all, evaluation.zpaq gives zpaq what ppmd reads"
+        )
+        left_out.append(f"{', '.join(too_slow)}: slow ({remedy})")
     return TextBaselines(
-        rows=sorted(rows, key=lambda row: row.value or 0.0),
-        ppmd_D=np.array(largest.result()["documents"]),
+        rows=best_first(rows),
+        ppmd_D=np.array(largest.result()["alone"]),
         overlap_N=overlap_N,
         seen_D=seen_D,
         searched=split.share if split else None,
@@ -143,17 +171,28 @@ def compute_baselines(
     )
 
 
-def _row(name: str, given: _Given, bits: dict[str, Any], size: int, outside: int) -> Row:
-    """Return the rate of a compressor on a text of ``size`` bytes, and its rate outside the overlap."""
+def _row(name: str, given: _Given, bits: dict[str, Any], text: Text, overlap_N: np.ndarray | None) -> Row:
+    """Return the rates of a compressor on a text, from its bits by document."""
     label = f"{name} {given.label}".strip()
+    alone_D = bits.get("alone")
     columns = {}
-    if outside and bits["outside"] is not None:
+    outside = 0 if overlap_N is None else int((~overlap_N).sum())
+    if outside and name == "ppmd":
         columns[OUTSIDE_OVERLAP] = Number(value=bits["outside"] / outside, unit=BITS)
     return Row(
         name=f"compressors/{label}",
         label=label,
         note=COMPRESSORS[name] + given.note,
-        value=bits["all"] / size,
+        value=None if alone_D is None else sum(alone_D) / len(text),
+        interval=None if alone_D is None else bootstrap_interval(np.array(alone_D), text.lengths()),
+        carried=Number(
+            value=sum(bits["carried"]) / len(text),
+            unit=BITS,
+            # Only PPMd outputs the bits of a document before it reads the next one.
+            interval=bootstrap_interval(np.array(bits["carried"]), text.lengths())
+            if name == "ppmd"
+            else None,
+        ),
         unit=BITS,
         better="lower",
         baseline=True,
@@ -193,43 +232,38 @@ def _compressed(
     overlap: Future[tuple[np.ndarray, np.ndarray] | tuple[None, None]],
     cache: Path,
 ) -> dict[str, Any]:
-    """Return the bits of all of the text, of its bytes outside the overlap, and, for PPMd, by document.
+    """Return the bits of each document with what came before, of each alone, and outside the overlap."""
 
-    The overlap is needed only after the compressor has read ``given``, so the search can run meanwhile.
-    """
-
-    def outside() -> np.ndarray:
+    def compute() -> dict[str, Any]:
         overlap_N, _ = overlap.result()
-        return np.ones(len(text), bool) if overlap_N is None else ~overlap_N
-
-    def by_size() -> dict[str, Any]:
-        raw = text.bytes_N.tobytes()
-        rest = text.bytes_N[outside()].tobytes()
-        if not rest or rest == raw:
-            (whole,) = compressors.bits(name, given, [raw])
-            return {"all": whole, "outside": whole if rest else None}
-        whole, part = compressors.bits(name, given, [raw, rest])
-        return {"all": whole, "outside": part}
-
-    def by_document() -> dict[str, Any]:
-        encoder = compressors.Ppmd(given, len(text))
-        raw = text.bytes_N.tobytes()
-        outside_N = outside()
+        outside_N = np.ones(len(text), bool) if overlap_N is None else ~overlap_N
         cuts = np.union1d(np.flatnonzero(np.diff(outside_N)) + 1, text.bounds_D)
-        bits = np.array(encoder.bits([raw[a:b] for a, b in pairwise(cuts)]))
-        document = np.searchsorted(text.bounds_D, cuts[:-1], side="right") - 1
+        cuts_by_document = np.split(cuts[:-1], np.searchsorted(cuts, text.bounds_D[1:-1]))
+        pieces = []
+        for begins, end in zip(cuts_by_document, text.bounds_D[1:], strict=True):
+            pieces.append([text.bytes_N[a:b].tobytes() for a, b in pairwise([*begins, end])])
+        carried, *alone = compressors.bits(name, given, [text.documents(), *pieces])
         return {
-            "all": float(bits.sum()),
-            "outside": float(bits[outside_N[cuts[:-1]]].sum()) if outside_N.any() else None,
-            "documents": np.bincount(document, bits, len(text.bounds_D) - 1).tolist(),
+            "carried": carried,
+            "alone": [sum(bits) for bits in alone],
+            "outside": float(np.concatenate(alone)[outside_N[cuts[:-1]]].sum()),
         }
 
-    own_key = {
-        "compressor": [name, COMPRESSORS[name], compressors.version(name)],
-        "given": hashlib.sha256(given).hexdigest(),
-        **key,
-    }
-    return _cached(cache, own_key, by_document if name == "ppmd" else by_size)
+    own_key = {**_compressor(name), "given": hashlib.sha256(given).hexdigest(), **key}
+    return _cached(cache, own_key, compute)
+
+
+def _zpaq_size(text: bytes, cache: Path) -> int:
+    """Return the size of a text that zpaq has compressed; 0 for an empty text."""
+    if not text:
+        return 0
+    key = {**_compressor("zpaq"), "size of": hashlib.sha256(text).hexdigest()}
+    return int(_cached(cache, key, lambda: {"size": compressors.zpaq_size(text)})["size"])
+
+
+def _compressor(name: str) -> dict[str, Any]:
+    """Return the part of a key that says which compressor was used."""
+    return {"compressor": [name, COMPRESSORS[name], compressors.version(name)], "reset": True}
 
 
 def _cached(folder: Path, key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def evaluate(
             learned_from or LearnedFrom(),
             settings.training_bytes,
             cache or output / "baselines",
+            zpaq=settings.zpaq,
         )
         model = checkpoint.model(device)
         log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)

@@ -60,9 +60,17 @@ class Scored(BaseModel):
 
     @property
     def context(self) -> str:
-        """Return how many ids the model reads before a target, such as ``64 to 256``."""
-        window = f"{int(self.seq_len * self.overlap)} to {self.seq_len}"
-        return window if self.ngram is None else f"{window} (n-gram index: document)"
+        """Return what the model reads before a target, such as ``64 to 256 ids``."""
+        window = f"{int(self.seq_len * self.overlap)} to {self.seq_len} ids"
+        if self.ngram is None:
+            return window
+        back = f", or {self.carry_over:,} bytes back" if self.carry_over else ""
+        return f"{window}; n-gram index: the document{back}"
+
+
+def sum_of_probabilities(deviation: float) -> str:
+    """Return the sentence that states the deviation of a score."""
+    return f"At each scored position, the probabilities of all ids sum to one within {deviation:.1g}."
 
 
 class Evaluation(Scored, Record):
@@ -129,10 +137,16 @@ class Evaluation(Scored, Record):
         if not self.lossless:
             metrics["lossless"] = 0
         legend = (
-            "Bits per byte: nats of the predicted bytes / (ln 2 x bytes), lower is better. The strict score "
-            "also counts the nats of document ends and beginnings."
+            "Bits per byte: nats of the predicted bytes / (ln 2 x bytes), lower is better. Each document "
+            "alone: the model reads no other held-out document. With what came before: its windows begin in "
+            "earlier documents, and its n-gram index, if it has one, finds candidates in them. The strict "
+            "score also counts the nats of document ends and beginnings. Brackets hold 95% intervals of a "
+            "bootstrap over documents."
         )
-        return Result(title="Bits per byte", rows=rows, legend=legend, metrics=metrics)
+        notes = [sum_of_probabilities(self.deviation)]
+        if self.bpb_carried is None:
+            notes.append("There is no score with what came before (evaluation.carry_over: 0).")
+        return Result(title="Bits per byte", rows=rows, legend=legend, metrics=metrics, notes=notes)
 
     @property
     def all_results(self) -> dict[str, Result]:

@@ -20,6 +20,7 @@ BYTES = "bytes"
 #: The two contexts of a number in bits per byte: what was read before a byte, beside the training text.
 ALONE = "each document alone"
 CARRIED = "with what came before"
+CONTEXTS = (ALONE, CARRIED)
 
 
 class Number(BaseModel, frozen=True):
@@ -33,7 +34,10 @@ class Number(BaseModel, frozen=True):
     """95% interval of a bootstrap over documents."""
 
     def __str__(self) -> str:
-        """Return the number as tables show it: ``2.1250``, ``42.5% ± 8.0``, ``1,200``; empty for None."""
+        """Return the number as tables show it; empty for None.
+
+        Examples: ``2.1250``, ``1.1900 (1.151 to 1.230)`` with an interval, ``42.5% ± 8.0``, ``1,200``.
+        """
         if self.value is None:
             return ""
         if self.unit == SHARE:
@@ -41,6 +45,8 @@ class Number(BaseModel, frozen=True):
         if self.unit in ("", BYTES) and self.error is None and float(self.value).is_integer():
             return f"{int(self.value):,}"
         text = f"{self.value:.4f}" + ("" if self.error is None else f" ± {self.error:.4f}")
+        if self.interval is not None:
+            text += " ({:.3f} to {:.3f})".format(*self.interval)
         return text if self.unit in ("", BITS) else f"{text} {self.unit}"
 
 
@@ -66,6 +72,17 @@ class Row(Number, frozen=True):
     """Name of the metric in the hub's model index (empty: the row is not in the index)."""
     hub_dataset: str = ""
     """Dataset of the row in the hub's model index."""
+
+    def number(self, context: str) -> Number | None:
+        """Return the number in a context, `ALONE` or `CARRIED`; None if it was not measured."""
+        found = self if context == ALONE else self.carried
+        return None if found is None or found.value is None else found
+
+    def numbers(self) -> Iterator[tuple[str, str, Number]]:
+        """Yield the name of the metric, the context and the number, for each context that was measured."""
+        for name, context in zip((self.name, f"{self.name}_carried"), CONTEXTS, strict=True):
+            if number := self.number(context):
+                yield name, context, number
 
 
 class Table(BaseModel, frozen=True):
@@ -227,26 +244,38 @@ def scores(results: Results) -> list[Row]:
 
 
 def baselines(results: Results) -> list[Row]:
-    """Return the rows of baselines, best first."""
-    return sorted((row for row in all_rows(results) if row.baseline), key=_value)
+    """Return the rows of baselines, best first, each document alone."""
+    return best_first(row for row in all_rows(results) if row.baseline)
+
+
+def best_first(rows: Iterable[Row], context: str = ALONE) -> list[Row]:
+    """Sort rows by their numbers in a context, the least first; rows without such a number come last."""
+
+    def value(row: Row) -> float:
+        number = row.number(context)
+        return float("inf") if number is None or number.value is None else number.value
+
+    return sorted(rows, key=value)
 
 
 def shortened(rows: Iterable[Row]) -> list[Row]:
-    """Return the best two baselines of each group, or all baselines if there is only one group."""
+    """Return the best two baselines of each group in each context, or all if there is only one group."""
+    rows = best_first(rows)
     groups: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=_value):
+    for row in rows:
         groups.setdefault(row.group, []).append(row)
-    most = None if len(groups) == 1 else 2
-    return sorted((row for group in groups.values() for row in group[:most]), key=_value)
+    if len(groups) == 1:
+        return rows
+    kept = [row for own in groups.values() for context in CONTEXTS for row in best_first(own, context)[:2]]
+    return [row for row in rows if row in kept]
 
 
 def metrics(results: Results) -> dict[str, float]:
     """Return all numbers for MLflow, by name."""
     found: dict[str, float] = {}
     for result in results.values():
-        found |= {row.name: row.value for row in result.rows if row.value is not None}
-        carried = {f"{row.name}_carried": row.carried for row in result.rows if row.carried is not None}
-        found |= {name: number.value for name, number in carried.items() if number.value is not None}
+        for row in result.rows:
+            found |= {name: number.value for name, _, number in row.numbers() if number.value is not None}
         found |= result.metrics
     return found
 
@@ -264,7 +293,3 @@ def legends(evaluations: Iterable[Results]) -> list[str]:
     """Return the legends of the results of several evaluations, without repeats."""
     found = (result.legend for results in evaluations for result in results.values())
     return [text for text in dict.fromkeys(found) if text]
-
-
-def _value(row: Row) -> float:
-    return float("inf") if row.value is None else row.value

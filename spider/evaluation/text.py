@@ -54,9 +54,9 @@ class TextBaselines:
     """The baselines and the train/test overlap of a text of N bytes and D documents."""
 
     rows: list[Row]
-    """The rate of each compressor, best first."""
+    """The rates of each compressor, best first."""
     ppmd_D: np.ndarray
-    """Bits that PPMd spends on each document, primed with the largest text."""
+    """Bits that PPMd spends on each document alone, primed with the largest text."""
     overlap_N: np.ndarray | None
     """True for bytes in a match of 50 bytes with the training text; None if that text is unknown."""
     seen_D: np.ndarray | None

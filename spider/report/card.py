@@ -40,7 +40,7 @@ from spider.report.formatting import (
     titles,
 )
 from spider.report.page import settings_of
-from spider.report.scores import baseline_cells, dagger, leading, model_cells, score_columns
+from spider.report.scores import BASELINE_CONTEXT, baseline_cells, dagger, leading, model_cells, score_columns
 from spider.report.stages import StageRecord, read_stages
 from spider.results import NEWEST, CompressedFolder, Results, StageFolder
 from spider.tokens import Tokens
@@ -157,7 +157,10 @@ def card(subject: Subject) -> str:
         version=manifest.spider if isinstance(manifest, Exported) else VERSION,
         data=_table(["", "source", "licence", "language", "digest"], list(_data(subject))),
         scores=_scores(subject, subject.evaluation, mark) if subject.evaluation else None,
-        legends=legends([subject.measured]),
+        legends=[
+            *legends([subject.measured]),
+            *(subject.evaluation.score.notes if subject.evaluation else []),
+        ],
         results=list(_results(subject)),
         dagger=mark,
         lossy=LOSSY,
@@ -262,7 +265,7 @@ def _scores(subject: Subject, evaluation: Evaluation, mark: str) -> str:
                 own = model_cells(scores(found), columns, mark)
                 rows.append([f"compressed into {found['compression'].rows[0]} bytes", *own, small.context])
     for row in shortened(baselines(evaluation.results)):
-        rows.append([_cell(row.note or row.label), *baseline_cells(row, columns, mark), "all before"])
+        rows.append([_cell(row.note or row.label), *baseline_cells(row, columns, mark), BASELINE_CONTEXT])
     return markdown_table([" ", *columns.values(), "context"], rows)
 
 

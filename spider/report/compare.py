@@ -18,15 +18,23 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from spider import files
-from spider.evaluation.records import Evaluation, Sample, Scored, results_of
-from spider.evaluation.result import BITS, Result, Row, baselines, legends, scores, shortened
+from spider.evaluation.records import Evaluation, Sample, Scored, results_of, sum_of_probabilities
+from spider.evaluation.result import ALONE, Result, Row, baselines, best_first, legends, scores, shortened
 from spider.record import Record
 from spider.report import figures
 from spider.report.charts import COLOURS
 from spider.report.costs import seconds_by_rule
 from spider.report.formatting import DAGGER, LOSSY, markdown_table
 from spider.report.render import html, picture
-from spider.report.scores import baseline_cells, best_first, dagger, leading, model_cells, score_columns
+from spider.report.scores import (
+    BASELINE_CONTEXT,
+    baseline_cells,
+    best_stages_first,
+    dagger,
+    leading,
+    model_cells,
+    score_columns,
+)
 from spider.report.stages import read_log
 from spider.results import CompressedFolder, StageFolder
 
@@ -142,11 +150,12 @@ def compare(
     tables = _tables(summary)
     models = [model for run in runs.values() for model in run.models.values()]
     notes = legends(model.results for model in models)
+    notes.append(sum_of_probabilities(max(model.deviation for model in models)))
     if not all(model.lossless for model in models):
         notes.append(LOSSY)
     blocks = [f"## {title}\n\n{markdown_table(*table)}" for title, table in tables.items()]
     files.write_text(output / "table.md", "\n\n".join(["# Comparison", *blocks, *notes]) + "\n")
-    best = {title: _best_row(rows) for title, (header, rows) in tables.items() if BITS in header}
+    best = {title: _best_row(rows) for title, (header, rows) in tables.items() if ALONE in header}
     page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, notes=notes)
     files.write_text(output / "table.html", page)
     return summary.write(output / "summary.json")
@@ -210,7 +219,7 @@ def _compared(
 
 def _draw(stages: _Stages, output: Path) -> None:
     """Draw the figures of all runs, or of the best."""
-    best = [one.run for one in best_first(own[-1][1] for own in stages.values())[:_DRAWN_RUNS]]
+    best = [one.run for one in best_stages_first(own[-1][1] for own in stages.values())[:_DRAWN_RUNS]]
     drawn = {run + dagger(own[-1][1]): own for run, own in stages.items() if run in best}
     decoded = f" ({DAGGER} of decoded text)" if any(DAGGER in name for name in drawn) else ""
     all_drawn = len(drawn) == len(stages)
@@ -234,8 +243,9 @@ def _draw(stages: _Stages, output: Path) -> None:
 
 
 def _rates(one: Evaluation) -> dict[str, float]:
-    """Return the rates of the baselines that a figure shows, by label."""
-    return {row.label: row.value or 0.0 for row in shortened(baselines(one.results))}
+    """Return the rates of the baselines that a figure shows, each document alone, by label."""
+    rows = shortened(baselines(one.results))
+    return {row.label: row.value for row in rows if row.value is not None}
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -273,7 +283,7 @@ def _score_table(models: dict[str, ComparedStage]) -> _Table:
         costs = [f"{model.steps:,}", f"{model.bytes / 1e6:,.2f}", f"{model.seconds:,.1f}"]
         rows.append([name, *model_cells(scores(model.results), columns, mark), model.context, *costs])
     for label, row in _baselines(models):
-        rows.append([label, *baseline_cells(row, columns, mark), "all before", "", "", ""])
+        rows.append([label, *baseline_cells(row, columns, mark), BASELINE_CONTEXT, "", "", ""])
     return ["", *columns.values(), "context", "steps", "MB trained", "seconds"], rows
 
 
@@ -290,11 +300,12 @@ def _baselines(stages: dict[str, ComparedStage]) -> Iterable[tuple[str, Row]]:
             key = row.model_dump_json()
             runs[key].append(run)
             rows[key] = row
-    for key, row in sorted(rows.items(), key=lambda item: item[1].value or 0.0):
+    for row in best_first(rows.values()):
+        key = row.model_dump_json()
         own = "" if len(runs[key]) == len(last) else f", for {', '.join(runs[key])}"
         yield (row.note or row.label) + own, row
 
 
 def _best_row(rows: list[list[str]]) -> list[str]:
     """Return the row with the least value in the first column of scores."""
-    return min((row for row in rows if row[1]), key=lambda row: float(row[1].rstrip(DAGGER)))
+    return min((row for row in rows if row[1]), key=lambda row: float(row[1].split()[0].rstrip(DAGGER)))

@@ -138,7 +138,8 @@ def training(stages: list[StageRecord]) -> list[Chart]:
     levels = []
     scored = [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]
     if scored:
-        levels = [Level(row.note or row.label, row.value or 0.0) for row in baselines(scored[-1].results)[:1]]
+        best = baselines(scored[-1].results)[:1]
+        levels = [Level(row.note or row.label, row.value) for row in best if row.value is not None]
     bands = [Band(log.stage, log.begin, log.end) for log in logs]
 
     def logged(name: str, key: str, colour: int) -> Series:
@@ -277,7 +278,7 @@ def bits_by_stage(
         at = end + 1 + (letters * LETTER_WIDTH + 10) / _STAGE_WIDTH
     levels += [Level(f"{name} {rate:.3f}", rate, -0.4, end) for name, rate in sorted(shared)]
     return Chart(
-        f"Held-out text: bits per byte by stage, against compressors{which}",
+        f"Held-out text, each document alone: bits per byte by stage, against compressors{which}",
         Axis("after stage", names.__getitem__, ticks=[*names], margin=0.02),
         Axis("bits per byte (lower is better)", plain, margin=0.1, most=_without_outliers(series, levels)),
         series,

@@ -18,13 +18,21 @@ import yaml
 from spider import files
 from spider.config import Config
 from spider.evaluation.records import Evaluation
-from spider.evaluation.result import Result, baselines, legends, scores
+from spider.evaluation.result import CONTEXTS, Result, legends, scores
 from spider.report import figures
 from spider.report.costs import Needed, commands, costs
 from spider.report.formatting import LOSSY, printable
 from spider.report.provenance import chain, read_datasets
 from spider.report.render import html
-from spider.report.scores import against, best_first, dagger, leading, model_cells, ranking, score_columns
+from spider.report.scores import (
+    best_stages_first,
+    dagger,
+    leading,
+    model_cells,
+    ranking,
+    score_columns,
+    verdicts,
+)
 from spider.report.stages import StageRecord, read_stages
 from spider.results import Results
 from spider.tracking import spool
@@ -46,7 +54,6 @@ def render(config: Config, results: Results, run: str) -> str:
     evaluations = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
     last = [*evaluations.values()][-1] if evaluations else None
     found = _shown_results(stages)
-    rivals = baselines(found)
     others = _others(config, results, last) if last else []
     columns = score_columns(
         [
@@ -74,8 +81,8 @@ def render(config: Config, results: Results, run: str) -> str:
         legends=legends([found]),
         columns=columns,
         score_cells=lambda results: model_cells(scores(results), columns, mark),
-        against=against(last, rivals[0]) if last and rivals else "",
-        ranking=ranking(run, last, last.results) if last else [],
+        verdicts=verdicts(last, found) if last else [],
+        rankings=_rankings(run, last) if last else {},
         others=others,
         curves=figures.training(stages),
         inside=figures.inside(
@@ -103,12 +110,25 @@ def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
     return found
 
 
+def _rankings(run: str, last: Evaluation) -> dict[str, list[tuple[str, bool, float]]]:
+    """Return names, whether it is the model, and bits per byte, best first, for each context."""
+    ranks = ranking(run, last, last.results)
+    found = {
+        context: sorted(
+            [(rank.name, rank.own, rank.bits[context]) for rank in ranks if context in rank.bits],
+            key=lambda rank: rank[2],
+        )
+        for context in CONTEXTS
+    }
+    return {context: rows for context, rows in found.items() if rows}
+
+
 def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:
     """Return the evaluations of runs whose last stage was scored on the same text, best first."""
     paths = [results.stage(name, run.stages[-1].name).evaluation for name, run in config.runs.items()]
     evaluations = [Evaluation.read(path) for path in paths if path.exists()]
     same_text = [one for one in evaluations if one.text_sha256 == last.text_sha256]
-    return best_first(same_text) if len(same_text) > 1 else []
+    return best_stages_first(same_text) if len(same_text) > 1 else []
 
 
 # --------------------------------------------------------------------------------------------- reproduction

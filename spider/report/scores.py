@@ -6,10 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from spider.evaluation.records import Scored
-from spider.evaluation.result import BITS, Results, Row, baselines, scores, shortened
-from spider.report.formatting import DAGGER
+from spider.evaluation.result import (
+    ALONE,
+    BITS,
+    CARRIED,
+    CONTEXTS,
+    Results,
+    Row,
+    baselines,
+    best_first,
+    scores,
+    shortened,
+)
+from spider.report.formatting import DAGGER, bits
 
 S = TypeVar("S", bound=Scored)
+
+#: What a compressor has read of the held-out text, in the words of `Scored.context`.
+BASELINE_CONTEXT = "the document, or all before"
 
 
 def dagger(scored: Scored | None) -> str:
@@ -28,7 +42,7 @@ def leading(stages: Iterable[Scored]) -> str:
     return "bpb_assistant" if answers and all(one.bpb_assistant is not None for one in stages) else "bpb"
 
 
-def best_first(stages: Iterable[S]) -> list[S]:
+def best_stages_first(stages: Iterable[S]) -> list[S]:
     """Sort stages by the `leading` score, the best first."""
     stages = list(stages)
     score = leading(stages)
@@ -36,42 +50,77 @@ def best_first(stages: Iterable[S]) -> list[S]:
 
 
 class Rank(NamedTuple):
-    """A model or a baseline, with its bits per byte."""
+    """A model or a baseline, and its bits per byte by context."""
 
-    bits: float
     name: str
     own: bool
     """True for the model."""
+    bits: dict[str, float]
+
+
+def bits_of(scored: Scored, context: str) -> float | None:
+    """Return the bits per byte of a model in a context, `ALONE` or `CARRIED`; None if not measured."""
+    return scored.bpb if context == ALONE else scored.bpb_carried
 
 
 def ranking(name: str, scored: Scored, results: Results) -> list[Rank]:
-    """Return a model among the best baselines, best first."""
-    rows = shortened(baselines(results))
-    ranks = [*(Rank(row.value or 0.0, row.label, False) for row in rows), Rank(scored.bpb, name, True)]
-    return sorted(ranks, key=lambda rank: rank.bits)
+    """Return a model and the best baselines, best first, each document alone."""
+    own = {context: value for context in CONTEXTS if (value := bits_of(scored, context)) is not None}
+    ranks = [Rank(name, True, own)]
+    for row in shortened(baselines(results)):
+        ranks.append(Rank(row.label, False, {c: n.value for _, c, n in row.numbers() if n.value is not None}))
+    return sorted(ranks, key=lambda rank: rank.bits.get(ALONE, float("inf")))
 
 
-def against(scored: Scored, best: Row) -> str:
-    """Compare a model with the best baseline: ``11.3% below xz, the best baseline``."""
-    rate = best.value or 0.0
-    side = "below" if scored.bpb < rate else "above"
-    return f"{abs(1 - scored.bpb / rate):.1%} {side} {best.label}, the best baseline"
+class Verdict(NamedTuple):
+    """A model against the best baseline of one context."""
+
+    context: str
+    text: str
+    """The comparison, such as ``2.050 bits per byte, 11.3% below xz, the best of the baselines``."""
+    below: bool | None
+    """Whether the model is better; None without a baseline."""
+
+
+def verdicts(scored: Scored, results: Results) -> list[Verdict]:
+    """Compare a model with the best baseline of each context; leave out contexts without a score."""
+    kinds = {ALONE: "the best of the baselines that can be reset", CARRIED: "the best of the baselines"}
+    found = []
+    for context, kind in kinds.items():
+        own = bits_of(scored, context)
+        if own is None:
+            continue
+        text = f"{bits(own)}{dagger(scored)} bits per byte"
+        below = None
+        for row in best_first(baselines(results), context)[:1]:
+            rival = row.number(context)
+            if rival is None or rival.value is None:
+                continue
+            below = own < rival.value
+            text += f", {abs(1 - own / rival.value):.1%} {'below' if below else 'above'} {row.label}, {kind}"
+        found.append(Verdict(context, text, below))
+    return found
 
 
 def score_columns(results: Iterable[Results], first: str) -> dict[str, str]:
-    """Return the columns of a table of scores, label by name; the score ``first`` is in front."""
+    """Return the columns of a table of scores, title by name; the score ``first`` is in front."""
     rows = [row for one in results for row in scores(one)]
     rows.sort(key=lambda row: row.name != first)
-    return {row.name: row.label for row in rows}
+    return {name: _title(row.label, context) for row in rows for name, context, _ in row.numbers()}
+
+
+def _title(label: str, context: str) -> str:
+    return context if label == BITS else f"{label}, {context}"
 
 
 def model_cells(rows: Sequence[Row], columns: Iterable[str], mark: str = "") -> list[str]:
-    """Return the values of a model's rows for columns of these names."""
-    values = {row.name: f"{row}{mark}" for row in rows if row.value is not None}
+    """Return the numbers of a model's rows for columns of these names."""
+    values = {name: f"{number}{mark}" for row in rows for name, _, number in row.numbers()}
     return [values.get(name, "") for name in columns]
 
 
 def baseline_cells(row: Row, columns: dict[str, str], mark: str) -> list[str]:
-    """Return the values of a baseline. Its rate on the whole text stands below the model's `BITS`."""
-    values = {BITS: row, **row.columns}
-    return [f"{values[label]}{mark}" if label in values else "" for label in columns.values()]
+    """Return the numbers of a baseline, each below the model's in the same context."""
+    values = {context: number for _, context, number in row.numbers()}
+    values |= {_title(title, ALONE): number for title, number in row.columns.items()}
+    return [f"{values[title]}{mark}" if title in values else "" for title in columns.values()]

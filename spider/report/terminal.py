@@ -16,13 +16,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spider.evaluation.result import BITS, baselines
+from spider.evaluation.result import BITS, CONTEXTS
 from spider.report.compare import ComparedRun, ComparedStage, Summary
 from spider.report.formatting import LOSSY, bits, duration, printable
-from spider.report.scores import against, dagger, leading, ranking
+from spider.report.scores import dagger, leading, ranking, verdicts
 
 WIDTH = 80
-BAR = 28
+BAR = 14
+_LEGEND = (
+    "Each document alone: nothing of other held-out documents is read; a compressor is reset. "
+    "With what came before: earlier documents are read; a compressor learns from them. "
+    "Compare within a column. An empty cell: it cannot be reset, or was not measured."
+)
 #: Most runs that have a panel each. Of more runs, as in a sweep, the best has one, below a list.
 PANELS = 4
 #: Most runs in the list.
@@ -102,12 +107,13 @@ def _list(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
 def _panel(run: str, one: ComparedRun) -> Panel:
     """Return the panel of a run: its verdict, its rank among the baselines, its stages and its sample."""
     last = one.last
-    stages = _table("after stage", 24, "bits/byte", "strict", "steps", "MB trained", "seconds")
+    heads = [title.replace("what ", "what\n").replace("document ", "document\n") for title in CONTEXTS]
+    stages = _table("after stage", 21, *heads, "steps", "MB\ntrained", "seconds")
     for name, stage in one.models.items():
         stages.add_row(
             escape(name),
             bits(stage.bpb) + dagger(stage),
-            bits(stage.bpb_strict) + dagger(stage),
+            "" if stage.bpb_carried is None else bits(stage.bpb_carried) + dagger(stage),
             f"{stage.steps:,}",
             f"{stage.bytes / 1e6:,.2f}",
             f"{stage.seconds:,.0f}",
@@ -116,6 +122,8 @@ def _panel(run: str, one: ComparedRun) -> Panel:
         _verdict(one),
         Text(),
         _bars(run, last),
+        Text(_LEGEND, style="dim"),
+        Text(f"Context of the model: {last.context}.", style="dim"),
         *_further(last),
         Text(),
         stages,
@@ -131,16 +139,15 @@ def _panel(run: str, one: ComparedRun) -> Panel:
         Group(*parts),
         title=f"[bold]{escape(run)}[/]",
         title_align="left",
-        subtitle=f"{last.scored_bytes:,} held-out bytes of {escape(last.data)}, context {last.context}",
+        subtitle=f"{last.scored_bytes:,} held-out bytes of {escape(last.data)}",
         subtitle_align="right",
     )
 
 
 def _verdict(one: ComparedRun) -> Text:
-    """Compare the last stage with the baselines, or with an earlier stage if it learned answers."""
+    """Compare the last stage with the baselines in each context, or with an earlier stage's answers."""
     last = one.last
     mark = dagger(last)
-    rivals = baselines(last.results)
     if one.leading == "bpb_assistant":
         score = last.bpb_assistant or 0.0
         line = f"{bits(score)}{mark} bits per byte of the answers"
@@ -153,47 +160,52 @@ def _verdict(one: ComparedRun) -> Text:
         text = Text(f"{line}.", style="bold green" if better else "bold yellow")
         whole = f" {bits(last.bpb)}{mark} of the whole text, which the baselines read."
         return text.append(whole, style="not bold dim")
-    line = f"{bits(last.bpb)}{mark} bits per byte"
-    if not rivals:
-        return Text(f"{line}.", style="bold")
-    line += f": {against(last, rivals[0])}"
-    if last.bpb < (rivals[0].value or 0.0):
-        return Text(f"{line}.", style="bold green")
-    beaten = [row.label for row in rivals if last.bpb < (row.value or 0.0)]
-    if beaten:
-        line += f"; better than {', '.join(beaten)}"
-    return Text(f"{line}.", style="bold yellow")
+    found = verdicts(last, last.results)
+    lines = [f"{one.context[0].upper()}{one.context[1:]}: {one.text}." for one in found]
+    styles = {None: "bold", True: "bold green", False: "bold yellow"}
+    return Text("\n").join(
+        Text(line, style=styles[one.below]) for line, one in zip(lines, found, strict=True)
+    )
 
 
 def _further(last: ComparedStage) -> list[Text]:
     """Return a line for each further result with numbers of the model, and for each row with a note."""
-    lines = []
+    lines = list(last.results["score"].notes)
+    for row in last.results["score"].rows[:1]:
+        intervals = ["{}: {:.3f} to {:.3f}".format(c, *n.interval) for _, c, n in row.numbers() if n.interval]
+        if intervals:
+            lines.append(f"95% intervals over documents, {', '.join(intervals)}.")
     for name, result in last.results.items():
         numbers = []
         for row in result.rows:
-            if row.baseline or row.value is None or name == "score":
+            if row.baseline or name == "score":
                 continue
-            number = f"{row}{dagger(last) if row.unit == BITS else ''}"
-            if row.note:
-                lines.append(f"{row.note}: {number}")
-            else:
-                numbers.append(f"{row.label} {number}")
+            for _, context, number in row.numbers():
+                of_text = row.unit == BITS
+                text = f"{number}{dagger(last)}" if of_text else str(number)
+                if row.note:
+                    lines.append(f"{row.note}{f', {context}' if of_text else ''}: {text}")
+                else:
+                    numbers.append(f"{row.label} {text}")
         if numbers:
             lines.append(f"{result.title}: {', '.join(numbers)}")
     return [Text(line, style="dim") for line in lines]
 
 
 def _bars(run: str, last: ComparedStage) -> Table:
-    """Return the model among the baselines, best first, with bars."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, max_width=24)
-    table.add_column(justify="right")
-    table.add_column(no_wrap=True)
+    """Return the model among the baselines, with a column of bars for each context."""
+    table = _table("", 24)
+    for context in CONTEXTS:
+        table.add_column(context, no_wrap=True)
     ranks = ranking(f"{run} (this model)", last, last.results)
+    worst = {c: max((rank.bits.get(c, 0.0) for rank in ranks), default=0.0) for c in CONTEXTS}
     for rank in ranks:
-        bar = "█" * max(1, round(BAR * rank.bits / ranks[-1].bits))
-        style = "bold green" if rank.own else "dim"
-        table.add_row(escape(rank.name), bits(rank.bits) + dagger(last), bar, style=style)
+        cells = []
+        for context in CONTEXTS:
+            value = rank.bits.get(context)
+            bar = "█" * max(1, round(BAR * value / worst[context])) if value is not None else ""
+            cells.append("" if value is None else f"{bits(value)}{dagger(last)} {bar}")
+        table.add_row(escape(rank.name), *cells, style="bold green" if rank.own else "dim")
     return table
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from spider.evaluation.result import BITS, Row
+from spider.evaluation.result import BITS, CONTEXTS, Row, best_first
 from spider.files import digest
 from spider.tracking import spool
 from spider.tracking.records import Checkpoint, Choice, Evaluation
@@ -58,14 +58,16 @@ class Version(NamedTuple):
         return [row for row in self._measured() if row.baseline]
 
     def _measured(self) -> list[Row]:
-        """Return the rows with a value, one for each name."""
-        rows = {row.name: row for one in self.evaluations for row in one.rows if row.value is not None}
+        """Return the rows with a number, one for each name."""
+        rows = {row.name: row for one in self.evaluations for row in one.rows if any(row.numbers())}
         return [*rows.values()]
 
     def tags(self) -> dict[str, str]:
         """Return the tags of the version."""
         tags = {"spider.step": str(self.record.step), "spider.path": str(self.record.params["path"])}
-        tags |= {row.name.replace("/", "."): str(row.value).removesuffix(".0") for row in self.rows}
+        for row in self.rows:
+            for name, _, number in row.numbers():
+                tags[name.replace("/", ".")] = str(number.value).removesuffix(".0")
         return self.record.tags | tags
 
 
@@ -102,15 +104,19 @@ def lines(results: Path) -> Iterator[Line]:
 def about_version(version: Version, uri: str, training: str | None) -> str:
     """Return the description of the version at ``uri``; ``training`` is its training run in MLflow."""
     heading = f"Stage **{version.stage}** of run **{version.run}**, step {version.record.step:,}"
-    rows = [[row.label, str(row)] for row in version.rows if row.unit == BITS]
+    rows = [_cells(row.label, row) for row in version.rows if row.unit == BITS]
     if any(one.metrics.get("lossless") == 0 for one in version.evaluations):
-        rows.append(["text", "as decoded by its tokenizer: compare only scores of the same decoded text"])
-    if version.baselines:
-        best = min(version.baselines, key=lambda row: row.value or 0.0)
-        rows.append([f"for comparison: {best.label}", str(best)])
-    rows.append(["weights", f"{version.weights}, at `{version.record.params['path']}`"])
-    rows += [[row.label, str(row)] for row in version.rows if row.unit != BITS]
-    return _joined(heading, ["", ""], rows, _picture(version, training), _EXAMPLE.format(uri))
+        rows.append(["text", "as decoded by its tokenizer: compare only scores of the same decoded text", ""])
+    best = [row for context in CONTEXTS for row in best_first(version.baselines, context)[:1]]
+    rows += [_cells(f"for comparison: {row.label}", row) for i, row in enumerate(best) if row not in best[:i]]
+    rows.append(["weights", f"{version.weights}, at `{version.record.params['path']}`", ""])
+    rows += [[row.label, str(row), ""] for row in version.rows if row.unit != BITS]
+    return _joined(heading, ["", *CONTEXTS], rows, _picture(version, training), _EXAMPLE.format(uri))
+
+
+def _cells(label: str, row: Row) -> list[str]:
+    """Return a line of a table with a number for each context."""
+    return [label, *(str(row.number(context) or "") for context in CONTEXTS)]
 
 
 def about_run(
@@ -123,11 +129,18 @@ def about_run(
         name: the name of the registered model.
         best: the number of the best version.
     """
-    heading = f"Run **{line.run}**" + ("; in bold the alias `best`, by bits per byte" if best else "")
-    columns = {row.name: row.label for *_, one in versions for row in one.rows}
+    heading = f"Run **{line.run}**" + (
+        "; in bold the alias `best`, by bits per byte, each document alone" if best else ""
+    )
+    columns = {
+        name: f"{row.label}, {context}" if row.unit == BITS else row.label
+        for *_, one in versions
+        for row in one.rows
+        for name, context, _ in row.numbers()
+    }
     rows = []
     for number, _, one in reversed(versions):
-        values = {row.name: str(row) for row in one.rows}
+        values = {name: str(number) for row in one.rows for name, _, number in row.numbers()}
         cells = [number, one.stage, f"{one.record.step:,}", *(values.get(name, "") for name in columns)]
         rows.append([f"**{cell}**" if cell and number == best else cell for cell in cells])
     below = []

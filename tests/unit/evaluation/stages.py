@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spider.evaluation.compressors import COMPRESSORS as SETTINGS
-from spider.evaluation.result import BITS, Result, Row
+from spider.evaluation.result import BITS, Number, Result, Row
 from tests.unit import records
 
 COMPRESSORS = {"zlib": 2.70, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
@@ -52,12 +52,16 @@ def write_stage(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     measured = {"baselines": baselines(compressors, names), **results}
     evaluation = {
-        "format": 2,
+        "format": 3,
         "run": run,
         "stage": stage,
         "index": index,
         "bpb": bpb,
         "bpb_strict": bpb + 0.01,
+        "bpb_carried": bpb - 0.1,
+        "bpb_strict_carried": bpb - 0.09,
+        "carry_over": 1000,
+        "deviation": 3e-7,
         "bytes": 500_000,
         "documents": 90,
         "seconds": 2.5,
@@ -101,6 +105,7 @@ def baselines(rates: Mapping[str, float], names: Mapping[str, str] = SETTINGS) -
             label=name,
             note=names.get(name, ""),
             value=rate,
+            carried=Number(value=rate - 0.05, unit=BITS),
             unit=BITS,
             better="lower",
             baseline=True,

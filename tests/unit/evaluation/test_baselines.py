@@ -3,6 +3,7 @@
 import json
 import lzma
 from concurrent.futures import Future
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,10 +17,11 @@ from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
-from spider.evaluation import overlap
+from spider.evaluation import compressors, overlap
 from spider.evaluation.baselines import compute_baselines
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES
+from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
 from spider.files import write_json
@@ -27,6 +29,7 @@ from spider.tokens import BYTES
 from tests.unit import records
 from tests.unit.small_datasets import dataset
 
+INSTALLED = [name for name in COMPRESSORS if compressors.version(name)]
 LICENCE = "Redistribution and use in source and binary forms, with or without modification, are permitted. "
 
 
@@ -126,31 +129,56 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     measured = compute_baselines(text, stage, whole, None, tmp_path)
     raw, size = text.bytes_N.tobytes(), len(text)
     rates = {row.label: row for row in measured.rows}
-    assert len(rates) == 18 and not measured.left_out
+    assert len(rates) == 3 * len(INSTALLED) and not [one for one in measured.left_out if "zpaq" not in one]
+    documents = text.documents()
     for key, given in (("xz", b""), ("xz given stage", stage.raw()), ("xz given all", whole.raw())):
-        before = len(lzma.compress(given, preset=9)) if given else 0
-        assert rates[key].value == 8 * (len(lzma.compress(given + raw, preset=9)) - before) / size
+        before = len(lzma.compress(given, preset=9))
+        assert rates[key].carried.value == 8 * (len(lzma.compress(given + raw, preset=9)) - before) / size
+        sizes = [len(lzma.compress(given + document, preset=9)) for document in documents]
+        assert rates[key].value == pytest.approx(8 * (sum(sizes) - before * len(sizes)) / size)
         assert not given or f"({len(given) / 1e6:.1f} MB)" in rates[key].note
-    encoder = pyppmd.Ppmd7Encoder(12, 1 << 26)
-    before = len(encoder.encode(whole.raw()))
-    after = len(encoder.encode(raw)) + len(encoder.flush())
-    assert rates["ppmd given all"].value == 8 * after / size and before > after
-    assert measured.ppmd_D.sum() == pytest.approx(8 * after)
+    best = rates["ppmd given all"]
+    assert best.carried.value == ppmd_bits(whole.raw(), raw) / size
+    alone = [ppmd_bits(whole.raw(), document) for document in documents]
+    assert measured.ppmd_D.tolist() == alone and best.value == pytest.approx(sum(alone) / size)
+    assert best.interval == bootstrap_interval(np.array(alone), text.lengths())
+    assert best.carried.interval[0] < best.carried.value < best.carried.interval[1]
+    if zpaq := rates.get("zpaq given all"):
+        sizes = [compressors.zpaq_size(one) for one in (whole.raw(), whole.raw() + raw)]
+        assert zpaq.carried.value == 8 * (sizes[1] - sizes[0]) / size
+        assert zpaq.value is None and "cannot be reset" in zpaq.note
 
     documents = [text.bytes_N[a:b].tobytes() for a, b in zip(text.bounds_D, text.bounds_D[1:], strict=False)]
     overlap_N = np.concatenate([_overlap(document, whole.raw()) for document in documents])
     assert (measured.overlap_N == overlap_N).all() and 0.02 < overlap_N.mean() < 0.5
-    outside = text.bytes_N[~overlap_N].tobytes()
-    given = len(lzma.compress(whole.raw(), preset=9))
-    assert rates["xz given all"].columns["outside overlap"].value == pytest.approx(
-        8 * (len(lzma.compress(whole.raw() + outside, preset=9)) - given) / len(outside)
-    )
+    pieces = [
+        [
+            raw[a:b]
+            for a, b in pairwise([begin, *(begin + 1 + np.flatnonzero(np.diff(overlap_N[begin:end]))), end])
+        ]
+        for begin, end in pairwise(text.bounds_D)
+    ]
+    bits = np.concatenate(compressors.bits("ppmd", whole.raw(), [[raw], *pieces])[1:])
+    starts = np.cumsum([0, *(len(piece) for one in pieces for piece in one)])[:-1]
+    outside = bits[~overlap_N[starts]].sum() / (~overlap_N).sum()
+    assert best.columns["outside overlap"].value == pytest.approx(outside)
+    assert not rates["xz given all"].columns
 
     bits_N = np.linspace(1, 2, size)
     baselines: Future = Future()
     baselines.set_result(measured)
     (row,) = overlap.measure(SimpleNamespace(baselines=baselines, bits_B=bits_N, text=text), None).rows
     assert row.value == pytest.approx(bits_N[~overlap_N].mean())
+
+
+def ppmd_bits(given: bytes, text: bytes) -> int:
+    """Return the bits that PPMd adds for a text after another one."""
+    encoders = [pyppmd.Ppmd7Encoder(12, 1 << 26) for _ in range(2)]
+    ends = [
+        len(one.encode(given) + (one.encode(text) if i else b"") + one.flush())
+        for i, one in enumerate(encoders)
+    ]
+    return 8 * (ends[1] - ends[0])
 
 
 def _overlap(document: bytes, training: bytes) -> np.ndarray:
@@ -182,16 +210,27 @@ def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(f
     size = len(stage.raw())
     measured = compute_baselines(text, stage, of_splits([split], None), size, tmp_path)
     rates = {row.label: row for row in measured.rows}
-    assert set(rates) == {"ppmd given part", "ppmd given stage", *COMPRESSORS}
+    assert set(rates) == {"ppmd given part", "ppmd given stage", *INSTALLED}
     whole = of_splits([split], None).raw()
     note = rates["ppmd given part"].note
     assert f"given all training text ({size / 1e6:.1f} of {len(whole) / 1e6:.1f} MB)" in note
-    encoder = pyppmd.Ppmd7Encoder(12, 1 << 26)
-    encoder.encode(whole[:size])
-    after = len(encoder.encode(text.bytes_N.tobytes())) + len(encoder.flush())
-    assert rates["ppmd given part"].value == 8 * after / len(text)
-    (line,) = measured.left_out
-    assert "xz given part" in line and "zlib given stage" in line and "ppmd" not in line
+    bits = ppmd_bits(whole[:size], text.bytes_N.tobytes())
+    assert rates["ppmd given part"].carried.value == bits / len(text)
+    line = measured.left_out[-1]
+    assert "xz given part" in line and "zlib given stage" in line and "ppmd given" not in line
+    assert ("zpaq given part" in line) == ("zpaq" in INSTALLED)
+    primed = compute_baselines(text, stage, of_splits([split], None), size, tmp_path, zpaq=True)
+    found = {row.label for row in primed.rows}
+    assert found - set(rates) == {f"zpaq given {name}" for name in ("part", "stage") if "zpaq" in INSTALLED}
+
+
+def test_a_compressor_that_is_not_installed_is_left_out_with_the_reason(folder, tmp_path, monkeypatch):
+    versions = {name: None if name == "zpaq" else "1" for name in COMPRESSORS}
+    monkeypatch.setattr(compressors, "version", versions.get)
+    text = Text.of(Shards(folder, "validation").read(0, 500), BYTES)
+    measured = compute_baselines(text, None, None, None, tmp_path, zpaq=True)
+    assert measured.left_out == ["zpaq: its package is not installed"]
+    assert {row.label for row in measured.rows} == {*COMPRESSORS} - {"zpaq"}
 
 
 def test_a_stage_text_that_is_nearly_all_training_text_is_not_given_as_well(folder, tmp_path):

@@ -101,7 +101,7 @@ def test_only_scores_on_decoded_text_are_marked(tmp_path):
     assert texts == ["pydocs (500,000 bytes)", "pydocs† (500,000 bytes)"]
     table, page = ((tmp_path / "report" / name).read_text() for name in ("table.md", "table.html"))
     first, second = table.split("## Held-out text of pydocs†")
-    assert "| sp / anneal | 1.1500† | 1.1600† | 1.3100† | 128 to 256 |" in second
+    assert "| sp / anneal | 1.1500† | 1.0500† | 1.1600† | 1.0600† | 1.3100† | 128 to 256 ids |" in second
     assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
     note = "† of decoded text: the tokenizer does not keep newlines and runs of spaces"
     assert note in second and note in page and "<td>1.1500†</td>" in page
@@ -117,7 +117,12 @@ def test_the_markdown_table_has_stages_and_compressors(tmp_path):
     compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
     lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]
     assert len({ln.count("|") for ln in lines}) == 1
-    assert "| demo / anneal | 2.0500 | 2.0600 | 128 to 256 | 200 | 0.80 | 12.5 |" in lines
+    assert lines[0].startswith(
+        "|  | each document alone | with what came before | strict, each document alone |"
+    )
+    scores = "| demo / anneal | 2.0500 | 1.9500 | 2.0600 | 1.9600 |"
+    assert f"{scores} 128 to 256 ids | 200 | 0.80 | 12.5 |" in lines
+    assert "| xz -9 | 2.3900 | 2.3400 |  |  | the document, or all before |  |  |  |" in lines
     assert [ln.split("|")[1].strip() for ln in lines[-4:]] == [
         "bzip2 -9",
         "xz -9",
@@ -217,7 +222,8 @@ def test_a_stage_that_learns_answers_is_ranked_by_its_answers(tmp_path):
     (one,) = compare(chat(tmp_path / "a"), benchmarks=None, output=tmp_path / "report").runs.values()
     assert (one.best, one.leading) == ("sft", "bpb_assistant")
     table = (tmp_path / "report" / "table.md").read_text()
-    assert "|  | of answers |" in table and "| chat / sft | 1.5240 | 1.8240 |" in table
+    assert "|  | of answers, each document alone | each document alone |" in table
+    assert "| chat / sft | 1.5240 | 1.8240 | 1.7240 |" in table
     assert 'class="best"><th>chat / sft' in (tmp_path / "report" / "table.html").read_text()
     (one,) = compare(chat(tmp_path / "b", learn="all"), benchmarks=None, output=tmp_path / "r2").runs.values()
     assert (one.best, one.leading) == ("mid", "bpb")

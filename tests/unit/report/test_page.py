@@ -47,10 +47,21 @@ def test_the_page_shows_the_numbers_of_the_files(made):
     page = render(config, results, "small")
     for stage in ("first", "second"):
         found = read_json(results.stage("small", stage).evaluation)
-        for bits in (found["bpb"], found["results"]["adapt"]["rows"][0]["value"]):
+        adapted = found["results"]["adapt"]["rows"][0]["carried"]["value"]
+        for bits in (found["bpb"], found["bpb_carried"], adapted):
             assert f"{bits:.4f}" in section(page, "scores")
+    alone, carried = section(page, "scores").split('<ul class="ranking">')[1:]
+    for context, shown in (
+        ("Each document alone", alone),
+        ("With what came before", carried.split("</ul>")[0]),
+    ):
+        assert f"<h3>{context}</h3>" in page and f"{context}: <strong>" in page
         for row in found["results"]["baselines"]["rows"]:
-            assert f"{row['value']:.3f}" in section(page, "scores")
+            value = (row if shown is alone else row["carried"])["value"]
+            name = f'<span class="name">{row["label"]}</span>'
+            assert (name in shown) == (value is not None)
+            assert value is None or f"{value:.3f}" in shown
+    assert f"probabilities of all ids sum to one within {found['deviation']:.1g}" in section(page, "scores")
     assert "not finished" not in page and "digest" not in section(page, "costs")
     assert section(page, "training").count("<figure") == 4
     for stage, steps in (("first", (5, 10, 15, 20)), ("second", (25, 30))):
@@ -79,8 +90,8 @@ def test_scores_on_decoded_text_are_marked(copied):
         write_json(path, read_json(path) | {"lossless": False})
     page, found = render(config, results, "small"), read_json(paths[1])
     for path in paths:
-        assert f"<b>{read_json(path)['bpb']:.4f}†</b>" in section(page, "scores")
-    assert f"<strong>{found['bpb']:.3f}†</strong>" in page and f"{found['bpb_strict']:.4f}†" in page
+        assert re.search(rf"<b>{read_json(path)['bpb']:.4f} \(.*\)†</b>", section(page, "scores"))
+    assert f"<strong>{found['bpb']:.3f}†</strong>" in page
     assert "† of decoded text: the tokenizer does not keep newlines" in section(page, "scores")
 
 
@@ -253,7 +264,7 @@ def test_other_runs_on_the_same_text_are_compared(copied):
     plain["runs"]["twin"] = plain["runs"]["small"]
     plain["runs"]["news"] = plain["runs"]["small"]
     results = copied[1]
-    for name, changed in (("twin", {"bpb": 1.25}), ("news", {"text_sha256": "another"})):
+    for name, changed in (("twin", {"bpb": 1.25, "intervals": {}}), ("news", {"text_sha256": "another"})):
         found = read_json(results.stage("small", "second").evaluation)
         write_json(results.stage(name, "second").evaluation, found | {"run": name} | changed)
     scores = section(render(load_config(plain), results, "small"), "scores")
@@ -297,7 +308,7 @@ def test_an_evaluation_of_another_format_is_refused(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
     write_json(path, read_json(path) | {"format": 1})
-    with pytest.raises(ValueError, match=r"an evaluation of format 1, this Spider reads 2; evaluate again"):
+    with pytest.raises(ValueError, match=r"an evaluation of format 1, this Spider reads 3; evaluate again"):
         render(config, results, "small")
 
 

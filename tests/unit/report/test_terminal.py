@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from spider.evaluation.result import BITS, Number, Result, Row
 from spider.report.compare import compare
 from spider.report.formatting import duration
 from spider.report.terminal import Invocation, terminal_summary
 from tests.unit.evaluation.stages import chat, demo, mixed, write_benchmark
+
+
+def bits_number(value: float) -> Number:
+    return Number(value=value, unit=BITS)
 
 
 def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
@@ -29,10 +34,13 @@ def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
 def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
     text = shown(tmp_path)
     for needed in (
-        "2.050 bits per byte: 11.3% below bz2",
-        "demo (this model)  2.050",
-        "xz                 2.390",
-        "warmup           3.020",
+        "Each document alone: 2.050 bits per byte, 11.3% below bz2, the best of the",
+        "With what came before: 1.950 bits per byte, 13.7% below bz2, the best of the",
+        "demo (this model)  2.050 ███████████     1.950 ██████████ ",
+        "xz                 2.390 ████████████    2.340 ████████████ ",
+        "warmup               3.020        2.920 ",
+        "the probabilities of all ids sum to one within",
+        "Context of the model: 128 to 256 ids.",
         "The function returns the [value] of the",  # brackets are text, not markup
         "report/",
         "make ui\n",
@@ -85,12 +93,42 @@ def test_rows_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
     lines = [ln for ln in shown(tmp_path, shift=0.35).splitlines() if "█" in ln]
     assert [ln.split()[1] for ln in lines] == ["bz2", "xz", "demo", "zstd", "zlib"]
     bars = [ln.count("█") for ln in lines]
-    assert bars == sorted(bars) and bars[-1] == 28
+    assert bars == sorted(bars) and bars[-1] == 2 * 14
 
 
 def test_a_compressor_that_wins_is_named(tmp_path):
     text = shown(tmp_path, shift=0.35)
-    assert "2.400 bits per byte: 3.9% above bz2, the best baseline; better than zstd," in text
+    assert "Each document alone: 2.400 bits per byte, 3.9% above bz2, the best of the" in text
+    assert "With what came before: 2.300 bits per byte, 1.8% above bz2" in text
+
+
+def test_a_model_is_compared_within_one_column_only(tmp_path):
+    """The best baseline of each column has no number in the other one."""
+    rows = [
+        Row(name="a", label="alone only", value=2.10, unit=BITS, baseline=True, group="a"),
+        Row(name="b", label="xz", value=2.20, carried=bits_number(2.15), unit=BITS, baseline=True, group="b"),
+        Row(
+            name="c", label="zpaq", value=None, carried=bits_number(1.5), unit=BITS, baseline=True, group="c"
+        ),
+    ]
+    text = shown(tmp_path, results={"baselines": Result(title="", rows=rows)})
+    text = re.sub(r"[│\s]+", " ", text)
+    assert "Each document alone: 2.050 bits per byte, 2.4% below alone only, the best of the" in text
+    assert "With what came before: 1.950 bits per byte, 30.0% above zpaq, the best of the" in text
+    assert "alone only 2.100 █████████████ xz" in text and "zpaq 1.500 ██████████ " in text
+    table = (tmp_path / "report/table.md").read_text()
+    assert "| zpaq |  | 1.5000 |" in table and "| alone only | 2.1000 |  |" in table
+    alone = shown(tmp_path / "alone", bpb_carried=None, results={"baselines": Result(title="", rows=rows)})
+    assert "With what came before: 1" not in alone and "evaluation.carry_over: 0" in alone
+
+
+def test_intervals_are_shown(tmp_path):
+    intervals = {"intervals": {"bpb": (1.97, 2.13)}, "intervals_carried": {"bpb": (1.88, 2.02)}}
+    text = " ".join(shown(tmp_path, **intervals).replace("│", " ").split())
+    assert "each document alone: 1.970 to 2.130, with what came before: 1.880 to 2.020." in text
+    assert (
+        "| 2.0500 (1.970 to 2.130) | 1.9500 (1.880 to 2.020) |" in (tmp_path / "report/table.md").read_text()
+    )
 
 
 def test_many_runs_are_listed_and_only_the_best_has_a_panel(tmp_path):
@@ -144,7 +182,7 @@ def summary_of(paths, tmp_path):
 def test_each_run_has_its_own_rates_and_its_own_dataset(tmp_path):
     slim, gpt = summary_of(mixed(tmp_path / "runs"), tmp_path).split("─ gpt ─")
     assert re.search(r"ppmd given stage +1\.814", slim) and "1.867" not in slim
-    assert "held-out bytes of docs," in slim and "held-out bytes of docs-bpe," in gpt
+    assert "held-out bytes of docs " in slim and "held-out bytes of docs-bpe " in gpt
     assert re.search(r"ppmd given stage +1\.867", gpt) and "1.814" not in gpt
 
 

@@ -18,7 +18,7 @@ from spider.checkpoints.save import save
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
-from spider.evaluation.result import BITS, BYTES, Result, Row
+from spider.evaluation.result import BITS, BYTES, Number, Result, Row
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
@@ -66,11 +66,14 @@ def measure(results, stage, run="demo", **more):
     folder = Results(results).stage(run, stage)
     picture = folder.path / "loss.svg"
     picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    carried = Number(value=BPB[stage] - 0.5, unit=BITS)
+    zpaq = Number(value=1.3, unit=BITS)
     rows = [
-        Row(name="bpb", label="bits per byte", value=BPB[stage], unit=BITS),
+        Row(name="bpb", label="bits per byte", value=BPB[stage], carried=carried, unit=BITS),
         Row(name="bpb_strict", label="strict", value=BPB[stage] + 0.01, unit=BITS),
         Row(name="compressors/xz", label="xz", value=2.4, unit=BITS, baseline=True),
         Row(name="compressors/zlib", label="zlib", value=2.9, unit=BITS, baseline=True),
+        Row(name="compressors/zpaq", label="zpaq", value=None, carried=zpaq, unit=BITS, baseline=True),
         Row(name="tasks/cloze", label="task cloze", value=0.25),
     ]
     found = {"score": Result(title="", rows=rows, metrics=more)}
@@ -132,13 +135,22 @@ def test_a_run_is_a_registered_model_and_its_stages_are_versions(demo, client, w
         [client.get_experiment_by_name("Training").experiment_id], "name = 'demo-main'"
     )
     assert (main.source, main.run_id) == (f"models:/{of.model_id}", of.source_run_id)
-    shown = {"bpb": "2.1", "tasks.cloze": "0.25", "spider.step": "2", "spider.digest": weights["main"][1]}
+    shown = {
+        "bpb": "2.1",
+        "bpb_carried": "1.6",
+        "tasks.cloze": "0.25",
+        "spider.step": "2",
+        "spider.digest": weights["main"][1],
+    }
     shown["spider.path"] = "runs/demo/main/checkpoints/step-00000002"
     assert shown.items() <= main.tags.items()
     for description in (main.description, model.description):
         assert "2.1000" in description and "0.250" in description and len(description) < 5000
         assert f"![Training loss](get-artifact?path=main/loss.svg&run_uuid={main.run_id})" in description
-    assert "for comparison: xz&emsp; | 2.4000" in main.description
+    assert "for comparison: xz&emsp; | 2.4000&emsp; | " in main.description
+    assert "for comparison: zpaq&emsp; | &emsp; | 1.3000" in main.description
+    assert "bits per byte&emsp; | 2.1000&emsp; | 1.6000" in main.description
+    assert "bits per byte, with what came before" in model.description
     assert (
         "**2**&emsp; | **main**" in model.description
         and 'load_model("models:/demo@best")' in model.description
