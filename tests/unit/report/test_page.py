@@ -268,7 +268,7 @@ def test_other_runs_on_the_same_text_are_compared(copied):
         found = read_json(results.stage("small", "second").evaluation)
         write_json(results.stage(name, "second").evaluation, found | {"run": name} | changed)
     scores = section(render(load_config(plain), results, "small"), "scores")
-    assert "<th>twin</th><td><b>1.2500</b>" in scores and "<th>news</th>" not in scores
+    assert '<th>twin</th><td class="text"><b>1.2500</b>' in scores and "<th>news</th>" not in scores
 
 
 def test_the_page_of_a_long_run_stays_small(copied):
@@ -301,7 +301,9 @@ def test_runs_that_learned_answers_are_sorted_by_their_answers(copied):
     write_json(results.stage("twin", "second").evaluation, measured | better)
     scores = section(render(load_config(plain), results, "small"), "scores")
     others = scores.split("Other runs")[1]
-    assert others.index("<th>twin</th><td><b>1.2500</b>") < others.index("<th>small</th><td><b>1.5000</b>")
+    assert others.index('<th>twin</th><td class="text"><b>1.2500</b>') < others.index(
+        '<th>small</th><td class="text"><b>1.5000</b>'
+    )
 
 
 def test_an_evaluation_of_another_format_is_refused(copied):
