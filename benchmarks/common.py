@@ -106,7 +106,24 @@ def report(
         write_json(options.json, {"machine": where, "command": command, "title": title, "figures": figures})
 
 
+<<<<<<< HEAD
 def baseline_rates(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Return the rates of the baselines in an evaluation.json, each document alone, by label."""
     rows = [row for result in evaluation["results"].values() for row in result["rows"]]
     return {row["label"]: row["value"] for row in rows if row["baseline"] and row["value"] is not None}
+=======
+def rates(
+    evaluation: Mapping[str, Any], *, baselines: bool = False
+) -> dict[str, tuple[float | None, float | None]]:
+    """Return bits per byte in an evaluation.json by label: each document alone, and with what came before.
+
+    The model's own score is first; with ``baselines``, only those are returned.
+    """
+    scores = {} if baselines else {"model": (evaluation["bpb"], evaluation["bpb_carried"])}
+    for result in evaluation["results"].values():
+        for row in result["rows"]:
+            if row["unit"] == "bits per byte" and (row["baseline"] or not baselines):
+                carried = row["carried"]
+                scores[row["label"]] = (row["value"], None if carried is None else carried["value"])
+    return scores
+>>>>>>> fb07505 (Show both contexts and the mixer in the benchmarks of the default run and of the families)

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import yaml
-from common import ROOT, baseline_rates, parser, report, spread, workflow
+from common import ROOT, parser, rates, report, spread, workflow
 
 from spider.config import StageSpec, load_config, merged
 from spider.files import digest, read_json, write_json
@@ -144,19 +144,21 @@ def main() -> None:
     for name in bases:
         best = min(range(len(points)), key=lambda i: scores[f"{name}-{i}-0"]["bpb"])
         chosen = [f"{name}-{best}-{seed}" for seed in seeds]
-        bpb = [scores[run]["bpb"] for run in chosen]
+        bpb, carried = ([scores[run][key] for run in chosen] for key in ("bpb", "bpb_carried"))
         size, read = parameters(raw, chosen[0]), read_json(results.stage(chosen[0], STAGE).receipt)["bytes"]
         note = " ".join(f"{key} {value}" for key, value in points[best].items())
-        figures[name] = {"bpb": bpb, "parameters": size, "bytes": read, "settings": points[best]}
+        figures[name] = {"bpb": bpb, "carried": carried, "parameters": size, "bytes": read}
+        figures[name]["settings"] = points[best]
         figures[name]["all"] = [[point, scores[f"{name}-{i}-0"]["bpb"]] for i, point in enumerate(points)]
-        rows.append([name, f"{size / 1e6:.2f}M", f"{read / 1e6:.2f}", spread(bpb), note])
+        rows.append([name, f"{size / 1e6:.2f}M", f"{read / 1e6:.2f}", spread(bpb), spread(carried), note])
     if not options.search:
-        for name, rate in baseline_rates(scores[next(iter(runs))]).items():
-            rows.append([name, "", "", f"{rate:.3f}", ""])
-            figures[name] = {"bpb": [rate]}
+        for name, (alone, carried) in rates(scores[next(iter(runs))], baselines=True).items():
+            cells = ["" if rate is None else f"{rate:.3f}" for rate in (alone, carried)]
+            rows.append([name, "", "", *cells, ""])
+            figures[name] = {"bpb": [alone], "carried": [carried]}
     budget = f"{options.tokens:,} tokens" if options.tokens else f"{seconds:.0f} s of one core"
     title = f"{budget} each, {len(seeds)} seeds, {options.scored:,} held-out bytes"
-    columns = ["run", "params", "MB read", "bits per byte", "settings"]
+    columns = ["run", "params", "MB read", "each document alone", "with what came before", "settings"]
     report(title, columns, rows, figures, options, ["torch"])
 
 
