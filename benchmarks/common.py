@@ -106,12 +106,6 @@ def report(
         write_json(options.json, {"machine": where, "command": command, "title": title, "figures": figures})
 
 
-<<<<<<< HEAD
-def baseline_rates(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rates of the baselines in an evaluation.json, each document alone, by label."""
-    rows = [row for result in evaluation["results"].values() for row in result["rows"]]
-    return {row["label"]: row["value"] for row in rows if row["baseline"] and row["value"] is not None}
-=======
 def rates(
     evaluation: Mapping[str, Any], *, baselines: bool = False
 ) -> dict[str, tuple[float | None, float | None]]:
@@ -126,4 +120,3 @@ def rates(
                 carried = row["carried"]
                 scores[row["label"]] = (row["value"], None if carried is None else carried["value"])
     return scores
->>>>>>> fb07505 (Show both contexts and the mixer in the benchmarks of the default run and of the families)

@@ -94,7 +94,7 @@ EXAMPLES: dict[str, str] = {
     "runs.NAME.harness": "{tasks: [lambada_openai, hellaswag], items: 500}",
     "tracking": '{uri: "http://mlflow.example:5000", experiment: ada}',
     "runs.NAME.model.moe, family: spider": "{experts: 16, top_k: 2, expert_hidden: 256}",
-    "runs.NAME.model.ngram": "{orders: [1, 2, 3, 4, 5, 6, 8], candidates: 8}",
+    "runs.NAME.model.ngram": "{contexts: [1, 2, 3, 4, 5, 6, 8, words1], candidates: 8}",
 }
 
 ROOT = Path(__file__).parents[1]
