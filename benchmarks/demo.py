@@ -1,8 +1,8 @@
 """Time the default run from nothing to the report, then score its recipe on two held-out texts.
 
-The first run is ``config.yaml`` in an empty folder. Then the run of ``presets/ngram-cpu.yaml`` is trained with
-three seeds on its own held-out text and with three on another choice of packages, and each is scored with the
-online mixer as well.
+The first run is ``config.yaml`` in an empty folder. Then the run of ``presets/ngram-cpu.yaml`` is trained
+with three seeds on its own held-out text and with three on another choice of packages, and each is scored
+with the online mixer as well.
 
     python benchmarks/demo.py [--folder FOLDER] [--quick] [--json FILE]
 
@@ -68,8 +68,8 @@ def main() -> None:
                 pairs = [one[label] for one in found]
                 if pairs.count(pairs[0]) == seeds > 1:
                     pairs = pairs[:1]  # a baseline does not depend on the seed
-                cells = [[pair[column] for pair in pairs] for column in (0, 1)]
-                rows.append([text, label, *("" if None in cell else spread(cell) for cell in cells)])
+                cells = [[pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1)]
+                rows.append([text, label, *(spread(cell) if cell else "" for cell in cells)])
     columns = ["held-out text", "bits per byte", "each document alone", "with what came before"]
     report(f"{preset}, {seeds} seeds", columns, rows, figures, chosen, ["torch", "snakemake"])
 

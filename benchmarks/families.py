@@ -152,10 +152,10 @@ def main() -> None:
         figures[name]["all"] = [[point, scores[f"{name}-{i}-0"]["bpb"]] for i, point in enumerate(points)]
         rows.append([name, f"{size / 1e6:.2f}M", f"{read / 1e6:.2f}", spread(bpb), spread(carried), note])
     if not options.search:
-        for name, (alone, carried) in rates(scores[next(iter(runs))], baselines=True).items():
-            cells = ["" if rate is None else f"{rate:.3f}" for rate in (alone, carried)]
+        for name, pair in rates(scores[next(iter(runs))], baselines=True).items():
+            cells = ["" if rate is None else f"{rate:.3f}" for rate in pair]
             rows.append([name, "", "", *cells, ""])
-            figures[name] = {"bpb": [alone], "carried": [carried]}
+            figures[name] = {"bpb": [pair[0]], "carried": [pair[1]]}
     budget = f"{options.tokens:,} tokens" if options.tokens else f"{seconds:.0f} s of one core"
     title = f"{budget} each, {len(seeds)} seeds, {options.scored:,} held-out bytes"
     columns = ["run", "params", "MB read", "each document alone", "with what came before", "settings"]
