@@ -68,7 +68,7 @@ def main() -> None:
                 pairs = [one[label] for one in found]
                 if pairs.count(pairs[0]) == seeds > 1:
                     pairs = pairs[:1]  # a baseline does not depend on the seed
-                cells = [[pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1)]
+                cells = [[rate for rate in column if rate is not None] for column in zip(*pairs, strict=True)]
                 rows.append([text, label, *(spread(cell) if cell else "" for cell in cells)])
     columns = ["held-out text", "bits per byte", "each document alone", "with what came before"]
     report(f"{preset}, {seeds} seeds", columns, rows, figures, chosen, ["torch", "snakemake"])
