@@ -44,6 +44,8 @@ MAX_MATCH = 64
 #: Positions whose rows are read at a time.
 _BLOCK = 1 << 9
 
+#: Binary logarithm of the entries of pairs of a context and a symbol, for each entry of contexts alone.
+_FEWER = np.uint64(2)
 #: Odd factor of the hash of a context and a symbol.
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)
 #: q of small numbers.
@@ -190,7 +192,7 @@ def _count(text, contexts, j, change, shift, followers, seen):  # type: ignore[n
         context = contexts[k, j]
         if context:
             followers[k, _entry(context, text[j], shift)] += change
-            seen[k, context >> shift] += change
+            seen[k, context >> (shift + _FEWER)] += change
 
 
 @inner
@@ -267,7 +269,7 @@ def _write_document_counts(  # type: ignore[no-untyped-def]
         context = contexts[k, i]
         if context == 0:
             continue
-        total = seen[k, context >> shift]
+        total = seen[k, context >> (shift + _FEWER)]
         different = 0
         if total:
             for c in range(n):
@@ -380,7 +382,7 @@ class Document:
     def _check_memory(self, carry_over: int) -> None:
         """Raise `ValueError` if a full buffer needs more memory than the machine has."""
         of_symbol = 1 + 8 + (4 + 4 + 2 * 4) * len(self._kinds) + 8 * len(self._orders)
-        needed = self._buffer * of_symbol + 2 * 4 * len(self._orders) * self._entries
+        needed = self._buffer * of_symbol + 5 * 2 * len(self._orders) * self._entries
         total = psutil.virtual_memory().total
         if needed > total:
             raise ValueError(
@@ -424,8 +426,10 @@ class Document:
             self._chains = np.zeros((P, size + 1), np.int32)
             self._heads = np.zeros((P, buckets), np.int32)
             self._contexts = np.zeros((K, size + 1), np.uint64)
-            # The size does not depend on the document's, because it decides which entries are shared.
-            self._followers, self._seen = np.zeros((2, K, self._entries), np.uint32)
+            # The size does not depend on the document's, because it decides which entries are shared. A count
+            # of 2^16 becomes 0.
+            self._followers = np.zeros((K, self._entries << int(_FEWER)), np.uint16)
+            self._seen = np.zeros((K, self._entries), np.uint16)
             self._counted = 0
         text = self._text[: self._size]
         lo, hi = self._chained + 1, self._size + 1
