@@ -208,7 +208,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
 def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkeypatch):
     """This holds for any number of tokens looked ahead."""
     tokens = Shards(shards, "validation").read(0, Shards(shards, "validation").tokens)[:300]
-    expected = model.lookup.after(tokens, 0, len(tokens))
+    expected = model.lookup.after(tokens, 0, len(tokens), 300)
     recorded = []
     forward = model.forward
 
@@ -219,7 +219,7 @@ def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkey
 
     monkeypatch.setattr(model, "forward", recording)
     monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
-    reading = Reading(seq_len=64, carry_over=1)
+    reading = Reading(seq_len=64, carry_over=300)
     plain = score(model, tokens, reading)
     unchanged = adapt(model, tokens, TTTConfig(chunk=96, lr=0), reading)
     adapted = adapt(model, tokens, TTTConfig(chunk=96, lr=0.05), reading)
