@@ -9,7 +9,7 @@ rule evaluate:
     input:
         receipt=receipt,
         data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
-        ngram=indexes("full"),
+        ngram=indexes("split", "full"),
         tasks=task_files,
     output:
         "<results>/runs/{run}/{stage}{compressed}/evaluation.json",

@@ -59,8 +59,17 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
 @click.option("--n-loops", type=COUNT, help="Loops of the recurrent core (default: as evaluated).")
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context (default: as evaluated).")
+@click.option(
+    "--mixer", is_flag=True, help="Mix with counters that learn from the text (docs/evaluation.md)."
+)
 def generate(
-    path: Path, prompt: str | None, prompt_file: Any, count: int, context: int | None, **sampling: Any
+    path: Path,
+    prompt: str | None,
+    prompt_file: Any,
+    count: int,
+    context: int | None,
+    mixer: bool,
+    **sampling: Any,
 ) -> None:
     """Continue a prompt with a model.
 
@@ -80,6 +89,11 @@ def generate(
     checkpoint = Checkpoint.at(path)
     model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
     context = context or checkpoint.manifest.window
+    if mixer:
+        from spider.config import MixerConfig
+        from spider.evaluation.mixer import Mixer
+
+        sampling["mixer"] = Mixer(model.tokens, MixerConfig().rate)
     ids = generate(model, text or "", max_bytes=count, context=context, **sampling)
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
     click.echo(shown, nl=False)

@@ -24,7 +24,7 @@ from spider.config.measurement import measurement_problems
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
-from spider.config.tokens import sized, token_problems
+from spider.config.tokens import sized, token_problems, tokenizer_of
 from spider.record import key_path
 
 
@@ -216,6 +216,7 @@ def _problems(config: Config) -> Iterator[str]:
         yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
         yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
         yield from (f"runs.{name}.{problem}" for problem in _ttt_problems(config, name))
+        yield from (f"runs.{name}.{problem}" for problem in _mixer_problems(config, run))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
             if spec.index < i:
@@ -268,6 +269,13 @@ def _ttt_problems(config: Config, name: str) -> Iterator[str]:
     if ttt.chunk < window:
         of = f"the window of its evaluation, {window} in stage {stage}"
         yield f"evaluation.ttt.chunk: must be at least {of} (got {ttt.chunk})"
+
+
+def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
+    """Yield a problem if a model with a mixer is not one of bytes."""
+    if run.evaluation.mixer and tokenizer_of(config.datasets, run.data):
+        reason = f"needs a model over bytes, and tokens of {run.data} stand for several bytes"
+        yield f"evaluation.mixer: {reason}; leave the mixer out"
 
 
 def _run_problems(run: Run) -> Iterator[str]:

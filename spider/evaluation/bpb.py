@@ -165,6 +165,7 @@ def score(
     observe: Callable[[Any, np.ndarray], None] | None = None,
     learner: Learner | None = None,
     consume: Callable[[np.ndarray, np.ndarray], None] | None = None,
+    lookup: NgramLookup | None = None,
 ) -> Score:
     """Score every target of a uint16 stream that begins with BOS (see `clip_stream`) exactly once.
 
@@ -176,6 +177,7 @@ def score(
             batch is read again, and the targets scored before keep their nats.
         consume: Called for each batch, in order, with the scored targets (S,) and the logarithms of the
             probabilities of all ids before each of them, (S, V) float32.
+        lookup: Replaces the model's own n-gram index.
 
     Raises:
         ValueError: The stream has only special ids, an id is outside the vocabulary, the loss is not finite,
@@ -201,7 +203,7 @@ def score(
         log.info("scoring %d windows at once, because logits of %d need more memory", most, reading.batch)
         reading = replace(reading, batch=most)
     try:
-        for read in ModelInput(model, tokens_N, carry_over=reading.carry_over).batches(reading):
+        for read in ModelInput(model, tokens_N, lookup, carry_over=reading.carry_over).batches(reading):
             scored_BT = read.labels_BT != IGNORED
             label_S = read.labels_BT[scored_BT]
             nats_S = np.zeros(len(label_S))

@@ -45,7 +45,17 @@ from spider.tokens.turns import assistant_mask
 log = logging.getLogger(__name__)
 
 #: The measurements that come with Spider, in display order: modules of this package.
-MEASUREMENTS = ("baselines", "spread", "overlap", "adapt", "tasks", "loops", "segments", "candidates")
+MEASUREMENTS = (
+    "baselines",
+    "spread",
+    "overlap",
+    "adapt",
+    "mixer",
+    "tasks",
+    "loops",
+    "segments",
+    "candidates",
+)
 
 
 def evaluate(
@@ -116,6 +126,7 @@ def evaluate(
             reading=reading,
             baselines=baselines,
             groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
+            learned_from=learned_from or LearnedFrom(),
         )
         results = _measure(subject)
     evaluation = Evaluation(

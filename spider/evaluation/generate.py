@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from spider.model.interface import Model
+from spider.model.layers import wide
 from spider.tokens import BYTES, Tokens
+
+if TYPE_CHECKING:
+    from spider.evaluation.mixer import Mixer
 
 
 def generate(
@@ -32,6 +37,7 @@ def generate(
     n_loops: int | None = None,
     context: int = 1024,
     ends: Collection[int] = (),
+    mixer: Mixer | None = None,
 ) -> Iterator[int]:
     """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt.
 
@@ -44,6 +50,7 @@ def generate(
         n_loops: Loops of the recurrent core (default: the model's).
         context: Most ids that the model reads. The window of its training is best.
         ends: Special ids that end the text, as EOS does.
+        mixer: Mixes the model's distribution, and learns from the prompt and from what is written.
 
     Raises:
         ValueError: An argument is out of range, or the prompt is not text or exceeds the context. The call
@@ -72,6 +79,7 @@ def generate(
         index = model.lookup.stream() if model.lookup else None
         new = ids
         written = 0
+        before_1V = np.empty((0, model.tokens.size), np.float32)
         while written < max_bytes:
             unread = new
             candidates = None
@@ -87,9 +95,16 @@ def generate(
             was_training = model.training
             if was_training:
                 model.eval()
-            logits_V = reader.extend(unread, candidates)[-1]
+            logits_NV = reader.extend(unread, candidates)[-len(new) :]
             if was_training:
                 model.train()
+            logits_V = logits_NV[-1]
+            if mixer is not None:
+                log_p_NV = wide(logits_NV).log_softmax(-1).cpu().numpy()
+                before_NV = np.concatenate([before_1V, log_p_NV])
+                mixer.read(np.array(new)[1 - len(before_1V) :], before_NV[:-1])
+                before_1V = before_NV[-1:]
+                logits_V = torch.from_numpy(mixer.log_p(before_NV[-1]))
             drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
             written += int(model.tokens.bytes_of[drawn])
             if drawn in closing or written > max_bytes:

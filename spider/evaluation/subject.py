@@ -10,6 +10,7 @@ import numpy as np
 from spider.config import StageSpec
 from spider.evaluation.bpb import Score
 from spider.evaluation.text import Text, TextBaselines
+from spider.evaluation.training_text import LearnedFrom
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Reading
 
@@ -38,6 +39,8 @@ class Subject:
     """The baselines and the train/test overlap of the text. A background thread computes them."""
     groups: list[str] = field(default_factory=list)
     """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
+    learned_from: LearnedFrom = field(default_factory=LearnedFrom)
+    """The data that the model has learned from."""
 
     @property
     def carrying(self) -> Reading:

@@ -73,6 +73,8 @@ class LearnedFrom:
     """Receipt and shards folder of each stage; None for a stream."""
     indexes: Sequence[Path] = ()
     """Shards folders whose ngram split the model looks up."""
+    split_index: Path | None = None
+    """The n-gram index without the train split; None for a model without an index."""
 
 
 def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
@@ -87,6 +89,11 @@ def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
             for spec in specs
         ],
         indexes=[results.shards(settings.data)] if settings.model.ngram else [],
+        split_index=(
+            results.ngram(settings.data, settings.model.ngram.counted, "split")
+            if settings.model.ngram
+            else None
+        ),
     )
 
 
