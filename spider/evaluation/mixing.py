@@ -27,11 +27,11 @@ _STEPS = 32
 _MAP_RATE = 0.02
 #: Weight of a counter at first; that of the model is 1.
 _WEIGHT = 0.05
-#: Shortest match, and the length from which matches count as equal.
+#: Length of the shortest match. Longer matches than the second number share an adaptive probability.
 _MATCH, _LONGEST = 6, 63
 _HEADS = 1 << 18
-#: Indices of `State.places`: bytes read, rows claimed, and the beginnings of the document, of the line and of
-#: the line above (-1: none); the byte that the match expects, and the length of the match (0: none).
+#: Indices of `State.places`: the bytes read, the rows claimed, the beginnings of the document, of the line
+#: and of the line above (-1: none). The last two are the byte that the match expects, and its length (0: none).
 SIZE, CLAIMED, BEGIN, LINE, ABOVE, EXPECTED, LENGTH = range(7)
 #: Indices of `State.recent`: the last eight bytes, and hashes of the current word and the two before it.
 _LAST, _WORD, _WORD_1, _WORD_2 = range(4)
@@ -63,8 +63,9 @@ class Learned(NamedTuple):
     """The part of a mixer that priming learns."""
 
     chances: np.ndarray
-    """For each context and counter the probability p of a one, the number of observations, and
-    ln(p / (1 - p)): (C + 1, 256, 3). The last row is for the expectation of a match, by its length."""
+    """Adaptive probabilities: p, the number of observations, and ln(p / (1 - p)), (C + 1, 256, 3). A row has
+    the p of a one for each counter of a context. The last row has the p that a match of each length is right.
+    """
     weights: np.ndarray
     """(K, 256, I)."""
     maps: np.ndarray
@@ -87,7 +88,7 @@ class Learned(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that a mixer knows, and the arrays in which it computes."""
+    """The memory of a mixer, and the arrays in which it computes."""
 
     learned: Learned
     slots: np.ndarray
@@ -95,7 +96,7 @@ class State(NamedTuple):
     claimed: np.ndarray
     """Numbers of the rows that are in use."""
     text: np.ndarray
-    """The bytes that were read (uint8), and room for more."""
+    """The bytes that were read (uint8), and zeros behind them."""
     heads: np.ndarray
     """Position after the last occurrence of each hash of `_MATCH` bytes."""
     places: np.ndarray
@@ -196,8 +197,8 @@ def _expected_bit(state: State, node: int, depth: int) -> int:
     """Return the bit that the match expects at a node; -1 without a match."""
     if state.places[LENGTH] == 0:
         return -1
-    expected = np.int64(state.text[state.places[EXPECTED]]) | 256
-    return (expected >> (7 - depth)) & 1 if expected >> (8 - depth) == node else -1
+    expected = int(state.text[state.places[EXPECTED]]) | 256
+    return int(expected >> (7 - depth)) & 1 if expected >> (8 - depth) == node else -1
 
 
 @inner
@@ -218,7 +219,7 @@ def _predict(state: State, node: int, depth: int) -> float:
     slot = _slot(node, depth)
     seen = 0
     for i in range(CONTEXTS):
-        counter = np.int64(state.slots[rows[i], slot]) if rows[i] >= 0 else 0
+        counter = int(state.slots[rows[i], slot]) if rows[i] >= 0 else 0
         state.counters[depth, i] = counter
         inputs[1 + i] = state.learned.chances[i, counter, 2] if counter else 0.0
         seen += counter > 0
@@ -256,7 +257,7 @@ def _predict(state: State, node: int, depth: int) -> float:
 @inner
 def _slot(node: int, depth: int) -> int:
     """Return the place of a node in the rows of its half byte."""
-    return 1 << (depth & 3) | node & ((1 << (depth & 3)) - 1)
+    return int(1 << (depth & 3) | node & ((1 << (depth & 3)) - 1))
 
 
 @inner
@@ -365,7 +366,7 @@ def mix(state: State, p_B: np.ndarray, mixed_B: np.ndarray) -> None:
 
 @compiled
 def read(state: State, p_SB: np.ndarray, byte_S: np.ndarray, rate: float, nats_S: np.ndarray) -> float:
-    """Write the nats of each byte, given that a byte follows, and learn from it. `State.text` has room.
+    """Write the nats of each byte, given that a byte follows, and learn from it. `State.text` is long enough.
 
     Returns:
         The largest deviation from one of the sum of probabilities at every `CHECK_EVERY`-th byte.
@@ -376,7 +377,7 @@ def read(state: State, p_SB: np.ndarray, byte_S: np.ndarray, rate: float, nats_S
         if state.places[SIZE] % CHECK_EVERY == 0:
             mix(state, p_SB[s], mixed_B)
             deviation = max(deviation, abs(mixed_B.sum() - 1))
-        byte = np.int64(byte_S[s])
+        byte = int(byte_S[s])
         _grow_tree(state, p_SB[s])
         _find_contexts(state)
         p_byte = 1.0
