@@ -26,15 +26,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from common import PROGRAMS, parser, report
 
-from spider.config import load_config
+from spider.config import MixerConfig, load_config
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
+from spider.evaluation.mixer import Mixer
 from spider.evaluation.text import validation_stream
 from spider.model.spider.config import PRESETS
 from spider.ngram import store
 from spider.ngram.layout import symbols_of
 from spider.ngram.lookup import NgramLookup
 from spider.results import Results
+from spider.tokens import BYTES
 
 #: MB of text in each part of a larger text.
 PART = 100
@@ -176,7 +178,22 @@ def look_up(results: Results, quick: bool, note: Note) -> None:
     truth = symbols_of(vocabulary)[tokens[1:]]
     hit = (symbols == truth[:, None]) & (np.arange(symbols.shape[1]) < counts)
     text = vocabulary.bytes_of[tokens[1:]] > 0
+    mix(tokens, note)
     note("held-out bytes among the candidates", hit[text].any(1).mean(), ".4f")
+
+
+def mix(tokens: np.ndarray, note: Note) -> None:
+    """Measure the online mixer over a uniform distribution."""
+    log_p = np.full((len(tokens) - 1, BYTES.size), -np.log(BYTES.size), np.float32)
+    targets = tokens[1:].astype(np.int64)
+    Mixer(BYTES, MixerConfig().rate).read(targets[:100], log_p[:100])  # compiles
+    for name, keeps in ("each document alone", False), ("with what came before", True):
+        mixer = Mixer(BYTES, MixerConfig().rate, keeps_text=keeps, keeps_weights=keeps)
+        began = time.process_time()
+        for at in range(0, len(targets), 3000):
+            mixer.read(targets[at : at + 3000], log_p[at : at + 3000])
+        seconds = time.process_time() - began
+        note(f"mixer, {name}, kB per processor second", len(tokens) / seconds / 1e3, ".0f")
 
 
 def main() -> None:

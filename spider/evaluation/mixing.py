@@ -31,7 +31,8 @@ _WEIGHT = 0.05
 _MATCH, _LONGEST = 6, 63
 _HEADS = 1 << 18
 #: Indices of `State.places`: the bytes read, the rows claimed, the beginnings of the document, of the line
-#: and of the line above (-1: none). The last two are the byte that the match expects, and its length (0: none).
+#: and of the line above (-1: none). The last two are the byte that the match expects, and the match's length
+#: (0: no match).
 SIZE, CLAIMED, BEGIN, LINE, ABOVE, EXPECTED, LENGTH = range(7)
 #: Indices of `State.recent`: the last eight bytes, and hashes of the current word and the two before it.
 _LAST, _WORD, _WORD_1, _WORD_2 = range(4)

@@ -51,6 +51,12 @@ def test_options_reach_the_sampler(stage):
     assert runs[3] == runs[4]  # the likeliest byte either way
 
 
+def test_the_mixer_changes_the_text_and_repeats_what_it_has_read(stage):
+    words = "--prompt", "one two three " * 4, "--bytes", 28, "--temperature", 0, "--context", 128
+    assert say(stage, *words, "--mixer").output == "one two three " * 6 + "\n"
+    assert say(stage, *words).output != say(stage, *words, "--mixer").output
+
+
 def test_a_prompt_may_be_any_bytes_from_a_file_or_none_at_all(stage, tmp_path):
     (tmp_path / "prompt").write_bytes(b"caf\xe9 ")
     assert say(stage, "--prompt-file", tmp_path / "prompt", "--bytes", 5).output.startswith("caf\ufffd ")

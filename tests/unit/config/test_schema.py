@@ -216,6 +216,8 @@ def changed(path: str, value) -> dict:
             {"seq_len": 9000, "ttt": {}},
             "runs.demo.evaluation.ttt.chunk: must be at least the window of its evaluation, 9000 in stage b",
         ),
+        ("runs.demo.evaluation", {"mixer": {"rate": 0}}, "evaluation.mixer.rate: must be positive (got 0)"),
+        ("runs.demo.evaluation", {"mixer": {"prime": -1}}, "evaluation.mixer.prime: must be at least 0"),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):

@@ -16,7 +16,7 @@ import torch
 
 from spider import load_model
 from spider.checkpoints.save import save
-from spider.config import TTTConfig, load_config
+from spider.config import MixerConfig, TTTConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.groups import scored_groups
 from spider.data.metadata import build_metadata
@@ -30,6 +30,7 @@ from spider.evaluation.result import ALONE, CARRIED
 from spider.evaluation.sample import sample
 from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import Text, validation_stream
+from spider.evaluation.training_text import LearnedFrom
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
@@ -273,6 +274,21 @@ def test_a_sample_needs_no_held_out_text_and_is_reproducible(receipt, spec, tmp_
     )
     with pytest.raises(ValueError, match="is the receipt of demo/main, not of demo/other"):
         sample(receipt, spec.model_copy(update={"stage": "other"}), folder.path, device="cpu")
+
+
+def test_the_mixer_scores_the_same_text_in_both_columns(receipt, spec, data, tmp_path):
+    evaluation = spec.evaluation.model_copy(update={"mixer": MixerConfig(prime=1000)})
+    mixing = spec.model_copy(update={"evaluation": evaluation})
+    learned_from = LearnedFrom(stages=[(receipt, data)])
+    measured = evaluate(receipt, mixing, data, tmp_path, learned_from=learned_from, device="cpu")
+    (row,) = measured.results["mixer"].rows
+    assert row.value < 0.9 * measured.bpb and row.carried.value < 0.8 * row.value
+    low, high = row.interval
+    assert low < row.value < high
+    assert 0 < measured.results["mixer"].metrics["mixer/deviation"] < 1e-5
+    assert mixing.evaluation.scoring()["mixer"] == {"prime": 1000}
+    with pytest.raises(ValueError, match=r"evaluation\.mixer\.prime: the training text cannot be read"):
+        evaluate(receipt, mixing, data, tmp_path, device="cpu")
 
 
 def test_evaluating_twice_gives_equal_scores(receipt, spec, data, tmp_path):
