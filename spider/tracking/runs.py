@@ -278,7 +278,8 @@ def log_scores(
     if isinstance(folder, CompressedFolder):
         # The training run has the metrics of the checkpoint, which these must not replace.
         rows = [row for row in rows if not row.baseline]
-        metrics = {f"compressed/{row.name}": row.value for row in rows if row.value is not None}
+        numbers = [number for row in rows for number in row.numbers()]
+        metrics = {f"compressed/{name}": one.value for name, _, one in numbers if one.value is not None}
     record = Evaluation(
         identity=digest([model, of]) if of else model,
         model=model,

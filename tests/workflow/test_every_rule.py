@@ -262,7 +262,7 @@ def test_the_record_of_every_job_lists_all_its_outputs(everything):
     compressed = read_json(everything.results / "runs/bpe/packed/compressed/evaluation.json")
     (sent,) = [one["metrics"] for one in scores if "compressed/bpb" in one["metrics"]]
     assert any("compressed/bytes" in one["metrics"] for one in scores)
-    assert sent["compressed/ttt/bpb"] == compressed["results"]["adapt"]["rows"][0]["value"]
+    assert sent["compressed/ttt/bpb_carried"] == compressed["results"]["adapt"]["rows"][0]["carried"]["value"]
 
 
 @pytest.mark.long
