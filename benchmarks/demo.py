@@ -1,10 +1,10 @@
 """Time the default run from nothing to the report, then score its recipe on two held-out texts.
 
 The first run is ``config.yaml`` in an empty folder. Then the run of ``presets/ngram-cpu.yaml`` is trained
-with three seeds on its own held-out text and with three on another choice of packages, and each is scored
-with the online mixer as well.
+with three seeds on its own held-out text and with three on another choice of packages. Each is scored with
+the online mixer as well.
 
-    python benchmarks/demo.py [--folder FOLDER] [--quick] [--json FILE]
+    python benchmarks/demo.py [--folder FOLDER] [--seeds N] [--quick] [--json FILE]
 
 What is finished is kept in ``--folder`` and not done again. ``--quick`` uses the smoke preset for both, whose
 model is too small to be good, and one seed.
@@ -44,9 +44,10 @@ def varied(raw: dict[str, Any], seeds: int) -> dict[str, Any]:
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--folder", type=Path, help="folder of the results (default: a temporary one)")
+    options.add_argument("--seeds", type=int, default=3, help="seeds of each text (default: 3)")
     chosen = options.parse_args()
     default, preset = ("smoke.yaml",) * 2 if chosen.quick else ("../config.yaml", "ngram-cpu.yaml")
-    seeds = 1 if chosen.quick else 3
+    seeds = 1 if chosen.quick else chosen.seeds
     with tempfile.TemporaryDirectory() as scratch:
         folder = (chosen.folder or Path(scratch)).resolve()
         results = Results(folder / "default")
