@@ -17,6 +17,8 @@ MOST_KINDS = 24
 MOST_WORDS = 8
 #: Farthest byte of a sparse context.
 FARTHEST = 15
+#: Number of the first context of the layout of a text; smaller than all others.
+FIRST_STRUCTURE = -1000
 #: Contexts of the layout of a text, by name.
 STRUCTURES = ("column", "indent", "above")
 
@@ -29,7 +31,7 @@ def kind_of(name: int | str) -> int:
     """
     name = str(name)
     if name in STRUCTURES:
-        return -256 - STRUCTURES.index(name)
+        return FIRST_STRUCTURE - STRUCTURES.index(name)
     if name.isdecimal() and 1 <= int(name) <= LONGEST_ORDER:
         return int(name)
     if (words := re.fullmatch(r"words(\d)", name)) and int(words[1]) <= MOST_WORDS:
@@ -50,9 +52,9 @@ def name_of(kind: int) -> str:
         return str(kind)
     if kind >= ~MOST_WORDS:
         return f"words{~kind}"
-    if kind > -256:
+    if kind > FIRST_STRUCTURE:
         return f"sparse{-kind // 16}-{-kind % 16}"
-    return STRUCTURES[-256 - kind]
+    return STRUCTURES[FIRST_STRUCTURE - kind]
 
 
 def _checked(name: int | str) -> int | str:

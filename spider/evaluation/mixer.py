@@ -36,7 +36,19 @@ import numpy as np
 from spider.config.run import EvaluationConfig, MixerConfig
 from spider.data.shards import Shards
 from spider.evaluation.bpb import check_deviation, clip_stream, score
-from spider.evaluation.mixing import ABOVE, BEGIN, CLAIMED, LENGTH, LINE, SIZE, Learned, State, mix, read
+from spider.evaluation.mixing import (
+    ABOVE,
+    BEGIN,
+    BYTE_VALUES,
+    CLAIMED,
+    LENGTH,
+    LINE,
+    SIZE,
+    Learned,
+    State,
+    mix,
+    read,
+)
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.spread import bootstrap_interval
@@ -74,13 +86,13 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     document_S = np.cumsum(subject.tokens_N == tokens.bos)[1:] - 1
     numbers = []
     for mixer in mixers:
-        bits_S = np.where(target_S < 256, np.concatenate(mixer.nats), 0) / math.log(2)
+        bits_S = np.where(target_S < BYTE_VALUES, np.concatenate(mixer.nats), 0) / math.log(2)
         bits_D = np.bincount(document_S, bits_S)
         numbers.append(
             Number(
                 value=float(bits_D.sum() / size_D.sum()),
                 unit=BITS,
-                interval=bootstrap_interval(bits_D, np.bincount(document_S, target_S < 256)),
+                interval=bootstrap_interval(bits_D, np.bincount(document_S, target_S < BYTE_VALUES)),
             )
         )
     row = Row(
@@ -209,7 +221,7 @@ class Mixer:
         begins = np.flatnonzero(target_S == self.tokens.bos).tolist()
         at = 0
         for end in [*begins, len(target_S)]:
-            is_byte_S = target_S[at:end] < 256
+            is_byte_S = target_S[at:end] < BYTE_VALUES
             chosen_S = at + np.flatnonzero(is_byte_S)
             mixed_S = np.empty(len(chosen_S))
             self._make_room(len(chosen_S))
@@ -230,10 +242,10 @@ class Mixer:
             ValueError: As `read`.
         """
         byte_SB, bytes_S, _ = _bytes(log_p_V[None])
-        mixed_B = np.empty(256)
+        mixed_B = np.empty(BYTE_VALUES)
         mix(self.state, byte_SB[0], mixed_B)
         log_mixed_V = log_p_V.astype(np.float64)
-        log_mixed_V[:256] = np.log(mixed_B * bytes_S[0])
+        log_mixed_V[:BYTE_VALUES] = np.log(mixed_B * bytes_S[0])
         return log_mixed_V
 
     def _make_room(self, count: int) -> None:
@@ -252,7 +264,7 @@ class Mixer:
             learned.weights[:] = self.start.weights
             # Only the maps of bytes that were read have changed, so a reset costs no more than the document.
             read_B = np.unique(self.state.text[places[BEGIN] : places[SIZE]])
-            changed = [0, 256, *read_B.tolist()]
+            changed = [0, BYTE_VALUES, *read_B.tolist()]
             learned.maps[changed] = self.start.maps[changed]
         if not self.keeps_text:
             self.state.slots[self.state.claimed[: places[CLAIMED]]] = 0
@@ -264,9 +276,9 @@ class Mixer:
 def _bytes(log_p_SV: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Return the probabilities of the bytes (S, B), their sums (S,), and the deviation of all from one."""
     p_SV = np.exp(log_p_SV)
-    byte_SB = p_SV[:, :256]
+    byte_SB = p_SV[:, :BYTE_VALUES]
     bytes_S = byte_SB.sum(1, dtype=np.float64)
-    total_S = bytes_S + p_SV[:, 256:].sum(1, dtype=np.float64)
+    total_S = bytes_S + p_SV[:, BYTE_VALUES:].sum(1, dtype=np.float64)
     deviation = float(np.abs(np.nan_to_num(total_S, nan=math.inf) - 1).max(initial=0))
     check_deviation(deviation, "the model")
     return byte_SB, bytes_S, deviation

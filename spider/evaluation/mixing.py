@@ -12,6 +12,8 @@ import numpy as np
 
 from spider.ngram.contexts import appended, compiled, inner, mixed
 
+#: Values of a byte, which are the first ids of a vocabulary of bytes.
+BYTE_VALUES = 256
 #: Scored bytes between two sums over the whole tree. A sum costs as much as the learning from 30 bytes.
 CHECK_EVERY = 64
 CONTEXTS = 10

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from spider.config.ngram import MOST_WORDS, STRUCTURES
+from spider.config.ngram import FIRST_STRUCTURE, MOST_WORDS, STRUCTURES
 from spider.ngram.layout import BEGIN, END
 
 #: Decorator of a loop over symbols: it runs without the interpreter's lock and is cached on disk.
@@ -40,7 +40,7 @@ inner: Any = partial(compiled, no_cpython_wrapper=True)
 #: Symbols of the longest current word.
 MAX_WORD = 32
 #: Symbols of the longest line that has contexts of its structure.
-MAX_LINE = 256
+MAX_LINE = 1 << 8
 _BREAK, _BLANK = ord("\n"), ord(" ")
 _INDENT = STRUCTURES.index("indent")
 _COLUMN = STRUCTURES.index("column")
@@ -124,7 +124,7 @@ def reach(kind: int) -> int:
         return kind
     if kind >= ~MOST_WORDS:
         return (~kind + 2) * (MAX_WORD + 1)
-    return -kind % 16 if kind > -256 else 2 * (MAX_LINE + 1)
+    return -kind % 16 if kind > FIRST_STRUCTURE else 2 * (MAX_LINE + 1)
 
 
 @compiled
@@ -243,6 +243,6 @@ def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: in
         return of_order(text, hashes, kind, lo, hi)
     if kind >= ~MOST_WORDS:
         return of_words(text, ~kind, lo, hi)
-    if kind > -256:
+    if kind > FIRST_STRUCTURE:
         return of_sparse(text, hashes, -kind // 16, -kind % 16, lo, hi)
-    return of_structure(text, -256 - kind, lo, hi)
+    return of_structure(text, FIRST_STRUCTURE - kind, lo, hi)

@@ -118,11 +118,11 @@ def test_a_measurement_is_in_the_table_the_page_the_card_and_mlflow(workflow, ex
     last = summary["runs"]["small"]["stages"]["second"]
     assert last["results"][MEASUREMENT]["rows"] == found["rows"]
     table = (workflow.results / "report/table.md").read_text()
-    assert "| on vowels |" in table and shown in table
+    assert "| on vowels, each document alone |" in table and shown in table
     assert "## Letters counted" in table and f"| small / second | {percent} |" in table
 
     page = (workflow.results / "report/runs/small.html").read_text()
-    assert "<th>on vowels</th>" in page and shown in page
+    assert "<th>on vowels, each document alone</th>" in page and shown in page
     assert f"<th>share of vowels</th><td><b>{percent}</b>" in page
     assert "Vowels are aeiouy." in page and "share of" in page and "place" in page
 
