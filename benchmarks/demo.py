@@ -50,7 +50,7 @@ def main() -> None:
     seeds = 1 if chosen.quick else chosen.seeds
     with tempfile.TemporaryDirectory() as scratch:
         folder = (chosen.folder or Path(scratch)).resolve()
-        results = Results(folder / "default")
+        results = Results(folder / "default-run")
         seconds = workflow(yaml.safe_load((ROOT / "presets" / default).read_text()), results.root)
         summary = read_json(results.root / "report/summary.json")
         rows = [["seconds, from an empty folder to the report", f"{seconds:.1f}"]]
