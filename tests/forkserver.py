@@ -58,13 +58,18 @@ VARIABLE = "TEST_FORKSERVER"
 CLIENT = """\
 #!{interpreter} -IS
 import os, signal, socket
+def forward(number, frame):
+    try:
+        os.kill(command, number)
+    except ProcessLookupError:  # It ended, and its status follows.
+        pass
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 server.sendall(b"%d\\n" % os.getpid())
 lines = server.makefile()
 command = int(lines.readline())
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: os.kill(command, number))
+    signal.signal(number, forward)
 status = int(lines.readline())
 if status < 0:
     if -status != signal.SIGKILL:
