@@ -133,6 +133,7 @@ def _fastest(step: dict[Kind, Step]) -> Kind:
 def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozenset[str]]:
     """Return how often each layer computes each distinct (M, K, N), and the layers eligible for fp8."""
     products: Products = defaultdict(lambda: defaultdict(int))
+    torch.manual_seed(spec.seed)  # The number of patches depends on the initial weights.
     model = build_model(spec.model).to(device)
 
     def note(name: str, module: nn.Linear, args: tuple[Tensor, ...]) -> None:

@@ -43,6 +43,14 @@ def test_the_warm_up_times_every_distinct_product_and_selects_a_precision(tmp_pa
         assert product.uses >= len(product.layers)
 
 
+def test_the_products_of_a_run_are_the_same_in_every_process(make_spec):
+    shapes = []
+    for seed in (0, 23):
+        torch.manual_seed(seed)
+        shapes.append(sorted(warmup._products(make_spec(), torch.device("cpu"))[0]))
+    assert shapes[0] == shapes[1]
+
+
 @pytest.fixture
 def emulated(monkeypatch):
     """Emulate a device with fp8 and grouped fp8 products."""
