@@ -151,7 +151,7 @@ def evaluate(path: Path, run: str, stage: str, folder: StageFolder) -> dict[str,
     trained = {name: receipt[name] for name in ("steps", "bytes", "seconds", "checkpoint_seconds", "loss")}
     written: dict[str, Any] = {"sample": read_json(folder.sample)["text"]}
     rows = measured["results"]["baselines"]["rows"]
-    # Each document alone, as the model's score; zpaq has no such figure.
+    # The model's score is of each document alone; zpaq is not measured so.
     written["compressors"] = {row["label"]: row["value"] for row in rows if row["value"] is not None}
     return {**{name: measured[name] for name in known}, **written, "trained": trained}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
@@ -23,11 +24,12 @@ FIRST_STRUCTURE = -1000
 STRUCTURES = ("column", "indent", "above")
 
 
+@cache
 def kind_of(name: int | str) -> int:
     """Return the number of a kind of context (`spider.ngram.contexts`), given its name.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: The name is not one of a kind.
     """
     name = str(name)
     if name in STRUCTURES:
@@ -81,7 +83,7 @@ class NgramConfig(Block):
     """Orders whose successors are counted within the document."""
     carry_over: Annotated[int, Field(ge=0)] = 0
     """Bytes of earlier training documents that matches look back on in training (0: the document alone)."""
-    carry_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    carry_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Share of the training windows that look back, if ``carry_over`` is not 0."""
     candidates: Annotated[int, Field(ge=1, le=64)] = 16
     """Largest number of candidates for the next byte."""

@@ -10,8 +10,9 @@ One copy codes the whole held-out text: the figure *with what came before*. Furt
 each: the figure of *each document alone*. A copy is a fork of the process, because no library copies its
 state. So a process of its own does this work: it has one thread and does not import torch.
 
-zpaq, a mixer of context models, is the strongest. Its library compresses whole buffers. A document alone has
-no figure, and the bits of a text are 8 * (size of compressed(given + text) - size of compressed(given)).
+zpaq, a mixer of context models, is the strongest. Its library compresses whole buffers, so it is not measured
+on each document alone. The bits of a text are 8 * (size of compressed(given + text) - size of
+compressed(given)).
 
 PPMd (Shkarin's order-12 variant H, as in 7-Zip) is the strongest of the others, and the fastest. It codes
 byte after byte, so the length of its output gives the cost of each piece of the text to within some bytes.

@@ -32,7 +32,7 @@ from spider.evaluation.baselines import text_baselines
 from spider.evaluation.bpb import Score, bits_by_byte, score
 from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.spread import bootstrap_interval
+from spider.evaluation.spread import intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
@@ -141,8 +141,8 @@ def evaluate(
         carry_over=settings.carry_over,
         deviation=max(one.deviation for one in (scored, carried) if one),
         bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
-        intervals=_intervals(scored, tokens_N, model.tokens),
-        intervals_carried=_intervals(carried, tokens_N, model.tokens) if carried else {},
+        intervals=intervals(scored.by_target_S, tokens_N, model.tokens),
+        intervals_carried=intervals(carried.by_target_S, tokens_N, model.tokens) if carried else {},
         learn=spec.settings.learn,
         bytes=len(text),
         documents=int(np.count_nonzero(tokens_N == model.tokens.bos)),
@@ -197,18 +197,3 @@ def _bpb_of_answers(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> floa
     bytes_S = tokens.bytes_of[tokens_N[1:]] * assistant_mask(tokens_N)[1:]
     nats = float(scored.by_target_S[bytes_S > 0].sum(dtype=np.float64))
     return nats / (math.log(2) * float(bytes_S.sum())) if bytes_S.any() else None
-
-
-def _intervals(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> dict[str, tuple[float, float]]:
-    """Return the intervals of bpb and bpb_strict over documents, by name; none for a single document."""
-    target_S = tokens_N[1:]
-    document_S = np.cumsum(tokens_N == tokens.bos)[1:] - 1
-    is_text_S = tokens.bytes_of[target_S] > 0
-    bytes_D = np.bincount(document_S, tokens.bytes_of[target_S])
-    counted = {"bpb": is_text_S, "bpb_strict": is_text_S | np.isin(target_S, [tokens.bos, tokens.eos])}
-    bits_S = scored.by_target_S / math.log(2)
-    found = {
-        name: bootstrap_interval(np.bincount(document_S, bits_S * counted_S), bytes_D)
-        for name, counted_S in counted.items()
-    }
-    return {name: interval for name, interval in found.items() if interval is not None}

@@ -51,7 +51,7 @@ from spider.evaluation.mixing import (
 )
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.result import BITS, Number, Result, Row
-from spider.evaluation.spread import bootstrap_interval
+from spider.evaluation.spread import intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom
@@ -81,20 +81,13 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     if settings.carry_over:
         mixers.append(Mixer(tokens, config.rate, start))
         score(subject.model, subject.tokens_N, subject.carrying, consume=mixers[1].read)
-    target_S = subject.tokens_N[1:]
-    size_D = subject.text.lengths()
-    document_S = np.cumsum(subject.tokens_N == tokens.bos)[1:] - 1
+    is_byte_S = subject.tokens_N[1:] < BYTE_VALUES
     numbers = []
     for mixer in mixers:
-        bits_S = np.where(target_S < BYTE_VALUES, np.concatenate(mixer.nats), 0) / math.log(2)
-        bits_D = np.bincount(document_S, bits_S)
-        numbers.append(
-            Number(
-                value=float(bits_D.sum() / size_D.sum()),
-                unit=BITS,
-                interval=bootstrap_interval(bits_D, np.bincount(document_S, target_S < BYTE_VALUES)),
-            )
-        )
+        nats_S = np.concatenate(mixer.nats)
+        interval = intervals(nats_S, subject.tokens_N, tokens).get("bpb")
+        value = float(nats_S[is_byte_S].mean() / math.log(2))
+        numbers.append(Number(value=value, unit=BITS, interval=interval))
     row = Row(
         name="mixer/bpb",
         label="with the mixer",

@@ -91,7 +91,7 @@ class Learned(NamedTuple):
 
 
 class State(NamedTuple):
-    """The memory of a mixer, and the arrays in which it computes."""
+    """The memory of a mixer, and its working memory."""
 
     learned: Learned
     slots: np.ndarray

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import bits_by_byte
 from spider.evaluation.result import ALONE, BITS, BYTES, CARRIED, SHARE, Number, Result, Row, Table
 from spider.evaluation.subject import Subject
+from spider.tokens import Tokens
 
 #: Groups that have a row of their own in the table, the largest ones.
 _ROWS = 20
@@ -36,6 +39,25 @@ def bootstrap_interval(bits_D: np.ndarray, bytes_D: np.ndarray) -> tuple[float, 
     drawn = (random.integers(len(bits_D), size=len(bits_D)) for _ in range(RESAMPLES))
     low, high = np.percentile([bits_D[i_D].sum() / bytes_D[i_D].sum() for i_D in drawn], [2.5, 97.5])
     return float(low), float(high)
+
+
+def intervals(nats_S: np.ndarray, tokens_N: np.ndarray, tokens: Tokens) -> dict[str, tuple[float, float]]:
+    """Return the intervals of bpb and bpb_strict over documents, by name; none for a single document.
+
+    Args:
+        nats_S: Nats of each target, which are the ids of a stream after the first one.
+    """
+    target_S = tokens_N[1:]
+    document_S = np.cumsum(tokens_N == tokens.bos)[1:] - 1
+    is_text_S = tokens.bytes_of[target_S] > 0
+    bytes_D = np.bincount(document_S, tokens.bytes_of[target_S])
+    counted = {"bpb": is_text_S, "bpb_strict": is_text_S | np.isin(target_S, [tokens.bos, tokens.eos])}
+    bits_S = nats_S / math.log(2)
+    found = {
+        name: bootstrap_interval(np.bincount(document_S, bits_S * counted_S), bytes_D)
+        for name, counted_S in counted.items()
+    }
+    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:

@@ -46,6 +46,9 @@ _BLOCK = 1 << 9
 
 #: Binary logarithm of the entries of pairs of a context and a symbol, for each entry of contexts alone.
 _FEWER = np.uint64(2)
+#: Bits of a position in a link of a chain, and their mask.
+_POSITION_BITS = np.uint64(32)
+_POSITION = np.uint64(0xFFFFFFFF)
 #: Odd factor of the hash of a context and a symbol.
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)
 #: q of small numbers.
@@ -106,18 +109,17 @@ def _extend_hashes(text, hashes, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _extend_chain(contexts, first, shift, tags, chain, heads):  # type: ignore[no-untyped-def]
+def _extend_chain(contexts, first, shift, links, heads):  # type: ignore[no-untyped-def]
     """Extend the chain of one kind of context by the contexts of positions from ``first`` on.
 
-    ``tags`` gets the low bits of each context, 0 for none. ``chain`` gets the latest earlier position in the
-    same bucket, 0 for none. ``heads`` has the latest position of each bucket.
+    The link of a position has the low 32 bits of its context, 0 for none, and the latest earlier position in
+    the same bucket, 0 for none. ``heads`` has the latest position of each bucket.
     """
     for j in range(len(contexts)):
         context = contexts[j]
         if context:
             bucket = context >> shift
-            tags[first + j] = np.uint32(context & np.uint64(0xFFFFFFFF))
-            chain[first + j] = heads[bucket]
+            links[first + j] = (context << _POSITION_BITS) | heads[bucket]
             heads[bucket] = first + j
 
 
@@ -155,7 +157,7 @@ def _index_matches(text, hashes, first, shift, last, indexed, after, lengths):  
 
 @inner
 def _document_matches(  # type: ignore[no-untyped-def]
-    text, tags, chains, most, i, followed, found, distance
+    text, links, most, i, followed, found, distance
 ):
     """Find the latest positions, at most ``most`` symbols back, after the same contexts as position i.
 
@@ -164,19 +166,30 @@ def _document_matches(  # type: ignore[no-untyped-def]
     """
     for p in range(len(found)):
         found[p] = 0
-        tag = tags[p, i]
+        link = links[p, i]
+        tag = link >> _POSITION_BITS
         if tag == 0:
             continue
-        position = np.int64(chains[p, i])
+        position = np.int64(link & _POSITION)
         n = 0
         while position > 0 and n < POSITIONS and i - position <= most:
-            if tags[p, position] == tag:
+            link = links[p, position]
+            if link >> _POSITION_BITS == tag:
                 followed[p, n] = text[position]
                 if n == 0:
                     distance[p] = i - position
                 n += 1
-            position = np.int64(chains[p, position])
+            position = np.int64(link & _POSITION)
         found[p] = n
+
+
+@inner
+def _bits(size):  # type: ignore[no-untyped-def]
+    """Return the binary logarithm of a power of two."""
+    bits = 0
+    while 1 << bits < size:
+        bits += 1
+    return bits
 
 
 @inner
@@ -193,6 +206,14 @@ def _count(text, contexts, j, change, shift, followers, seen):  # type: ignore[n
         if context:
             followers[k, _entry(context, text[j], shift)] += change
             seen[k, context >> (shift + _FEWER)] += change
+
+
+@compiled
+def _clear(text, contexts, first, end, followers, seen):  # type: ignore[no-untyped-def]
+    """Take the symbols from ``first`` to ``end`` out of the document counts."""
+    shift = np.uint64(64 - _bits(followers.shape[1]))
+    for j in range(first, end):
+        _count(text, contexts, j, -1, shift, followers, seen)
 
 
 @inner
@@ -283,8 +304,7 @@ def _write_document_counts(  # type: ignore[no-untyped-def]
 @compiled
 def _write_candidates(  # type: ignore[no-untyped-def]
     text,
-    tags,
-    chains,
+    links,
     most,
     contexts,
     followers,
@@ -304,7 +324,7 @@ def _write_candidates(  # type: ignore[no-untyped-def]
     byte of each of `Layout.parts`. ``followers`` and ``seen`` are the document counts of the ``counted``
     symbols before, and are brought up to date; the number that is counted now is returned.
     """
-    P = len(tags)
+    P = len(links)
     kinds = rows.shape[1]
     number_at, symbols_at, totals_at, matches_at, counts_at, bits_at = at
     followed, found, distance, slot, symbols, line = scratch
@@ -320,7 +340,7 @@ def _write_candidates(  # type: ignore[no-untyped-def]
             continue
         for w in range(len(line)):
             line[w] = 0
-        _document_matches(text, tags, chains, most, i, followed, found, distance)
+        _document_matches(text, links, most, i, followed, found, distance)
         n = line[number_at] = _choose(after[j], rows[j], followed, found, slot, symbols)
         _write_features(
             rows[j], kinds + len(contexts), followed, found, slot, line, totals_at, counts_at, bits_at
@@ -344,13 +364,22 @@ def _write_candidates(  # type: ignore[no-untyped-def]
     return counted
 
 
-@inner
-def _bits(size):  # type: ignore[no-untyped-def]
-    """Return the binary logarithm of a power of two."""
-    bits = 0
-    while 1 << bits < size:
-        bits += 1
-    return bits
+def _entries(carry_over: int) -> int:
+    """Return the number of entries of contexts alone.
+
+    It does not depend on the size of a document, because it decides which contexts share an entry.
+    """
+    return 1 << (distance_of(carry_over) - 1).bit_length()
+
+
+def empty_counts(config: NgramConfig, carry_over: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return document counts without a symbol, uint16: of contexts and symbols, and of contexts alone.
+
+    A count of 2^16 becomes 0.
+    """
+    K = len(config.counts)
+    entries = _entries(carry_over)
+    return np.zeros((K, entries << int(_FEWER)), np.uint16), np.zeros((K, entries), np.uint16)
 
 
 class Document:
@@ -363,26 +392,33 @@ class Document:
     """
 
     def __init__(
-        self, layout: Layout, tables: Tables, config: NgramConfig, size: int = 0, carry_over: int = 0
+        self,
+        layout: Layout,
+        tables: Tables,
+        config: NgramConfig,
+        size: int = 0,
+        carry_over: int = 0,
+        counts: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        """Allocate for ``size`` symbols, if their number is known."""
+        """Allocate for ``size`` symbols, if their number is known; ``counts`` are from `empty_counts`."""
         self._tables = tables
         self._kinds = config.match_kinds
         self._orders = config.counts
         self._most = distance_of(carry_over)
         self._history = history_of(config, carry_over)
         self._buffer = _HELD * max(self._most, self._history - self._most)
-        self._entries = 1 << (self._most - 1).bit_length()
         if carry_over:
             self._check_memory(carry_over)
+        self._counts = counts or empty_counts(config, carry_over)
+        self._counted = 0
         self._at = tuple(first for first, _ in layout.parts.values())
         self._scratch = _scratch(layout, len(self._kinds))
         self._allocate(np.zeros(0, np.uint8), max(1, min(size, self._buffer)))
 
     def _check_memory(self, carry_over: int) -> None:
         """Raise `ValueError` if a full buffer needs more memory than the machine has."""
-        of_symbol = 1 + 8 + (4 + 4 + 2 * 4) * len(self._kinds) + 8 * len(self._orders)
-        needed = self._buffer * of_symbol + 5 * 2 * len(self._orders) * self._entries
+        of_symbol = 1 + 8 + (8 + 2 * 4) * len(self._kinds) + 8 * len(self._orders)
+        needed = self._buffer * of_symbol + 5 * 2 * len(self._orders) * _entries(carry_over)
         total = psutil.virtual_memory().total
         if needed > total:
             raise ValueError(
@@ -398,6 +434,13 @@ class Document:
             if out_NW is not None:
                 self._write(out_NW[a : a + step])
 
+    def clear_counts(self) -> None:
+        """Clear the document counts, so that another document can use their memory."""
+        if self._counted:
+            first = max(0, self._counted - self._most)
+            _clear(self._text, self._contexts, first, self._counted, *self._counts)
+        self._counted = 0
+
     def _append(self, text: np.ndarray) -> None:
         size = self._size + len(text)
         if size > self._buffer:
@@ -409,6 +452,7 @@ class Document:
 
     def _allocate(self, text: np.ndarray, size: int) -> None:
         """Allocate a buffer of ``size`` symbols that begins with ``text``, and drop what was derived."""
+        self.clear_counts()
         buffer = np.empty(size, np.uint8)
         buffer[: len(text)] = text
         self._text = buffer
@@ -419,25 +463,19 @@ class Document:
         """Extend the chains and the contexts of document counts to all symbols that were read."""
         P, K = len(self._kinds), len(self._orders)
         size = len(self._text)
-        buckets = 1 << (2 * size - 1).bit_length()
+        buckets = 1 << size.bit_length()
         if self._chained == 0:
             self._hashes = np.zeros(size + 1, np.uint64)
-            self._tags = np.zeros((P, size + 1), np.uint32)
-            self._chains = np.zeros((P, size + 1), np.int32)
-            self._heads = np.zeros((P, buckets), np.int32)
+            self._links = np.zeros((P, size + 1), np.uint64)
+            self._heads = np.zeros((P, buckets), np.uint32)
             self._contexts = np.zeros((K, size + 1), np.uint64)
-            # The size does not depend on the document's, because it decides which entries are shared. A count
-            # of 2^16 becomes 0.
-            self._followers = np.zeros((K, self._entries << int(_FEWER)), np.uint16)
-            self._seen = np.zeros((K, self._entries), np.uint16)
-            self._counted = 0
         text = self._text[: self._size]
         lo, hi = self._chained + 1, self._size + 1
         _extend_hashes(text, self._hashes, lo - 1, hi - 1)
         shift = _shift(buckets)
         for p, kind in enumerate(self._kinds):
             contexts = contexts_of(text, self._hashes, kind, lo, hi)
-            _extend_chain(contexts, lo, shift, self._tags[p], self._chains[p], self._heads[p])
+            _extend_chain(contexts, lo, shift, self._links[p], self._heads[p])
         for k, order in enumerate(self._orders):
             self._contexts[k, lo:hi] = contexts_of(text, self._hashes, order, lo, hi)
         self._chained = self._size
@@ -463,8 +501,8 @@ class Document:
             shift = _shift(len(tables.last))
             _index_matches(text, self._hashes, first, shift, tables.last, tables.text, after, lengths)
             self._counted = _write_candidates(
-                text, self._tags, self._chains, self._most, self._contexts, self._followers, self._seen,
-                self._counted, first, rows, after, lengths, out, self._at, self._scratch,
+                text, self._links, self._most, self._contexts, *self._counts, self._counted, first, rows,
+                after, lengths, out, self._at, self._scratch,
             )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ position.
 A *sparse* context is the symbols from a to b back, without the nearest ones. Contexts of the *structure*
 are of the layout in lines. ``column`` is the number of symbols since the line's begin, the symbol above the
 next one, and the last symbol. ``indent`` is the number of blanks at the line's begin, the first symbol that
-is not blank, and the last two. ``above`` is the two symbols above the next ones, and the last two. The line
-and the one above may have `MAX_LINE` symbols; there is no such context in a longer line.
+is not blank, and the last two. ``above`` is the two symbols above the next ones, and the last two. Only
+the first `MAX_LINE` symbols of a line have these contexts, and a longer line counts as empty for the next
+one.
 
 A kind of context is a number (`spider.config.ngram.kind_of`): o, ``~n``, or a smaller one. Hashes have 56
 bits, the high ones of 64, so a key has a byte left for the symbol that follows. A position without a context

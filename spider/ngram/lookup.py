@@ -14,7 +14,7 @@ import numpy as np
 
 from spider.config.ngram import NgramConfig
 from spider.data.shards import Shards
-from spider.ngram.candidates import Document, history_of
+from spider.ngram.candidates import Document, empty_counts, history_of
 from spider.ngram.layout import BEGIN, Layout, symbols_of
 from spider.ngram.store import NgramIndex, open_index
 from spider.tokens import Tokens
@@ -55,9 +55,11 @@ class NgramLookup:
         """Begin a stream of tokens that grows, such as generated text."""
         return Stream(self, carry_over)
 
-    def document(self, size: int = 0, carry_over: int = 0) -> Document:
-        """Begin a document of ``size`` symbols, if their number is known."""
-        return Document(self.layout, self.index.tables, self.config, size, carry_over)
+    def document(
+        self, size: int = 0, carry_over: int = 0, counts: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> Document:
+        """Begin a document of ``size`` symbols, if their number is known; ``counts`` are empty."""
+        return Document(self.layout, self.index.tables, self.config, size, carry_over, counts)
 
     def after(self, tokens_N: np.ndarray, lo: int, hi: int, carry_over: int = 0) -> np.ndarray:
         """Return the candidates after each of a stream's tokens ``lo`` to ``hi``: (hi - lo, width) uint8."""
@@ -78,23 +80,26 @@ class NgramLookup:
         """
         out = np.zeros((len(starts) * length, self.layout.width), np.uint8)
         pieces = []
-        carried_n = self._carried(starts)
-        for row, (start, carried) in enumerate(zip(starts.tolist(), carried_n.tolist(), strict=True)):
+        carry_over_n = np.where(self._carried(starts), self.config.carry_over, 0).tolist()
+        for row, (start, carry_over) in enumerate(zip(starts.tolist(), carry_over_n, strict=True)):
             column = 0
             while column < length:
                 shard, begin, at, end = shards.document((start + column) % shards.tokens)
                 size = min(length - column, end - at)
-                pieces.append((shard, carried, 0 if carried else begin, at, size, row * length + column))
+                begin = 0 if carry_over else begin
+                pieces.append((shard, carry_over, begin, at, size, row * length + column))
                 column += size
-        for (shard, carried, begin), group in groupby(sorted(pieces), itemgetter(0, 1, 2)):
-            carry_over = self.config.carry_over if carried else 0
-            self._of_document(shards.maps[shard], begin, [piece[3:] for piece in group], carry_over, out)
+        # All documents use the same memory, because clearing what one has counted costs less than new memory.
+        counts = {carry_over: empty_counts(self.config, carry_over) for carry_over in set(carry_over_n)}
+        for (shard, carry_over, begin), group in groupby(sorted(pieces), itemgetter(0, 1, 2)):
+            own = [piece[3:] for piece in group]
+            self._of_document(shards.maps[shard], begin, own, carry_over, counts[carry_over], out)
         return out.reshape(len(starts), length, -1)
 
     def _carried(self, starts_n: np.ndarray) -> np.ndarray:
-        """Return which windows look back on earlier documents, by a hash of their first token: (n,) bool."""
+        """Return which windows look back, if any do, by a hash of their first token: (n,) bool."""
         fraction_n = (starts_n.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) / 2.0**64
-        return (fraction_n < self.config.carry_share) & (self.config.carry_over > 0)
+        return fraction_n < self.config.carry_share
 
     def _of_document(
         self,
@@ -102,6 +107,7 @@ class NgramLookup:
         begin: int,
         pieces: list[tuple[int, int, int]],
         carry_over: int,
+        counts: tuple[np.ndarray, np.ndarray],
         out_NW: np.ndarray,
     ) -> None:
         """Write the candidates of pieces of one document (first token, size, first row), in rising order."""
@@ -120,11 +126,15 @@ class NgramLookup:
             end = at + size
             if document is None or start > read + history:
                 read = max(read, start - history)
-                document = self.document(last - read, carry_over)
+                if document is not None:
+                    document.clear_counts()
+                document = self.document(last - read, carry_over, counts)
             document.read(self.symbols[tokens[read:start]])
             document.read(self.symbols[tokens[start:end]], out_NW[row + shared : row + size])
             read = end
             offset = row - at
+        if document is not None:
+            document.clear_counts()
 
 
 class Stream:
