@@ -40,7 +40,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no matches by structure": without("column", "indent", "above"),
     "none of these": {"counts": [], **without("words", "sparse", "column", "indent", "above")},
     "trained on single documents": {"carry_over": 0},
-    "24 candidates": {"candidates": 24},
 }
 
 
@@ -75,7 +74,7 @@ def main() -> None:
     rows, figures = [], {}
     with tempfile.TemporaryDirectory() as scratch:
         results = Results((chosen.folder or Path(scratch)).resolve() / "results")
-        workflow(raw, results.root)
+        workflow(raw, results.root, *(results.stage(run, last).evaluation for run in raw["runs"]))
         for variant in VARIANTS:
             runs = [
                 read_json(results.stage(run_name(variant, seed), last).evaluation) for seed in range(seeds)

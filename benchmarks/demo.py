@@ -1,8 +1,8 @@
 """Time the default run from nothing to the report, then score its recipe on two held-out texts.
 
 The first run is ``config.yaml`` in an empty folder. Then the run of ``presets/ngram-cpu.yaml`` is trained
-with three seeds on its own held-out text, and the default run on its choice of packages. Each is scored with
-the online mixer as well.
+with three seeds on its own held-out text, and the default run on its choice of packages. Two networks without
+an n-gram index take as many steps on the text of the preset. Each run is scored with the online mixer too.
 
     python benchmarks/demo.py [--folder FOLDER] [--seeds N] [--quick] [--json FILE]
 
@@ -23,6 +23,12 @@ from spider.config import merged
 from spider.files import read_json
 from spider.results import Results
 
+#: Networks without an n-gram index, by name, as changes of the run.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "spider": {"model": {"preset": "slim", "ngram": None}},
+    "gpt": {"model": "gpt-cpu", "defaults": {"seq_len": 256, "micro_batch": 16, "lr": 16.0e-3}},
+}
+
 
 def varied(texts: dict[str, dict[str, Any]], seeds: int) -> dict[str, Any]:
     """Return the configuration with a run for each seed of the configurations by held-out text."""
@@ -33,6 +39,13 @@ def varied(texts: dict[str, dict[str, Any]], seeds: int) -> dict[str, Any]:
         for seed in range(seeds):
             run = {**base, "data": text, "seed": seed}
             varied["runs"][f"{text}-{seed}"] = merged(run, {"evaluation": {"mixer": {}}})
+    base = varied["runs"]["first-0"]
+    for name, change in NETWORKS.items():
+        varied["runs"][name] = {
+            **base,
+            **change,
+            "defaults": merged(base["defaults"], change.get("defaults", {})),
+        }
     return varied
 
 
@@ -70,6 +83,13 @@ def main() -> None:
                     pairs = pairs[:1]  # a baseline does not depend on the seed
                 cells = [[rate for rate in column if rate is not None] for column in zip(*pairs, strict=True)]
                 rows.append([text, label, *(spread(cell) if cell else "" for cell in cells)])
+        for name in NETWORKS:
+            figures[name] = rates(read_json(results.stage(name, last).evaluation))
+            rows += [
+                ["first", f"{name} without an index: {label}", *(f"{rate:.4f}" for rate in pair)]
+                for label, pair in figures[name].items()
+                if label in ("model", "with the mixer")
+            ]
     columns = ["held-out text", "bits per byte", "each document alone", "with what came before"]
     report(f"{preset}, {seeds} seeds", columns, rows, figures, chosen, ["torch", "snakemake"])
 

@@ -240,7 +240,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             ],
             "counts": [1, 2, 3, 4, 6],
             "carry_over": 16_384,
-            "hidden": 64,
+            "hidden": 48,
             "state": 128,
         },
     },
