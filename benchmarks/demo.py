@@ -37,7 +37,7 @@ def varied(texts: dict[str, dict[str, Any]], seeds: int) -> dict[str, Any]:
         (base,) = raw["runs"].values()
         varied["datasets"][text] = raw["datasets"][base["data"]]
         for seed in range(seeds):
-            run = {**base, "data": text, "seed": seed}
+            run = {**base, "data": text, "seed": seed, "resources": {"threads": 1}}
             varied["runs"][f"{text}-{seed}"] = merged(run, {"evaluation": {"mixer": {}}})
     base = varied["runs"]["first-0"]
     for name, change in NETWORKS.items():
@@ -71,8 +71,8 @@ def main() -> None:
 
         raw = varied(texts, seeds)
         results = Results(folder / "results")
-        workflow(raw, results.root)
         (last,) = {run["stages"][-1]["name"] for run in raw["runs"].values()}
+        workflow(raw, results.root, *(results.stage(run, last).evaluation for run in raw["runs"]))
         rows, figures = [], {"seconds": seconds, "summary": summary}
         for text in ("first", "other"):
             found = [rates(read_json(results.stage(f"{text}-{n}", last).evaluation)) for n in range(seeds)]
