@@ -42,7 +42,7 @@ def harness(
     output: Path,
     threads: int | None,
 ) -> None:
-    """Score a model on tasks of lm-evaluation-harness (install `spider[harness]`).
+    """Score a model on tasks of lm-evaluation-harness (install `spider-lm[harness]`).
 
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider, its compress.json
     or an exported folder. Nothing is downloaded without --online.

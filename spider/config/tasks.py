@@ -84,7 +84,7 @@ class CoreTask(_Task):
 
 
 class HarnessConfig(Block):
-    """Tasks of lm-evaluation-harness for the last checkpoint of a run; needs ``spider[harness]``."""
+    """Tasks of lm-evaluation-harness for the last checkpoint of a run; needs ``spider-lm[harness]``."""
 
     #: The tasks that H-Net reports.
     SEVEN: ClassVar = (

@@ -4,7 +4,7 @@ A context and its continuation are encoded as one text and separated by bytes (`
 byte and token models answer the same questions. The harness's ``acc`` is our accuracy by total nats, its
 ``acc_bytes`` ours by nats per byte, and its ``bits_per_byte`` that of `spider.evaluation.bpb.score`.
 
-This module imports ``lm_eval``, which the extra ``spider[harness]`` installs.
+This module imports ``lm_eval``, which the extra ``spider-lm[harness]`` installs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from spider.report.stages import StageRecord, read_stages
 from spider.results import Results
 from spider.tracking import spool
 from spider.tracking.records import Run
+from spider.version import VERSION
 
 
 def write_report(config: Config, results: Results, run: str, output: Path) -> None:
@@ -68,7 +68,7 @@ def render(config: Config, results: Results, run: str) -> str:
         script="page.js",
         run=run,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        version=version("spider"),
+        version=VERSION,
         finished=all(stage.state == "evaluated" for stage in stages),
         notes=[note for stage in stages for note in stage.notes],
         stages=stages,
@@ -145,7 +145,7 @@ def _commits(jobs: Sequence[Run]) -> dict[str, list[str]]:
 
 def _versions(results: Results, run: str, stages: list[StageRecord]) -> dict[str, str]:
     """Return versions of software, as the warm-ups and checkpoints record them."""
-    versions = {"Python": platform.python_version(), "Spider": version("spider")}
+    versions = {"Python": platform.python_version(), "Spider": VERSION}
     for path in results.warmups(run):
         for name, value in files.read_json(path)["versions"].items():
             versions["Python" if name == "python" else name] = value

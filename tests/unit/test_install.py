@@ -11,6 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+from spider.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 #: What pip has the build backend do for `pip install --editable .`: make a wheel that only points here.
@@ -44,3 +47,11 @@ def test_the_package_is_found_whatever_the_folder(installed, inside):
     done = subprocess.run([python, "-c", program], cwd=above / inside, env={}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == str(above / "spider" / "spider" / "__init__.py")
+
+
+def test_the_distribution_the_changelog_and_the_citation_have_this_version(installed):
+    above, _ = installed
+    (wheel,) = (above / "wheels").iterdir()
+    assert wheel.name.startswith(f"spider_lm-{VERSION}-")
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == VERSION
+    assert f"\n## {VERSION} " in (ROOT / "CHANGELOG.md").read_text()
