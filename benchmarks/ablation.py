@@ -36,9 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all features": {},
     "no document counts": {"counts": []},
     "no matches by words": without("words"),
-    "no matches by sparse contexts": without("sparse"),
     "no matches by structure": without("column", "indent", "above"),
-    "none of these": {"counts": [], **without("words", "sparse", "column", "indent", "above")},
+    "none of these": {"counts": [], **without("words", "column", "indent", "above")},
     "trained on single documents": {"carry_over": 0},
 }
 

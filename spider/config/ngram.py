@@ -16,10 +16,8 @@ LONGEST_ORDER = 64
 MOST_KINDS = 24
 #: Largest number of words before the current one.
 MOST_WORDS = 8
-#: Farthest byte of a sparse context.
-FARTHEST = 15
 #: Number of the first context of the layout of a text; smaller than all others.
-FIRST_STRUCTURE = -1000
+FIRST_STRUCTURE = ~MOST_WORDS - 1
 #: Contexts of the layout of a text, by name.
 STRUCTURES = ("column", "indent", "above")
 
@@ -38,24 +36,18 @@ def kind_of(name: int | str) -> int:
         return int(name)
     if (words := re.fullmatch(r"words(\d)", name)) and int(words[1]) <= MOST_WORDS:
         return ~int(words[1])
-    if sparse := re.fullmatch(r"sparse(\d+)-(\d+)", name):
-        first, last = int(sparse[1]), int(sparse[2])
-        if 2 <= first <= last <= FARTHEST:
-            return -16 * first - last
     raise ValueError(
         f"{name} is not a kind of context; there are orders (1 to {LONGEST_ORDER}), words0 to "
-        f"words{MOST_WORDS}, sparse2-4 (bytes 2 to 4 back, at most {FARTHEST}), {', '.join(STRUCTURES)}"
+        f"words{MOST_WORDS}, {', '.join(STRUCTURES)}"
     )
 
 
 def name_of(kind: int) -> str:
-    """Return the name of a kind of context, as in the configuration: ``12``, ``words2``, ``sparse2-4``."""
+    """Return the name of a kind of context, as in the configuration: ``12``, ``words2``, ``above``."""
     if kind > 0:
         return str(kind)
     if kind >= ~MOST_WORDS:
         return f"words{~kind}"
-    if kind > FIRST_STRUCTURE:
-        return f"sparse{-kind // 16}-{-kind % 16}"
     return STRUCTURES[FIRST_STRUCTURE - kind]
 
 

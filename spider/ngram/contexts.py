@@ -10,12 +10,11 @@ current word so far and the n words before it, if there are that many. A word th
 `MAX_WORD`, with the symbols after it, ends all contexts. So a context depends on the `reach` symbols before a
 position.
 
-A *sparse* context is the symbols from a to b back, without the nearest ones. Contexts of the *structure*
-are of the layout in lines. ``column`` is the number of symbols since the line's begin, the symbol above the
-next one, and the last symbol. ``indent`` is the number of blanks at the line's begin, the first symbol that
-is not blank, and the last two. ``above`` is the two symbols above the next ones, and the last two. Only
-the first `MAX_LINE` symbols of a line have these contexts, and a longer line counts as empty for the next
-one.
+Contexts of the *structure* are of the layout in lines. ``column`` is the number of symbols since the line's
+begin, the symbol above the next one, and the last symbol. ``indent`` is the number of blanks at the line's
+begin, the first symbol that is not blank, and the last two. ``above`` is the two symbols above the next ones,
+and the last two. Only the first `MAX_LINE` symbols of a line have these contexts, and a longer line counts as
+empty for the next one.
 
 A kind of context is a number (`spider.config.ngram.kind_of`): o, ``~n``, or a smaller one. Hashes have 56
 bits, the high ones of 64, so a key has a byte left for the symbol that follows. A position without a context
@@ -125,7 +124,7 @@ def reach(kind: int) -> int:
         return kind
     if kind >= ~MOST_WORDS:
         return (~kind + 2) * (MAX_WORD + 1)
-    return -kind % 16 if kind > FIRST_STRUCTURE else 2 * (MAX_LINE + 1)
+    return 2 * (MAX_LINE + 1)
 
 
 @compiled
@@ -176,20 +175,6 @@ def of_words(text: np.ndarray, words: int, lo: int, hi: int) -> np.ndarray:
                 combined = appended(combined, mixed(_NONE, before[k], _ONE))
             contexts[i + 1 - lo] = mixed(_NONE, combined, _ONE) | _ONE
     return contexts
-
-
-@compiled
-def of_sparse(text: np.ndarray, hashes: np.ndarray, first: int, last: int, lo: int, hi: int) -> np.ndarray:
-    """Return the sparse contexts at the positions ``lo`` to ``hi`` of a text: (hi - lo,) uint64.
-
-    A context has the symbols from ``first`` to ``last`` back. ``hashes`` are those of all prefixes.
-    """
-    whole = of_order(text, hashes, last, lo, hi)
-    factor = power(last - first + 1)
-    for i in range(lo, hi):
-        if whole[i - lo]:
-            whole[i - lo] = mixed(hashes[i - last], hashes[i - first + 1], factor) | _ONE
-    return whole
 
 
 @compiled
@@ -244,6 +229,4 @@ def contexts_of(text: np.ndarray, hashes: np.ndarray, kind: int, lo: int, hi: in
         return of_order(text, hashes, kind, lo, hi)
     if kind >= ~MOST_WORDS:
         return of_words(text, ~kind, lo, hi)
-    if kind > FIRST_STRUCTURE:
-        return of_sparse(text, hashes, -kind // 16, -kind % 16, lo, hi)
     return of_structure(text, FIRST_STRUCTURE - kind, lo, hi)

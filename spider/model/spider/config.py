@@ -235,8 +235,8 @@ PRESETS: dict[str, dict[str, Any]] = {
             "contexts": [1, 2, 3, 4, 5, 6, 7, 9, 12, 20, "words1", "words2"],
             "rare": 7,
             "matches": [
-                *("column", "indent", "above", "sparse3-5", "sparse2-4"),
-                *(2, 3, "words1", 4, "words2", 5, 6, 8, 11, 15, 20, 32),
+                *("column", "indent", "above", 2, 3, "words1", 4, "words2"),
+                *(5, 6, 8, 11, 15, 20, 32),
             ],
             "counts": [1, 2, 3, 4, 6],
             "carry_over": 16_384,

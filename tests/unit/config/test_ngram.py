@@ -37,7 +37,6 @@ def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) 
         ({"contexts": [0, 1]}, "demo.model.ngram.contexts[0]: 0 is not a kind of context"),
         ({"contexts": []}, "runs.demo.model.ngram.contexts: "),
         ({"contexts": ["words9"]}, "demo.model.ngram.contexts[0]: words9 is not a kind of context"),
-        ({"matches": ["sparse4-2"]}, "demo.model.ngram.matches[0]: sparse4-2 is not a kind of context"),
         ({"matches": ["row"]}, "demo.model.ngram.matches[0]: row is not a kind of context"),
         ({"counts": [2, 65]}, "demo.model.ngram.counts[1]: must be at most 64 (got 65)"),
         ({"carry_over": -1}, "demo.model.ngram.carry_over: must be at least 0 (got -1)"),
@@ -94,8 +93,7 @@ def test_the_digest_of_an_index_depends_on_the_counted_contexts_only():
 
 
 def test_each_kind_of_context_has_its_own_number():
-    sparse = [f"sparse{first}-{last}" for last in range(2, 16) for first in range(2, last + 1)]
     orders = map(str, range(1, LONGEST_ORDER + 1))
-    names = [*orders, *(f"words{n}" for n in range(9)), *sparse, *STRUCTURES]
+    names = [*orders, *(f"words{n}" for n in range(9)), *STRUCTURES]
     kinds = list(map(kind_of, names))
     assert len(set(kinds)) == len(names) and list(map(name_of, kinds)) == names

@@ -18,7 +18,7 @@ from spider.ngram.table import MATCH_LENGTH, successors
 from tests.unit.ngram.texts import context_before, documents, followers, q, symbols, tables_of
 
 ORDERS, RARE, COUNTS = [1, 2, 3, 5, 9], 9, [1, 2, 4]
-MATCHES = ["column", "indent", "above", "sparse2-4", 2, 3, "words1", 6, 11]
+MATCHES = ["column", "indent", "above", 2, 3, "words1", 6, 11]
 CONFIG = NgramConfig(contexts=ORDERS, rare=RARE, matches=MATCHES, counts=COUNTS)
 HISTORY, BUFFER = history_of(CONFIG), _HELD * MAX_DISTANCE
 TEXTS = documents(40, seed=2)

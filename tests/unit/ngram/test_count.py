@@ -117,8 +117,8 @@ LINES = b"def one(a, b):\n    x = 1\n        y = 2\n\nname   value   12\nother  
 LINES += b"w" * 300 + b"\n  end\n"
 
 
-@pytest.mark.parametrize("name", ["sparse2-4", "sparse3-3", *STRUCTURES])
-def test_sparse_contexts_and_those_of_the_layout_are_equal_if_their_symbols_are(name):
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_contexts_of_the_layout_are_equal_if_their_symbols_are(name):
     text = symbols([LINES * 2, b"", b"  short", LINES])
     whole = text.tobytes()
     hashed = contexts_of(text, prefix_hashes(text), kind_of(name), 1, len(text))
@@ -131,7 +131,7 @@ def test_sparse_contexts_and_those_of_the_layout_are_equal_if_their_symbols_are(
     assert len(set(by_context.values())) == len(by_context) > 20
 
 
-@pytest.mark.parametrize("name", ["sparse2-4", *STRUCTURES])
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_contexts_depend_on_the_symbols_within_their_reach(name):
     text = symbols([LINES * 9, LINES])
     kind = kind_of(name)

@@ -74,9 +74,6 @@ def context_before(before: bytes, name: int | str) -> Any:
         return before[i - int(name) :] if i >= int(name) else None
     if name.startswith("words"):
         return words_before(before, int(name.removeprefix("words")))
-    if name.startswith("sparse"):
-        first, last = map(int, name.removeprefix("sparse").split("-"))
-        return before[i - last : i - first + 1] if i >= last else None
     *_, above, line = [None, None, *(before[1:] + b"|").split(b"\n")]
     line = line[:-1]
     if len(line) > MAX_LINE:
