@@ -10,7 +10,7 @@ Tech. TR CS-2005-16, 2005; Mattern, "Mixing Strategies in Data Compression", DCC
     p   = 1 / (1 + exp(-mean_s t_s))          then two adaptive probability maps, a quarter of the result each
     w_si <- w_si + rate (bit - 1 / (1 + exp(-t_s))) x_i
 
-The sum over the tree is computed at every 64th byte, because it costs as much as 30 bytes do otherwise.
+The sum over the tree is computed at every 256th byte, because it costs as much as 30 bytes do otherwise.
 
 Contexts are the orders 0 to 4 and 6, the current word with 0 to 2 words before it, and the column with the
 byte above. A counter is a pair of numbers of zeros and ones in a hash table. An adaptive probability for each

@@ -15,7 +15,7 @@ from spider.ngram.contexts import appended, compiled, inner, mixed
 #: Values of a byte, which are the first ids of a vocabulary of bytes.
 BYTE_VALUES = 256
 #: Scored bytes between two sums over the whole tree. A sum costs as much as the learning from 30 bytes.
-CHECK_EVERY = 64
+CHECK_EVERY = 256
 CONTEXTS = 10
 _INPUTS = CONTEXTS + 2
 _SETS = 3
