@@ -42,6 +42,8 @@ rule train:
         "<logs>/train/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/train/runs/{run}/{stage}/train.tsv"
+    # A stage waits for the one before it, so a chain of stages is the longest path: evaluations fill the gaps.
+    priority: 1
     threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=all_gpus,

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 
 from spider import files
 from spider.config.run import EvaluationConfig
@@ -148,7 +149,7 @@ def compute_baselines(
                     sizes.append((given, before, after))
                 else:
                     pool = ppmd if name == "ppmd" else others
-                    job = pool.submit(_compressed, name, given.raw, text, key, overlap, cache)
+                    job = pool.submit(_compressed, name, given.raw, text, overlap, cache)
                     jobs.append((name, given, job))
     overlap_N, seen_D = overlap.result()
     rows = [_row(name, given, job.result(), text, overlap_N) for name, given, job in jobs]
@@ -228,15 +229,15 @@ def _compressed(
     name: str,
     given: bytes,
     text: Text,
-    key: dict[str, Any],
     overlap: Future[tuple[np.ndarray, np.ndarray] | tuple[None, None]],
     cache: Path,
 ) -> dict[str, Any]:
     """Return the bits of each document with what came before, of each alone, and outside the overlap."""
 
+    overlap_N, _ = overlap.result()
+    outside_N = np.ones(len(text), bool) if overlap_N is None else ~overlap_N
+
     def compute() -> dict[str, Any]:
-        overlap_N, _ = overlap.result()
-        outside_N = np.ones(len(text), bool) if overlap_N is None else ~overlap_N
         cuts = np.union1d(np.flatnonzero(np.diff(outside_N)) + 1, text.bounds_D)
         cuts_by_document = np.split(cuts[:-1], np.searchsorted(cuts, text.bounds_D[1:-1]))
         pieces = []
@@ -249,7 +250,13 @@ def _compressed(
             "outside": float(np.concatenate(alone)[outside_N[cuts[:-1]]].sum()),
         }
 
-    own_key = {**_compressor(name), "given": hashlib.sha256(given).hexdigest(), **key}
+    own_key = {
+        **_compressor(name),
+        "given": hashlib.sha256(given).hexdigest(),
+        "text": _sha256(text),
+        # Runs whose data has another encoding share the value, if the overlap is the same.
+        "outside": hashlib.sha256(np.packbits(outside_N).tobytes()).hexdigest(),
+    }
     return _cached(cache, own_key, compute)
 
 
@@ -267,14 +274,20 @@ def _compressor(name: str) -> dict[str, Any]:
 
 
 def _cached(folder: Path, key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the cached value of a key, or compute and cache it."""
+    """Return the cached value of a key, or compute and cache it.
+
+    A second process that needs the same value waits for the first.
+    """
     path = folder / f"{files.digest(key)}.json"
     with contextlib.suppress(ValueError):
         return files.read_json(path)["value"]
-    began = time.perf_counter()
-    value = compute()
-    log.debug("baseline %s: %.1f s", key, time.perf_counter() - began)
-    files.write_json(path, {"of": key, "value": value})
+    with FileLock(path.with_name(f".{path.stem}.lock")):
+        with contextlib.suppress(ValueError):
+            return files.read_json(path)["value"]
+        began = time.perf_counter()
+        value = compute()
+        log.debug("baseline %s: %.1f s", key, time.perf_counter() - began)
+        files.write_json(path, {"of": key, "value": value})
     return value
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -52,9 +53,12 @@ _PACKAGES = {"ppmd": "pyppmd", "zstd": "zstandard", "brotli": "brotli", "zpaq": 
 _ORDER = 12
 #: Bytes that a compressor is given at a time. xz codes them when it gets the next ones, so each copy does.
 _PIECE = 1 << 12
+#: Niceness of a compressor, so that a training that runs beside an evaluation keeps its core.
+_NICE = 5
 #: Strongest level in one block of up to 2 GB; text, as zpaq detects it by itself in the default run.
-_ZPAQ = """
-import sys, zpaq
+_ZPAQ = f"""
+import os, sys, zpaq
+os.nice({_NICE})
 text = sys.stdin.buffer.read()
 print(len(zpaq.compress(text, method="511,128,1", threads=1)))
 """
@@ -158,6 +162,7 @@ def _sizes(stream: _Stream, pieces: Sequence[bytes], sender: Connection) -> None
 
 def _serve() -> None:
     """Answer one request of `bits`."""
+    os.nice(_NICE)
     name, given, texts = pickle.load(sys.stdin.buffer)
     context = multiprocessing.get_context("fork")
     stream = _open(name, len(given) + max(sum(map(len, pieces)) for pieces in texts))

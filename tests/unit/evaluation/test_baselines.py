@@ -2,7 +2,7 @@
 
 import json
 import lzma
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import Text
-from spider.evaluation.training_text import LearnedFrom, of_splits, of_stages, training_texts
+from spider.evaluation.training_text import LearnedFrom, TrainingText, of_splits, of_stages, training_texts
 from spider.files import write_json
 from spider.tokens import BYTES
 from tests.unit import records
@@ -193,14 +193,33 @@ def test_baselines_are_cached_for_each_text(folder, tmp_path):
     split = Shards(folder, "validation")
     text = Text.of(split.read(0, split.tokens), BYTES)
     first = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
-    cached = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    cached = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
     again = compute_baselines(text, None, of_splits([split], None), None, tmp_path)
     assert again.rows == first.rows
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == cached
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")} == cached
     next(iter(cached)).write_text("{")  # a damaged file is computed again
     assert compute_baselines(text, None, of_splits([split], None), None, tmp_path).rows == first.rows
     other = Text.of(split.read(0, 500), BYTES)
     assert compute_baselines(other, None, None, None, tmp_path).rows != first.rows
+
+
+def test_evaluations_that_run_at_once_compute_a_baseline_once(folder, tmp_path, monkeypatch):
+    """The runs of a workflow may be scored at the same time, on two encodings of one text."""
+    train = Shards(folder, "train")
+    text = Text.of(Shards(folder, "validation").read(0, 500), BYTES)
+    second = int(np.flatnonzero(train.read(0, train.tokens) == BYTES.bos)[100])
+    in_one = TrainingText([(train, 0, train.tokens)], 1.0)
+    in_two = TrainingText([(train, 0, second), (train, second, train.tokens)], 1.0)
+    assert in_one.raw() == in_two.raw()
+    computed = []
+    bits = compressors.bits
+    monkeypatch.setattr(compressors, "bits", lambda *request: computed.append(request[:2]) or bits(*request))
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(
+            lambda split: compute_baselines(text, None, split, None, tmp_path), (in_one, in_two)
+        )
+    assert one.rows == two.rows
+    assert len(computed) == len(set(computed)) == 2 * len([*filter("zpaq".__ne__, INSTALLED)])
 
 
 def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(folder, tmp_path):
