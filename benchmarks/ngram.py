@@ -149,9 +149,9 @@ def build(raw: Sequence[Path], megabytes: float, orders: list[int] | None, folde
 
 
 def look_up(results: Results, quick: bool, note: Note) -> None:
-    """Measure lookups in the index of a finished run."""
+    """Measure lookups in the index of the first run that has one."""
     config = load_config(results.root / "config.yaml")
-    run = next(iter(config.runs))
+    run = next(name for name, one in config.runs.items() if one.model.ngram)
     spec = config.stage(run, config.runs[run].stages[-1].name)
     block = spec.model.ngram
     shards = results.shards(spec.data)

@@ -142,7 +142,7 @@ def example(title: str) -> tuple[dict[str, Any], Any]:
     written = EXAMPLES.get(title) or EXAMPLES.get(title.partition(", ")[0])
     if written is None:
         if title.startswith("runs.NAME.defaults, "):
-            run = CONFIGURATIONS[0]["runs"]["demo"]
+            run = CONFIGURATIONS[0]["runs"]["spider-ngram"]
             shown = {"defaults": run["defaults"], "stages": run["stages"]}
             return {"runs": {"demo": shown}}, {**run["defaults"], **run["stages"][0]}
         return max(values(title), key=lambda pair: len(pair[1]) if isinstance(pair[1], dict) else 0)

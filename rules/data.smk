@@ -11,6 +11,8 @@ rule download:
         "<logs>/download/{dataset}/{part}.log",
     benchmark:
         "<benchmarks>/download/raw/{dataset}/{part}.tsv"
+    # What trainings wait for comes before evaluations, which fill the gaps.
+    priority: 1
     resources:
         mem_mb=growing(2000),
         runtime=growing(240),
@@ -30,6 +32,7 @@ rule tokenizer:
         "<logs>/tokenizer/{tokenizer}.log",
     benchmark:
         "<benchmarks>/tokenizer/tokenizers/{tokenizer}/tokenizer.tsv"
+    priority: 1
     threads: 2
     resources:
         mem_mb=growing(4000),
@@ -53,6 +56,7 @@ rule encode:
         "<logs>/encode/{dataset}/{part}.log",
     benchmark:
         "<benchmarks>/encode/shards/{dataset}/train/{part}.tsv"
+    priority: 1
     resources:
         mem_mb=growing(2000),
         runtime=growing(120),
@@ -94,7 +98,7 @@ rule index:
         "<logs>/index/{dataset}.log",
     benchmark:
         "<benchmarks>/index/shards/{dataset}/metadata.tsv"
-    threads: 2
+    priority: 1
     resources:
         mem_mb=growing(1000),
         runtime=growing(10),
@@ -114,6 +118,7 @@ rule pack:
         "<logs>/pack/{dataset}-{seq_len}.log",
     benchmark:
         "<benchmarks>/pack/shards/{dataset}/packed-{seq_len}.tsv"
+    priority: 1
     resources:
         mem_mb=growing(lambda w: REQUESTS.packing(w.dataset, int(w.seq_len)).mem_mb),
         runtime=growing(lambda w: REQUESTS.packing(w.dataset, int(w.seq_len)).minutes),

@@ -14,6 +14,7 @@ rule count_ngrams:
         "<logs>/count_ngrams/{dataset}/{counted}-{part}.log",
     benchmark:
         "<benchmarks>/count_ngrams/ngram/{dataset}/{counted}/counts/{part}.tsv"
+    priority: 1
     resources:
         mem_mb=growing(lambda w: REQUESTS.counting(w.dataset, w.counted, w.part).mem_mb),
         runtime=growing(lambda w: REQUESTS.counting(w.dataset, w.counted, w.part).minutes),
@@ -33,7 +34,7 @@ rule build_ngrams:
         "<logs>/build_ngrams/{dataset}/{counted}-{text}.log",
     benchmark:
         "<benchmarks>/build_ngrams/ngram/{dataset}/{counted}/{text}/index.tsv"
-    threads: 2
+    priority: 1
     resources:
         mem_mb=growing(lambda w: REQUESTS.merging(w.dataset, w.counted, w.text).mem_mb),
         runtime=growing(lambda w: REQUESTS.merging(w.dataset, w.counted, w.text).minutes),

@@ -14,6 +14,7 @@ rule warmup:
         "<logs>/warmup/{run}-{shape}.log",
     benchmark:
         "<benchmarks>/warmup/runs/{run}/warmup-{shape}.tsv"
+    priority: 1
     threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:
         gpu=one_gpu,
@@ -42,7 +43,6 @@ rule train:
         "<logs>/train/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/train/runs/{run}/{stage}/train.tsv"
-    # A stage waits for the one before it, so a chain of stages is the longest path: evaluations fill the gaps.
     priority: 1
     threads: lookup(dpath="{run}/threads", within=RESOURCES)
     resources:

@@ -1,7 +1,7 @@
 """Spider: raw text to a trained, evaluated, tracked language model.
 
 >>> from spider import load_model
->>> model, config = load_model("results/runs/demo/anneal")
+>>> model, config = load_model("results/runs/spider-ngram/anneal")
 >>> logits_BTV = model(tokens_BT).logits
 
 After ``import spider.hf``, transformers reads exported folders.

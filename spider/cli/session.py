@@ -241,7 +241,7 @@ def keep_freed_memory() -> None:
 
     A training step allocates and frees the same gradients and activations every time. By default glibc
     returns large blocks to the kernel at once, and the kernel clears every page again at its first access.
-    With the demo's model that takes a sixth of the step.
+    With a model of some megabytes that takes a sixth of the step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

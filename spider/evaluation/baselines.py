@@ -31,7 +31,7 @@ from spider.config.run import EvaluationConfig
 from spider.evaluation import compressors
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES, SEEN_BYTES, StringMatches
-from spider.evaluation.result import BITS, Number, Result, Row, best_first
+from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row, best_first
 from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import OUTSIDE_OVERLAP, Text, TextBaselines
@@ -176,7 +176,7 @@ def _row(name: str, given: _Given, bits: dict[str, Any], text: Text, overlap_N: 
     """Return the rates of a compressor on a text, from its bits by document."""
     label = f"{name} {given.label}".strip()
     alone_D = bits.get("alone")
-    columns = {}
+    columns = {GIVEN: Number(value=len(given.raw), unit=BYTES)}
     outside = 0 if overlap_N is None else int((~overlap_N).sum())
     if outside and name == "ppmd":
         columns[OUTSIDE_OVERLAP] = Number(value=bits["outside"] / outside, unit=BITS)

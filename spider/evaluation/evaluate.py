@@ -163,6 +163,7 @@ def evaluate(
         averaged=bool(trained.averaged_weights),
         weights=trained.averaged_weights or trained.weights,
         ngram=model.lookup.index.description.digest if model.lookup else None,
+        counted=model.lookup.index.description.bytes if model.lookup else 0,
         global_step=trained.global_step,
         training=Training(**{name: getattr(trained, name) for name in Training.model_fields}),
         model=scored.metrics,

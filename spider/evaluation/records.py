@@ -55,6 +55,8 @@ class Scored(BaseModel):
     weights: str
     ngram: str | None = None
     """Digest of the n-gram index that the model read."""
+    counted: int = 0
+    """Bytes of text that this index was counted from."""
     global_step: int
     parameters: int
 

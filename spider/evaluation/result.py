@@ -21,6 +21,8 @@ BYTES = "bytes"
 ALONE = "each document alone"
 CARRIED = "with what came before"
 CONTEXTS = (ALONE, CARRIED)
+#: Column of a baseline: the bytes of training text that it has read before the held-out text.
+GIVEN = "bytes given"
 
 
 class Number(BaseModel, frozen=True):

@@ -24,7 +24,7 @@ from spider.record import Record
 from spider.report import figures
 from spider.report.charts import COLOURS
 from spider.report.costs import seconds_by_rule
-from spider.report.formatting import DAGGER, LOSSY, markdown_table
+from spider.report.formatting import DAGGER, LOSSY, markdown_table, quantity
 from spider.report.render import html, picture
 from spider.report.scores import (
     BASELINE_CONTEXT,
@@ -280,11 +280,16 @@ def _score_table(models: dict[str, ComparedStage]) -> _Table:
     mark = dagger(next(iter(models.values())))
     rows = []
     for name, model in models.items():
-        costs = [f"{model.steps:,}", f"{model.bytes / 1e6:,.2f}", f"{model.seconds:,.1f}"]
+        costs = [
+            quantity(model.parameters, ""),
+            f"{model.steps:,}",
+            f"{model.bytes / 1e6:,.2f}",
+            f"{model.seconds:,.1f}",
+        ]
         rows.append([name, *model_cells(scores(model.results), columns, mark), model.context, *costs])
     for label, row in _baselines(models):
-        rows.append([label, *baseline_cells(row, columns, mark), BASELINE_CONTEXT, "", "", ""])
-    return ["", *columns.values(), "context", "steps", "MB trained", "seconds"], rows
+        rows.append([label, *baseline_cells(row, columns, mark), BASELINE_CONTEXT, "", "", "", ""])
+    return ["", *columns.values(), "context", "parameters", "steps", "MB trained", "seconds"], rows
 
 
 def _baselines(stages: dict[str, ComparedStage]) -> Iterable[tuple[str, Row]]:

@@ -1,4 +1,4 @@
-"""Print the terminal summary of a finished workflow: scores, a sample of text, and the next commands.
+"""Print the terminal summary of a finished workflow: a table of the models, a sample, and the next commands.
 
 All of it is read from summary.json. Rich adapts the output: colours on a terminal, plain text in a pipe, at
 most 80 columns wide, so that a log has the same lines.
@@ -7,31 +7,33 @@ most 80 columns wide, so that a log has the same lines.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spider.evaluation.result import BITS, CONTEXTS
+from spider.evaluation.records import sum_of_probabilities
+from spider.evaluation.result import CONTEXTS, GIVEN, Row, baselines, best_first
 from spider.report.compare import ComparedRun, ComparedStage, Summary
-from spider.report.formatting import LOSSY, bits, duration, printable
-from spider.report.scores import dagger, leading, ranking, verdicts
+from spider.report.formatting import LOSSY, bits, duration, printable, quantity
+from spider.report.scores import best_stages_first, bits_of, dagger, leading, verdicts
 
 WIDTH = 80
+#: Longest bar. Long names leave less room for bars.
 BAR = 14
 _LEGEND = (
     "Each document alone: nothing of other held-out documents is read; a compressor is reset. "
     "With what came before: earlier documents are read; a compressor learns from them. "
     "Compare within a column. An empty cell: it cannot be reset, or was not measured."
 )
-#: Most runs that have a panel each. Of more runs, as in a sweep, the best has one, below a list.
-PANELS = 4
-#: Most runs in the list.
+#: Most models in a table.
 LISTED = 20
+_RIVALS = "baselines"
 
 
 @dataclass(frozen=True)
@@ -74,83 +76,152 @@ def terminal_summary(
     summary = Summary.read(path)
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
-    runs = summary.runs
-    shown = list(runs)
-    if len(runs) > PANELS:
-        score = leading(one.last for one in runs.values())
-        shown.sort(key=lambda run: float(getattr(runs[run].last, score)))
-        console.print(_list(shown, runs), width=width)
-        del shown[1:]
-    for run in shown:
-        console.print(_panel(run, runs[run]), width=width)
+    for text in dict.fromkeys(run.last.text for run in summary.runs.values()):
+        runs = {name: run for name, run in summary.runs.items() if run.last.text == text}
+        console.print(Group(*_comparison(runs)), Text(), width=width)
     console.print(_closing(summary, path, started or Invocation()), width=width)
 
 
-def _list(best_first: list[str], runs: dict[str, ComparedRun]) -> Table:
-    """Return a table with one line for each run, with the text that it was scored on."""
-    table = _table("run", 36, "bits/byte", "steps", "seconds")
-    table.add_column("text", no_wrap=True)
-    for run in best_first[:LISTED]:
-        last = runs[run].last
-        table.add_row(
-            escape(run),
-            bits(last.bpb) + dagger(last),
-            f"{last.global_step:,}",
-            f"{last.seconds:,.0f}",
-            escape(last.text),
-        )
-    if len(runs) > LISTED:
-        table.add_row(f"and {len(runs) - LISTED} more, in table.md")
-    return table
+@dataclass(frozen=True)
+class _Line:
+    """A model or a baseline in the table."""
+
+    name: str
+    bits: tuple[float | None, ...]
+    """Bits per byte by column."""
+    trained: float | None
+    """Bytes that the model was trained on, or that the baseline was given."""
+    parameters: int | None = None
+    seconds: float | None = None
 
 
-def _panel(run: str, one: ComparedRun) -> Panel:
-    """Return the panel of a run: its verdict, its rank among the baselines, its stages and its sample."""
-    last = one.last
-    heads = [title.replace("what ", "what\n").replace("document ", "document\n") for title in CONTEXTS]
-    stages = _table("after stage", 21, *heads, "steps", "MB\ntrained", "seconds")
-    for name, stage in one.models.items():
-        stages.add_row(
-            escape(name),
-            bits(stage.bpb) + dagger(stage),
-            "" if stage.bpb_carried is None else bits(stage.bpb_carried) + dagger(stage),
-            f"{stage.steps:,}",
-            f"{stage.bytes / 1e6:,.2f}",
-            f"{stage.seconds:,.0f}",
+def _comparison(runs: dict[str, ComparedRun]) -> Iterator[RenderableType]:
+    """Yield the table of the runs that were scored on one text, the best first, and what belongs to it."""
+    last = [run.last for run in runs.values()]
+    score = leading(last)
+    best = best_stages_first(last)
+    ordered = sorted(runs, key=lambda name: best.index(runs[name].last))
+    one = runs[ordered[0]]
+    models = [line for name in ordered for line in _models(name, runs[name], score, alone=len(runs) == 1)]
+    rivals = [_rival(row, score) for row in _best_baselines(last)]
+    title = f"{one.last.scored_bytes:,} held-out bytes of {one.last.text}"
+    yield Text.assemble((title, "bold"), ": bits per byte, lower is better")
+    yield Text()
+    yield _table("model" if len(runs) > 1 else ordered[0], models, rivals, score, dagger(one.last))
+    if len(models) > LISTED:
+        yield Text(f"and {len(models) - LISTED} more, in table.md")
+    yield Text()
+    yield _verdict(ordered[0], one)
+    for note in _notes(ordered[0], one, runs):
+        yield Text(note, style="dim")
+    if one.last.sample is not None:
+        yield Text()
+        yield Text(f"A sample of {ordered[0]}, the prompt in bold:", style="dim")
+        prompt = Text(printable(one.last.prompt or ""), style="bold")
+        yield prompt.append(printable(one.last.sample), style="not bold")
+
+
+def _models(name: str, run: ComparedRun, score: str, *, alone: bool) -> Iterator[_Line]:
+    """Yield a line for the last stage of a run, and for its compressed model; of a run ``alone`` for all."""
+    for model, stage in run.models.items():
+        names = model.split(", ")  # a stage, or a stage and "compressed"
+        if not alone and names[0] != run.order[-1]:
+            continue
+        so_far = [run.stages[before] for before in run.order[: run.order.index(names[0]) + 1]]
+        yield _Line(
+            name=model if alone else ", ".join([name, *names[1:]]),
+            bits=(*_answers(stage.bpb_assistant, score), *(bits_of(stage, context) for context in CONTEXTS)),
+            trained=sum(before.bytes for before in so_far),
+            parameters=stage.parameters,
+            seconds=sum(before.seconds for before in so_far),
         )
-    parts: list[RenderableType] = [
-        _verdict(one),
-        Text(),
-        _bars(run, last),
-        Text(_LEGEND, style="dim"),
-        Text(f"Context of the model: {last.context}.", style="dim"),
-        *_further(last),
-        Text(),
-        stages,
-        Text(),
-    ]
-    if not last.lossless:
-        parts += [Text(LOSSY, style="dim"), Text()]
-    if last.sample is not None:
-        parts.append(Text("A sample, the prompt in bold:", style="dim"))
-        prompt = Text(printable(last.prompt or ""), style="bold")
-        parts.append(prompt.append(printable(last.sample), style="not bold"))
-    return Panel(
-        Group(*parts),
-        title=f"[bold]{escape(run)}[/]",
-        title_align="left",
-        subtitle=f"{last.scored_bytes:,} held-out bytes of {escape(last.data)}",
-        subtitle_align="right",
+
+
+def _best_baselines(last: Iterable[ComparedStage]) -> list[Row]:
+    """Return the best baseline in each context, of those that were given the same text; the best first."""
+    given: dict[tuple[str, float | None], list[Row]] = {}
+    for stage in last:
+        for row in baselines(stage.results):
+            same = given.setdefault((row.group, _bytes_given(row)), [])
+            if row not in same:
+                same.append(row)
+    kept = [best_first(rows, context)[0] for rows in given.values() for context in CONTEXTS]
+    return best_first({row.model_dump_json(): row for row in kept}.values())
+
+
+def _bytes_given(row: Row) -> float | None:
+    """Return the bytes that a baseline has read before the held-out text; None if it is unknown."""
+    number = row.columns.get(GIVEN)
+    return None if number is None else number.value
+
+
+def _rival(row: Row, score: str) -> _Line:
+    """Return the line of a baseline."""
+    values = (row.number(context) for context in CONTEXTS)
+    return _Line(
+        name=row.label.removesuffix(f" {row.group}"),
+        bits=(*_answers(None, score), *(None if number is None else number.value for number in values)),
+        trained=_bytes_given(row),
     )
 
 
-def _verdict(one: ComparedRun) -> Text:
-    """Compare the last stage with the baselines in each context, or with an earlier stage's answers."""
+def _answers(value: float | None, score: str) -> tuple[float | None, ...]:
+    """Return the first column of a table of models that learned the answers of conversations, or nothing."""
+    return (value,) if score == "bpb_assistant" else ()
+
+
+def _table(title: str, models: list[_Line], rivals: list[_Line], score: str, mark: str) -> Table:
+    """Return the models below their title, and the baselines below them, with a bar for each score."""
+    heads = ["each document\nalone", "with what\ncame before"]
+    if score == "bpb_assistant":
+        heads.insert(0, "of the\nanswers")
+    widest = 22 if len(heads) == 2 else 16
+    names = min(widest, max(cell_len(name) for name in (*(one.name for one in models + rivals), _RIVALS)))
+    # Beside a bar stand a number, its mark and spaces (9 cells); the other columns take 28.
+    bar = min(BAR, (WIDTH - 30 - names) // len(heads) - 9)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(title, no_wrap=True, max_width=widest)
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    for head in ("parameters", "trained\non, MB", "seconds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    worst = [
+        max((v for v in column if v), default=1.0)
+        for column in zip(*(x.bits for x in models + rivals), strict=True)
+    ]
+
+    def add(line: _Line, style: str) -> None:
+        scores = [
+            "" if value is None else f"{bits(value)}{mark} {'█' * max(1, round(bar * value / most))}"
+            for value, most in zip(line.bits, worst, strict=True)
+        ]
+        table.add_row(
+            escape(line.name),
+            *scores,
+            "" if line.parameters is None else quantity(line.parameters, ""),
+            "" if line.trained is None else f"{line.trained / 1e6:,.2f}",
+            "" if line.seconds is None else f"{line.seconds:,.0f}",
+            style=style,
+        )
+
+    best = min(models, key=lambda line: line.bits[0] or 0.0)
+    for line in models[:LISTED]:
+        add(line, "bold green" if line is best else "")
+    if rivals:
+        table.add_row()
+        table.add_row(_RIVALS, style="dim")
+    for line in rivals:
+        add(line, "dim")
+    return table
+
+
+def _verdict(name: str, one: ComparedRun) -> Text:
+    """Compare the best run with the best baselines, or its answers with those of an earlier stage."""
     last = one.last
     mark = dagger(last)
     if one.leading == "bpb_assistant":
         score = last.bpb_assistant or 0.0
-        line = f"{bits(score)}{mark} bits per byte of the answers"
+        line = f"{name}: {bits(score)}{mark} bits per byte of the answers"
         better = True
         if len(one.like_last) > 1:
             before = one.like_last[-2]
@@ -160,62 +231,35 @@ def _verdict(one: ComparedRun) -> Text:
         text = Text(f"{line}.", style="bold green" if better else "bold yellow")
         whole = f" {bits(last.bpb)}{mark} of the whole text, which the baselines read."
         return text.append(whole, style="not bold dim")
-    found = verdicts(last, last.results)
-    lines = [f"{one.context[0].upper()}{one.context[1:]}: {one.text}." for one in found]
     styles = {None: "bold", True: "bold green", False: "bold yellow"}
+    found = verdicts(last, last.results)
     return Text("\n").join(
-        Text(line, style=styles[one.below]) for line, one in zip(lines, found, strict=True)
+        Text(f"{name}, {one.context}: {one.text}.", style=styles[one.below]) for one in found
     )
 
 
-def _further(last: ComparedStage) -> list[Text]:
-    """Return a line for each further result with numbers of the model, and for each row with a note."""
-    lines = list(last.results["score"].notes)
-    for row in last.results["score"].rows[:1]:
-        intervals = ["{}: {:.3f} to {:.3f}".format(c, *n.interval) for _, c, n in row.numbers() if n.interval]
-        if intervals:
-            lines.append(f"95% intervals over documents, {', '.join(intervals)}.")
-    for name, result in last.results.items():
-        numbers = []
-        for row in result.rows:
-            if row.baseline or name == "score":
-                continue
-            for _, context, number in row.numbers():
-                of_text = row.unit == BITS
-                text = f"{number}{dagger(last)}" if of_text else str(number)
-                if row.note:
-                    lines.append(f"{row.note}{f', {context}' if of_text else ''}: {text}")
-                else:
-                    numbers.append(f"{row.label} {text}")
-        if numbers:
-            lines.append(f"{result.title}: {', '.join(numbers)}")
-    return [Text(line, style="dim") for line in lines]
-
-
-def _bars(run: str, last: ComparedStage) -> Table:
-    """Return the model among the baselines, with a column of bars for each context."""
-    table = _table("", 24)
-    for context in CONTEXTS:
-        table.add_column(context, no_wrap=True)
-    ranks = ranking(f"{run} (this model)", last, last.results)
-    worst = {c: max((rank.bits.get(c, 0.0) for rank in ranks), default=0.0) for c in CONTEXTS}
-    for rank in ranks:
-        cells = []
-        for context in CONTEXTS:
-            value = rank.bits.get(context)
-            bar = "█" * max(1, round(BAR * value / worst[context])) if value is not None else ""
-            cells.append("" if value is None else f"{bits(value)}{dagger(last)} {bar}")
-        table.add_row(escape(rank.name), *cells, style="bold green" if rank.own else "dim")
-    return table
-
-
-def _table(first: str, widest: int, *numbers: str) -> Table:
-    """Return a table with a column of names, at most ``widest`` wide, and columns of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(first, no_wrap=True, max_width=widest)
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
+def _notes(name: str, best: ComparedRun, runs: dict[str, ComparedRun]) -> Iterator[str]:
+    """Yield what a reader needs to trust the table: contexts, sums of probabilities, intervals."""
+    yield _LEGEND
+    last = {name: run.last for name, run in runs.items()}
+    counted = [
+        f"{other} also looks up counts of {stage.counted / 1e6:,.1f} MB."
+        for other, stage in last.items()
+        if stage.counted
+    ]
+    if counted:
+        yield " ".join(counted[:3])
+    intervals = [
+        "{} {:.3f} to {:.3f}".format(context, *number.interval)
+        for row in best.last.results["score"].rows[:1]
+        for _, context, number in row.numbers()
+        if number.interval
+    ]
+    if intervals:
+        yield f"95% intervals over documents, {name}: {', '.join(intervals)}."
+    yield sum_of_probabilities(max(stage.deviation for stage in last.values()))
+    if not best.last.lossless:
+        yield LOSSY
 
 
 def _closing(summary: Summary, path: Path, started: Invocation) -> Group:

@@ -1,4 +1,4 @@
-"""Load and call a checkpoint with MLflow: ``mlflow.pyfunc.load_model("models:/demo@best")``.
+"""Load and call a checkpoint with MLflow: ``mlflow.pyfunc.load_model("models:/spider-ngram@best")``.
 
 The store holds only a small file of a model, ``MLmodel``. It names this module, the path of the weights and
 their digest. The weights are read from that path, unless they were copied beside the file. So a stage takes a

@@ -123,7 +123,7 @@ def test_a_page_begins_with_an_example(page):
 def completed(block: dict) -> dict:
     """Lay an example on the default configuration: top-level keys, keys of its run, or keys of its stages."""
     plain = yaml.safe_load((ROOT / "config.yaml").read_text())
-    run = plain["runs"]["demo"]
+    run = plain["runs"]["spider-ngram"]
     if set(block) <= set(Config.model_fields):
         for name in ("datasets", "tokenizers"):
             plain[name] = plain.get(name, {}) | block.get(name, {})

@@ -33,7 +33,7 @@ def test_the_configurations_name_the_schema_and_match_it(path):
 
 def problems(**changes):
     plain = yaml.safe_load((ROOT / "config.yaml").read_text())
-    plain["runs"]["demo"] |= changes
+    plain["runs"]["spider-ngram"] |= changes
     return [error.message for error in VALIDATOR.iter_errors(plain)]
 
 

@@ -21,6 +21,7 @@ from spider.evaluation import compressors, overlap
 from spider.evaluation.baselines import compute_baselines
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES
+from spider.evaluation.result import GIVEN
 from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom, TrainingText, of_splits, of_stages, training_texts
@@ -162,7 +163,8 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     starts = np.cumsum([0, *(len(piece) for one in pieces for piece in one)])[:-1]
     outside = bits[~overlap_N[starts]].sum() / (~overlap_N).sum()
     assert best.columns["outside overlap"].value == pytest.approx(outside)
-    assert not rates["xz given all"].columns
+    assert [*rates["xz given all"].columns] == [GIVEN]
+    assert best.columns[GIVEN].value == len(whole.raw())
 
     bits_N = np.linspace(1, 2, size)
     baselines: Future = Future()

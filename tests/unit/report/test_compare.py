@@ -121,8 +121,8 @@ def test_the_markdown_table_has_stages_and_compressors(tmp_path):
         "|  | each document alone | with what came before | strict, each document alone |"
     )
     scores = "| demo / anneal | 2.0500 | 1.9500 | 2.0600 | 1.9600 |"
-    assert f"{scores} 128 to 256 ids | 200 | 0.80 | 12.5 |" in lines
-    assert "| xz -9 | 2.3900 | 2.3400 |  |  | the document, or all before |  |  |  |" in lines
+    assert f"{scores} 128 to 256 ids | 1.00 k | 200 | 0.80 | 12.5 |" in lines
+    assert "| xz -9 | 2.3900 | 2.3400 |  |  | the document, or all before |  |  |  |  |" in lines
     assert [ln.split("|")[1].strip() for ln in lines[-4:]] == [
         "bzip2 -9",
         "xz -9",

@@ -7,15 +7,49 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spider.evaluation.result import BITS, Number, Result, Row
+from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row
 from spider.report.compare import compare
 from spider.report.formatting import duration
 from spider.report.terminal import Invocation, terminal_summary
-from tests.unit.evaluation.stages import chat, demo, mixed, write_benchmark
+from tests.unit.evaluation.stages import chat, demo, write_benchmark, write_stage
 
 
 def bits_number(value: float) -> Number:
     return Number(value=value, unit=BITS)
+
+
+def given(name: str, alone: float | None, carried: float, group: str, size: float) -> Row:
+    """Return the row of a compressor that was given ``size`` megabytes."""
+    return Row(
+        name=f"compressors/{name} {group}".strip(),
+        label=f"{name} {group}".strip(),
+        value=alone,
+        carried=bits_number(carried),
+        unit=BITS,
+        better="lower",
+        baseline=True,
+        group=group,
+        columns={GIVEN: Number(value=size * 1e6, unit=BYTES)},
+    )
+
+
+def compared(runs: Path) -> list[Path]:
+    """Write two runs on one held-out text, one of them with an n-gram index; both have two stages."""
+    both = [
+        given("ppmd", 1.61, 1.57, "given all", 26.5),
+        given("zpaq", None, 1.377, "given all", 26.5),
+        given("xz", 2.39, 2.2, "", 0),
+        given("ppmd", 1.90, 1.85, "", 0),
+    ]
+    own = [given("ppmd", 1.814, 1.764, "given stage", 12)]
+    paths = []
+    for run, bpb, rows, counted in (("gpt", 2.15, both + own, 0), ("ngram", 1.4, both, 25_200_000)):
+        changed = {"results": {"baselines": Result(title="", rows=rows)}, "counted": counted}
+        paths += [
+            write_stage(runs, run, "main", 0, bpb + 0.1, global_step=400, steps=400, **changed),
+            write_stage(runs, run, "anneal", 1, bpb, global_step=700, steps=300, **changed),
+        ]
+    return paths
 
 
 def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
@@ -31,16 +65,25 @@ def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
     return file.getvalue()
 
 
+def summary_of(paths, tmp_path):
+    compare(paths, benchmarks=None, output=tmp_path / "report")
+    file = io.StringIO()
+    terminal_summary(tmp_path / "report/summary.json", console=Console(file=file, width=80))
+    return file.getvalue()
+
+
 def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
     text = shown(tmp_path)
     for needed in (
-        "Each document alone: 2.050 bits per byte, 11.3% below bz2, the best of the",
-        "With what came before: 1.950 bits per byte, 13.7% below bz2, the best of the",
-        "demo (this model)  2.050 ███████████     1.950 ██████████ ",
-        "xz                 2.390 ████████████    2.340 ████████████ ",
-        "warmup               3.020        2.920 ",
+        "500,000 held-out bytes of pydocs: bits per byte, lower is better",
+        "demo, each document alone: 2.050 bits per byte, 11.3% below bz2, the best of the",
+        "demo, with what came before: 1.950 bits per byte, 13.7% below bz2, the best of",
+        "demo       alone              came before        parameters   on, MB  seconds",
+        "warmup     3.020 ███████████  2.920 ███████████      1.00 k     0.40       12",
+        "anneal     2.050 ███████      1.950 ███████          1.00 k     2.80       38",
+        "bz2        2.310 ████████     2.260 █████████\n",
         "the probabilities of all ids sum to one within",
-        "Context of the model: 128 to 256 ids.",
+        "A sample of demo, the prompt in bold:\nThe function",
         "The function returns the [value] of the",  # brackets are text, not markup
         "report/",
         "make ui\n",
@@ -80,26 +123,42 @@ def test_scores_on_decoded_text_are_marked(tmp_path):
     text = shown(tmp_path, lossless=False)
     for marked in (
         "2.050† bits per byte",
-        "demo (this model)  2.050†",
-        "xz                 2.390†",
-        "3.020†",
+        "anneal     2.050† █",
+        "bz2        2.310† █",
+        "3.020† █",
     ):
         assert marked in text, marked
     assert "† of decoded text: the tokenizer does not keep newlines" in text
     assert "†" not in shown(tmp_path / "plain")
 
 
-def test_rows_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
-    lines = [ln for ln in shown(tmp_path, shift=0.35).splitlines() if "█" in ln]
-    assert [ln.split()[1] for ln in lines] == ["bz2", "xz", "demo", "zstd", "zlib"]
-    bars = [ln.count("█") for ln in lines]
-    assert bars == sorted(bars) and bars[-1] == 2 * 14
+def test_models_and_baselines_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
+    lines = [line for line in summary_of(compared(tmp_path / "runs"), tmp_path).splitlines() if "█" in line]
+    assert [line.split()[0] for line in lines] == ["ngram", "gpt", "ppmd", "ppmd", "ppmd", "zpaq"]
+    alone = [line[: line.index("█") + 20].count("█") for line in lines[:-1]]
+    assert alone[:2] == sorted(alone[:2]) and alone[2:] == sorted(alone[2:]) and max(alone) == alone[1]
+
+
+def test_a_baseline_is_shown_beside_what_it_was_given_and_a_model_beside_all_its_stages(tmp_path):
+    """Runs that were trained on other texts have other baselines; all of them are in one table."""
+    text = summary_of(compared(tmp_path / "runs"), tmp_path)
+    rows = [line.split() for line in text.splitlines() if "█" in line]
+    numbers = [[cell for cell in row if "█" not in cell] for row in rows]
+    assert numbers == [
+        ["ngram", "1.400", "1.300", "1.00", "k", "2.80", "25"],
+        ["gpt", "2.150", "2.050", "1.00", "k", "2.80", "25"],
+        ["ppmd", "1.610", "1.570", "26.50"],
+        ["ppmd", "1.814", "1.764", "12.00"],
+        ["ppmd", "1.900", "1.850", "0.00"],
+        ["zpaq", "1.377", "26.50"],
+    ]
+    assert "ngram also looks up counts of 25.2 MB." in text
 
 
 def test_a_compressor_that_wins_is_named(tmp_path):
     text = shown(tmp_path, shift=0.35)
-    assert "Each document alone: 2.400 bits per byte, 3.9% above bz2, the best of the" in text
-    assert "With what came before: 2.300 bits per byte, 1.8% above bz2" in text
+    assert "demo, each document alone: 2.400 bits per byte, 3.9% above bz2, the best of the" in text
+    assert "demo, with what came before: 2.300 bits per byte, 1.8% above bz2" in text
 
 
 def test_a_model_is_compared_within_one_column_only(tmp_path):
@@ -112,35 +171,40 @@ def test_a_model_is_compared_within_one_column_only(tmp_path):
         ),
     ]
     text = shown(tmp_path, results={"baselines": Result(title="", rows=rows)})
-    text = re.sub(r"[│\s]+", " ", text)
-    assert "Each document alone: 2.050 bits per byte, 2.4% below alone only, the best of the" in text
-    assert "With what came before: 1.950 bits per byte, 30.0% above zpaq, the best of the" in text
-    assert "alone only 2.100 █████████████ xz" in text and "zpaq 1.500 ██████████ " in text
+    text = re.sub(r"\s+", " ", text)
+    assert "each document alone: 2.050 bits per byte, 2.4% below alone only, the best of the" in text
+    assert "with what came before: 1.950 bits per byte, 30.0% above zpaq, the best of the" in text
+    assert "alone only 2.100 ████████ xz" in text and "zpaq 1.500 ██████ " in text
     table = (tmp_path / "report/table.md").read_text()
     assert "| zpaq |  | 1.5000 |" in table and "| alone only | 2.1000 |  |" in table
     alone = shown(tmp_path / "alone", bpb_carried=None, results={"baselines": Result(title="", rows=rows)})
-    assert "With what came before: 1" not in alone and "evaluation.carry_over: 0" in alone
+    assert "demo, with what came before" not in alone
 
 
 def test_intervals_are_shown(tmp_path):
     intervals = {"intervals": {"bpb": (1.97, 2.13)}, "intervals_carried": {"bpb": (1.88, 2.02)}}
-    text = " ".join(shown(tmp_path, **intervals).replace("│", " ").split())
-    assert "each document alone: 1.970 to 2.130, with what came before: 1.880 to 2.020." in text
+    text = " ".join(shown(tmp_path, **intervals).split())
+    assert "demo: each document alone 1.970 to 2.130, with what came before 1.880 to 2.020." in text
     assert (
         "| 2.0500 (1.970 to 2.130) | 1.9500 (1.880 to 2.020) |" in (tmp_path / "report/table.md").read_text()
     )
 
 
-def test_many_runs_are_listed_and_only_the_best_has_a_panel(tmp_path):
+def test_of_many_runs_the_best_are_listed(tmp_path):
     paths = [path for i in range(25) for path in demo(tmp_path / "runs", f"run{i}", shift=(i * 7 % 25) / 100)]
-    compare(paths, benchmarks=None, output=tmp_path / "report")
-    file = io.StringIO()
-    terminal_summary(tmp_path / "report/summary.json", console=Console(file=file, width=80))
-    listed = [
-        line.split() for line in file.getvalue().splitlines() if line.startswith("run") and "pydocs" in line
-    ]
+    text = summary_of(paths, tmp_path)
+    listed = [line.split() for line in text.splitlines() if re.match(r"run\d", line) and "█" in line]
     assert len(listed) == 20 and listed[0][:2] == ["run0", "2.050"] and listed[1][0] == "run18"
-    assert "and 5 more" in file.getvalue() and file.getvalue().count("held-out bytes of") == 1
+    assert "and 5 more" in text and "A sample of run0" in text
+
+
+def test_runs_on_other_texts_have_a_table_of_their_own(tmp_path):
+    paths = [*demo(tmp_path / "runs"), *demo(tmp_path / "runs", "other", data="web", sha="b" * 64)]
+    text = summary_of(paths, tmp_path)
+    assert "500,000 held-out bytes of pydocs:" in text and "500,000 held-out bytes of web:" in text
+    assert (
+        text.index("of pydocs") < text.index("demo, each") < text.index("of web") < text.index("other, each")
+    )
 
 
 def test_lines_fit_80_columns_and_a_pipe_gets_no_colour(tmp_path):
@@ -172,21 +236,8 @@ def test_durations_are_readable():
     assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
 
 
-def summary_of(paths, tmp_path):
-    compare(paths, benchmarks=None, output=tmp_path / "report")
-    file = io.StringIO()
-    terminal_summary(tmp_path / "report/summary.json", console=Console(file=file, width=80))
-    return file.getvalue()
-
-
-def test_each_run_has_its_own_rates_and_its_own_dataset(tmp_path):
-    slim, gpt = summary_of(mixed(tmp_path / "runs"), tmp_path).split("─ gpt ─")
-    assert re.search(r"ppmd given stage +1\.814", slim) and "1.867" not in slim
-    assert "held-out bytes of docs " in slim and "held-out bytes of docs-bpe " in gpt
-    assert re.search(r"ppmd given stage +1\.867", gpt) and "1.814" not in gpt
-
-
 def test_a_run_that_learns_answers_shows_their_score_first(tmp_path):
-    text = " ".join(summary_of(chat(tmp_path / "runs"), tmp_path).replace("│", " ").split())
+    text = " ".join(summary_of(chat(tmp_path / "runs"), tmp_path).split())
+    assert "mid 1.669 ████ 1.597 ███ 1.497 ███" in text
     assert "1.524 bits per byte of the answers, 8.7% below stage mid" in text
     assert "1.824 of the whole text" in text and "35" not in text
