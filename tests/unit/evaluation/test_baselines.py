@@ -138,6 +138,7 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
         sizes = [len(lzma.compress(given + document, preset=9)) for document in documents]
         assert rates[key].value == pytest.approx(8 * (sum(sizes) - before * len(sizes)) / size)
         assert not given or f"({len(given) / 1e6:.1f} MB)" in rates[key].note
+    assert rates["bz2"].value and rates["bz2 given all"].value is None and rates["bz2 given all"].carried
     best = rates["ppmd given all"]
     assert best.carried.value == ppmd_bits(whole.raw(), raw) / size
     alone = [ppmd_bits(whole.raw(), document) for document in documents]
