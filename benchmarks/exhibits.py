@@ -174,7 +174,7 @@ def ask_it(folder: Path, console: Console) -> None:
 
 def show(console: Console, line: str) -> None:
     """Print a line, cut at the width of the console."""
-    console.print(line, overflow="ellipsis", no_wrap=True, highlight=False)
+    console.print(line.rstrip(), overflow="ellipsis", no_wrap=True, highlight=False)
 
 
 def main() -> int:
