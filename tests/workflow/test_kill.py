@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,19 @@ def test_a_run_with_faults_equals_one_without(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = read_json(tmp_path / "found.json")["figures"]
     assert found["kills"] == 3 and all(found["equal"])
+
+
+@pytest.mark.long
+def test_the_exhibits_of_the_readme(tmp_path):
+    picture = tmp_path / "kill.svg"
+    exhibits = [sys.executable, ROOT / "benchmarks/exhibits.py", "--svg", picture]
+    done = subprocess.run([*exhibits, "--folder", tmp_path / "runs"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("SIGKILL") == 3
+    assert re.search(r"^train +main +Params have changed.*\n(?s:.*)^train +anneal +Input", done.stdout, re.M)
+    assert re.search(r"^commit +[0-9a-f]{40}(-dirty)? +spider evaluate smoke/anneal", done.stdout, re.M)
+    assert picture.read_text().count("SIGKILL") == 4  # with the title
+    assert "@font-face" not in picture.read_text()
 
 
 @pytest.mark.parametrize("family", ["spider", "gpt"])
