@@ -53,7 +53,7 @@ REASON = 20
 
 _LINE = re.compile(r"^\d\d:\d\d:\d\d [a-z -]+: (?P<warning>warning: )?(?P<text>.*)")
 _POSITION = re.compile(r"step (\d+)/(\d+)|(\d[\d,]*) of (\d[\d,]*)")
-_ERROR = re.compile(r"(?<!\w)error:|^Traceback")
+_ERROR = re.compile(r"(?<!\w)(error|warning):|^Traceback")
 #: Messages of Snakemake that are shown although they are neither a warning nor about a job.
 _KEPT = ("Nothing to be done", "Trying to restart", "Terminating processes", "Will exit after")
 #: Messages about a failure that the plugin reports itself.
