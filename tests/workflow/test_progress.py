@@ -9,8 +9,6 @@ import subprocess
 import termios
 import time
 
-import pytest
-
 from tests.forkserver import python
 
 from .conftest import PATIENCE, ROOT
@@ -149,19 +147,24 @@ def test_a_failed_job_is_reported_once_with_the_remedy_and_its_log(workflow):
     assert "CalledProcessError" not in printed and "WorkflowError" not in printed
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--printshellcmds"])
-def test_snakemake_prints_its_own_messages_where_they_are_asked_for(trained, option):
+def test_a_dry_run_prints_the_same_as_without_the_display(trained):
     profile = trained.folder / "plain"
     profile.mkdir()
     settings = (ROOT / "profiles/default/config.yaml").read_text()
     (profile / "config.yaml").write_text(settings.replace("\nlogger: spider\n", "\n"))
 
     def messages(*options):
-        words = [option, "--forcerun", "compare", "--", "results/report/summary.json"]
-        printed = trained(*options, *words)
+        printed = trained("--dry-run", *options, "--forcerun", "compare", "--", "results/report/summary.json")
         return re.sub(r"\d[\d:.]*|\[\w.*\]|Using .*|Command: .*|ID: .*", "", printed)
 
-    assert messages() == messages("--workflow-profile", "none", "--profile", str(profile))
+    own = messages("--workflow-profile", "none", "--profile", str(profile))
+    assert messages() == own and "This was a dry-run" in own
+
+
+def test_printshellcmds_shows_the_messages_of_snakemake_and_of_the_jobs(prepared):
+    printed = prepared("--printshellcmds", FIRST)
+    assert "Job stats:" in printed and "Finished jobid" in printed and "jobs done in" not in printed
+    assert "train: step 30/30" in printed
 
 
 OTHER = """
