@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -394,10 +394,18 @@ def shown(path, category, what):
     )
 
 
+def estimate(job):
+    """Return a function that returns the seconds of a training by its warm-up, and None for other jobs."""
+    if job.rule.name != "train":
+        return lambda: None
+    spec = stage_spec(job.wildcards)
+    return partial(progress.training_seconds, spec, RESULTS / f"runs/{spec.run}/warmup-{spec.shape}.json")
+
+
 def begin():
     """Write the configuration, and open the tracked run of this invocation, before its first job."""
     checked(write_config, RESULTS, config)
-    progress.plan(job.benchmark for job in workflow.dag.needrun_jobs() if job.benchmark)
+    progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
     tracking.open_pipeline(RESULTS, CONFIG)
 
 

@@ -1,16 +1,16 @@
 """Show on the terminal what a workflow does. This is Snakemake's logger plugin ``spider`` (profiles/default).
 
-On a terminal, the last lines show the jobs that run, how far each is, and the time that is left. Elsewhere, a
+On a terminal, the last lines show the jobs that run, how far each is, and the time that is left. In a pipe, a
 line is printed when a job starts, when it ends, and every 30 seconds while it runs. Warnings and errors of
-jobs are printed once. With ``--dry-run``, ``--verbose``, ``--printshellcmds`` or ``--quiet``, Snakemake
-prints its own messages as ever.
+jobs are printed once. ``--dry-run``, ``--verbose``, ``--printshellcmds`` and ``--quiet`` leave the output to
+Snakemake.
 
-All of it is read from the logs of the jobs, so a job is no slower for it. The newest line of a log says what
-the job does, and numbers in it such as ``step 120/340`` say how far it is. The time left comes from these
-numbers, from the finished jobs of the same rule, and from the benchmark files of earlier runs (`plan`). Where
-nothing is known of a job, the time is a lower bound.
+The display reads the logs of the jobs, which therefore run at the same speed as without it. The newest line
+of a log says what the job does, and numbers such as ``step 120/340`` say how far it is. The time left comes
+from these numbers, and for others from earlier runs, warm-ups (`plan`) and finished jobs of the same rule.
+It is a lower bound while nothing is known of some job.
 
-A thread of Snakemake's passes its messages on, another one of ours reads the logs. Both hold the lock of the
+Snakemake passes its messages on in a thread, and another thread reads the logs. Each holds the lock of the
 handler.
 """
 
@@ -24,7 +24,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -38,11 +38,13 @@ from rich.text import Text
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from spider.config.spec import StageSpec
 from spider.pace import OUTPUT
 from spider.report.costs import attempts
 from spider.report.formatting import duration, printable
+from spider.training.warmup_record import Warmup
 
-#: Seconds between two looks at the logs, and between two lines of a running job where there is no terminal.
+#: Seconds between two looks at the logs, and between two lines of a running job in a pipe.
 LOOK = 0.5
 REPEAT = 30.0
 
@@ -59,17 +61,42 @@ _KEPT = ("Nothing to be done", "Trying to restart", "Terminating processes", "Wi
 #: Messages about a failure that the plugin reports itself.
 _REPEATED = ("CalledProcessError", "a job execution failed", "At least one job did not complete")
 
-#: Seconds of each job of this invocation in an earlier run, by its benchmark file; None without such a run.
-_planned: dict[str, float | None] = {}
+#: Return the seconds of a job, or None where nothing is known of it.
+Estimate = Callable[[], float | None]
+
+#: The handler that prints, which is the last one.
+_active: list[LogHandler] = []
+
+#: Seconds that each job of this invocation may take, by its benchmark file, or a function that returns them.
+_planned: dict[str, float | Estimate] = {}
 
 
-def plan(benchmarks: Iterable[str]) -> None:
-    """Remember what the jobs with these benchmark files took before. Each job deletes its file."""
+def plan(jobs: Mapping[str, Estimate]) -> None:
+    """Set what the jobs may take, by their benchmark files: as long as in an earlier run, or by an estimate.
+
+    Each job deletes its benchmark file when it starts.
+    """
     _planned.clear()
-    for path in benchmarks:
-        _planned[path] = None
+    for path, estimate in jobs.items():
+        _planned[path] = estimate
         with contextlib.suppress(OSError, ValueError):
             _planned[path] = sum(row["s"] for row in attempts(Path(path)))
+
+
+def training_seconds(spec: StageSpec, warmup: Path) -> float | None:
+    """Return the seconds of all steps of a stage at the speed of its warm-up.
+
+    Return None before the warm-up has run, and for a stage that neither tokens nor steps limit.
+    """
+    settings = spec.settings
+    limits = [settings.max_steps, settings.tokens and settings.tokens // spec.tokens_per_step]
+    steps = min(filter(None, limits), default=None)
+    if steps is None or not warmup.exists():
+        return None
+    measured = Warmup.read(warmup)
+    passes = spec.windows_per_step // (spec.processes * spec.micro_batch(spec.processes))
+    step = measured.step.get(measured.precision)
+    return steps * passes * step.seconds if step else None
 
 
 def close() -> None:
@@ -79,9 +106,6 @@ def close() -> None:
             handler.queue.join()
     if _active:
         _active[-1].close()
-
-
-_active: list[LogHandler] = []
 
 
 @dataclass
@@ -260,7 +284,7 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
             self.live.start()
             self.console.show_cursor()  # A killed Snakemake could not show a hidden one again.
         else:
-            self._print(f"{total} jobs")
+            self._print(f"{total} job{'s' * (total != 1)}")
         threading.Thread(target=self._watch, name="progress", daemon=True).start()
 
     def _start(self, record: logging.LogRecord) -> None:
@@ -268,10 +292,9 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
         number, rule = said["jobid"], said["rule_name"]
         if not said["output"]:  # a target
             return
-        times = self.finished.get(rule, [])
-        expected = _planned.pop(said["benchmark"] or "", None)
-        job = _Job.of(record, expected or (sum(times) / len(times) if times else None))
-        self.jobs[number] = job
+        benchmark = said["benchmark"] or ""
+        self.jobs[number] = job = _Job.of(record, self._expected(benchmark, rule))
+        _planned.pop(benchmark, None)
         self._line("start", job)
 
     def _end(self, number: int) -> None:
@@ -340,20 +363,25 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
         """Return the time that is left for all jobs, or nothing if too little is known."""
         running = list(self.jobs.values())
         lefts = [job.left() or 0.0 for job in running]
-        waiting = [self._expected(path, seconds) for path, seconds in _planned.items()]
+        waiting = [self._expected(path) for path in list(_planned)]
         worked = sum(map(sum, self.finished.values())) + sum(job.seconds() for job in running)
         at_once = max(1.0, worked / max(1.0, time.monotonic() - self.began))
         left = max([*lefts, (sum(lefts) + sum(filter(None, waiting))) / at_once])
         known = None not in waiting and all(job.is_known() for job in running)
         return f"{'about' if known else 'at least'} {duration(left)} left" if left >= 1 else ""
 
-    def _expected(self, benchmark: str, seconds: float | None) -> float | None:
-        """Return the seconds that a waiting job takes: as before, or as the finished jobs of its rule."""
-        times = next((all_ for rule, all_ in self.finished.items() if f"/{rule}/" in benchmark), None)
-        return sum(times) / len(times) if seconds is None and times else seconds
+    def _expected(self, benchmark: str, rule: str | None = None) -> float | None:
+        """Return the seconds of a job by `plan`, or else of the finished jobs of its rule."""
+        planned = _planned.get(benchmark)
+        seconds = planned() if callable(planned) else planned
+        if seconds:
+            _planned[benchmark] = seconds
+        rule = rule or next((name for name in self.finished if f"/{name}/" in benchmark), "")
+        times = self.finished.get(rule)
+        return seconds or (sum(times) / len(times) if times else None)
 
     def _line(self, what: str, job: _Job, *more: str) -> None:
-        """Print a line about a job where there is no terminal."""
+        """Print a line about a job in a pipe."""
         if not self.live:
             words = ", ".join(filter(None, [job.label, *more]))
             self._print(f"{time.strftime('%H:%M:%S')} [{self.done}/{self.total}] {what} {words}")

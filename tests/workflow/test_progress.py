@@ -1,4 +1,4 @@
-"""What a run shows on a terminal of 80 columns and in a pipe."""
+"""Look at a run in a terminal of 80 columns and in a pipe."""
 
 import fcntl
 import os
@@ -9,6 +9,11 @@ import subprocess
 import termios
 import time
 
+import pytest
+
+from spider.config import load_config
+from spider.files import read_json
+from spider.progress import training_seconds
 from tests.forkserver import python
 
 from .conftest import PATIENCE, ROOT
@@ -112,6 +117,17 @@ def test_a_terminal_shows_the_running_jobs_their_steps_and_then_the_summary(trai
     assert "bits per byte" in summary and "Tables and figures" in summary
 
 
+def test_the_warm_up_gives_the_seconds_of_a_training_before_it_starts(trained):
+    trained.command()
+    spec = load_config(trained.folder / "config.yaml").stage("small", "first")
+    record = trained.stage(f"warmup-{spec.shape}.json")
+    step = read_json(record)["step"]["fp32"]["seconds"]
+    assert training_seconds(spec, record) == pytest.approx(30 * step)
+    batch = spec.settings.model_copy(update={"micro_batch": 4, "grad_accum": 3, "max_steps": 8})
+    assert training_seconds(spec.model_copy(update={"settings": batch}), record) == pytest.approx(24 * step)
+    assert training_seconds(spec, record.with_name("none")) is None
+
+
 def test_ctrl_c_leaves_a_usable_terminal_and_a_resumable_training(prepared):
     prepared.run["stages"][0]["max_steps"] = 5000
     terminal = Terminal(prepared.command(FIRST), prepared.folder)
@@ -132,7 +148,7 @@ def test_a_pipe_gets_a_line_for_the_start_and_the_end_of_each_job(prepared):
     assert "\x1b" not in printed and "\r" not in printed
     lines = [line for line in printed.splitlines() if not line.startswith("Using profile")]
     time_of_day = r"\d\d:\d\d:\d\d "
-    assert lines[0] == "1 jobs"
+    assert lines[0] == "1 job"
     assert re.fullmatch(time_of_day + r"\[0/1\] start train small/first", lines[1])
     assert re.fullmatch(time_of_day + r"\[1/1\] done train small/first, [\d.]+ s", lines[2])
     assert re.fullmatch(r"1 of 1 jobs done in [\d.]+ s", lines[3]) and not lines[4:]
