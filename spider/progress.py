@@ -101,11 +101,12 @@ def training_seconds(spec: StageSpec, warmup: Path) -> float | None:
 
 def close() -> None:
     """End the display, after it has shown all that was logged before."""
+    if not _active:
+        return
     for handler in logging.getLogger("snakemake.logging").handlers:
         if isinstance(handler, QueueHandler) and isinstance(handler.queue, Queue):
             handler.queue.join()
-    if _active:
-        _active[-1].close()
+    _active[-1].close()
 
 
 @dataclass
