@@ -12,12 +12,12 @@ import json
 import os
 import shlex
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from spider import tracking
+from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
@@ -394,8 +394,24 @@ def shown(path, category, what):
     )
 
 
+def estimate(job):
+    """Return a function that returns the seconds of a training by its warm-up, and None for other jobs."""
+    if job.rule.name != "train":
+        return lambda: None
+    spec = stage_spec(job.wildcards)
+    return partial(progress.training_seconds, spec, RESULTS / f"runs/{spec.run}/warmup-{spec.shape}.json")
+
+
+def begin():
+    """Write the configuration, and open the tracked run of this invocation, before its first job."""
+    checked(write_config, RESULTS, config)
+    progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
+    tracking.open_pipeline(RESULTS, CONFIG)
+
+
 def finish(status):
-    """Close the tracked run of this invocation, and print what a successful one reached."""
+    """Close the display and the tracked run of this invocation, and print what a successful one reached."""
+    progress.close()
     tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():

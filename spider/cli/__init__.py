@@ -28,6 +28,7 @@ from spider.cli.data import data
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.config.imports import allow_import
+from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
 from spider.results import write_config
 from spider.version import VERSION
@@ -78,11 +79,20 @@ def cli(
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
+        if os.environ.get(OUTPUT) == "log":
+            # What libraries, other processes and a crash print belongs into the log too.
+            with open(log_path, "ab") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+        else:
+            handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
     name, *rest = context.meta["spider.words"]
     if isinstance(cli.commands[name], click.Group) and rest:
         name = f"{name} {rest[0]}"
-    form = f"%(asctime)s {name}: %(message)s"
+    for level in (logging.INFO, logging.ERROR):
+        logging.addLevelName(level, "")
+    logging.addLevelName(logging.WARNING, "warning: ")
+    form = f"%(asctime)s {name}: %(levelname)s%(message)s"
     logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
     if configure:

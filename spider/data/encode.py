@@ -49,6 +49,7 @@ from spider.data.groups import MOST_DOCUMENTS, NAME_BYTES
 from spider.data.metadata import COUNTS, DTYPE
 from spider.data.split import group_key, hash_keys, salted, split_masks, truncate
 from spider.files import replacing, write_json
+from spider.pace import Pace
 from spider.tokens import BYTES, Tokens
 
 logger = logging.getLogger(__name__)
@@ -162,6 +163,8 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
             for setting, column in wanted.items():
                 require_strings(file.schema_arrow, parquet, setting, column)
             columns = sorted(set(wanted.values()))
+            pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
+            read = 0
             for row_group in range(file.num_row_groups):
                 size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
@@ -170,6 +173,8 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
                         batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nulls
                         for setting in ("text_column", "id_column", "split_by.column")
                     )
+                    read += len(batch)
+                    pace(read)
     except FileNotFoundError:
         raise ValueError(f"{parquet}: no such file; download it first") from None
     except (pa.ArrowException, OSError) as error:

@@ -49,6 +49,7 @@ from torch import Tensor
 from spider.model.interface import Model
 from spider.model.layers import wide
 from spider.model.reading import Reading
+from spider.pace import Pace
 from spider.tokens import BYTES, IGNORED, Tokens
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def score(
     if most < reading.batch:
         log.info("scoring %d windows at once, because logits of %d need more memory", most, reading.batch)
         reading = replace(reading, batch=most)
+    pace = Pace("scored {done} of {total} ids", len(tokens_N) - 1)
     try:
         for read in ModelInput(model, tokens_N, lookup, carry_over=reading.carry_over).batches(reading):
             scored_BT = read.labels_BT != IGNORED
@@ -242,6 +244,7 @@ def score(
             counts += np.bincount(kind_S, weights=np.maximum(bytes_S, 1), minlength=len(KINDS))
             by_target.append(nats_S.astype(np.float32))
             done += len(label_S)
+            pace(done)
             rows += len(read.labels_BT)
             for name, value in output.metrics.items():
                 sums[name] += float(value) * len(read.labels_BT)

@@ -44,11 +44,11 @@ from spider.tokens.turns import assistant_mask
 
 log = logging.getLogger(__name__)
 
+#: The measurements that read the baselines.
+WAITING = ("baselines", "spread", "overlap")
 #: The measurements that come with Spider, in display order: modules of this package.
 MEASUREMENTS = (
-    "baselines",
-    "spread",
-    "overlap",
+    *WAITING,
     "adapt",
     "mixer",
     "tasks",
@@ -180,11 +180,13 @@ def evaluate(
 def _measure(subject: Subject) -> dict[str, Result]:
     """Return the results of all measurements by name, in display order.
 
-    The first measurements wait for the background thread, so they run last.
+    Those of `WAITING` need the baselines of the background thread, so they run last.
     """
     settings = subject.spec.evaluation
     found: dict[str, Result | None] = dict.fromkeys(MEASUREMENTS)
     for name in reversed(MEASUREMENTS):
+        waits = name in WAITING and not subject.baselines.done()
+        log.info("%s %s", "waiting for compressors, to measure" if waits else "measuring", name)
         found[name] = import_module(f"spider.evaluation.{name}").measure(subject, settings)
     for name, own_settings in settings.measurements.items():
         module = measurement(name)

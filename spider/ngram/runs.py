@@ -25,6 +25,7 @@ from spider.config.ngram import name_of
 from spider.files import replacing
 from spider.ngram.contexts import contexts_of, prefix_hashes, reach
 from spider.ngram.layout import BEGIN
+from spider.pace import Pace
 from spider.requests import FAN_IN, PIECE, SLICE
 
 #: Pairs of a run that are read at a time.
@@ -166,12 +167,15 @@ def count(text: np.ndarray, kind: int, before: int = 0) -> tuple[np.ndarray, np.
 def write_runs(folder: Path, kinds: Sequence[int], piece: int = PIECE) -> None:
     """Count the symbols of ``folder/text.npy``, and write the runs into the folder."""
     back = max(map(reach, kinds))
+    pace = Pace("counted {done} of {total} bytes", length_of(folder / "text.npy"))
     for number, stretch in enumerate(stretches(folder / "text.npy", back, piece)):
-        for kind in kinds:
+        own = len(stretch.text) - stretch.before
+        for done, kind in enumerate(kinds, start=1):
             keys, counts = count(stretch.text, kind, stretch.before)
             path = folder / f"{name_of(kind)}.{number:03d}.keys.npy"
             save(path, keys)
             save(_counts_of(path), counts)
+            pace(stretch.at + own * done // len(kinds))
 
 
 def runs_of(folder: Path, kind: int) -> list[Path]:

@@ -28,6 +28,7 @@ from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
 from spider.ngram import table
 from spider.ngram.layout import symbols_of
 from spider.ngram.runs import Reader, growing, length_of, runs_of, write_runs
+from spider.pace import Pace
 from spider.record import Record
 from spider.requests import PIECE
 
@@ -149,6 +150,8 @@ def build(
         shutil.rmtree(other)
     finished.mkdir(exist_ok=True)
 
+    pace = Pace("merged {done} of {total} tables", len(config.context_kinds))
+
     def build_table(kind: int) -> ContextTable:
         name = name_of(kind)
         record = finished / f"{name}.json"
@@ -157,6 +160,7 @@ def build(
             least = 1 if 0 < kind < config.rare else 2
             contexts, left_out = table.build(runs, kind, least, output)
             files.write_json(record, {"contexts": contexts, "left_out": left_out})
+            pace(len(list(finished.glob("*.json"))))
         return ContextTable(**files.read_json(record))
 
     with ThreadPoolExecutor(threads) as pool:

@@ -142,7 +142,7 @@ def costs(results: Results, needed: Needed, jobs: Iterable[Run]) -> list[RuleCos
 
 def _cost(rule: str, paths: Sequence[Path], joules: float) -> RuleCost:
     """Return the cost of the jobs of a rule that left these benchmark files."""
-    rows = [row for path in paths for row in _rows(path)]
+    rows = [row for path in paths for row in attempts(path)]
     cpu = [row["cpu_time"] for row in rows if "cpu_time" in row]
     return RuleCost(
         rule=rule,
@@ -158,11 +158,11 @@ def seconds_by_rule(benchmarks: Path) -> dict[str, float]:
     """Return the wall seconds of all jobs of each rule, most expensive first."""
     seconds = defaultdict[str, float](float)
     for path in sorted(benchmarks.rglob("*.tsv")):
-        seconds[path.relative_to(benchmarks).parts[0]] += sum(row["s"] for row in _rows(path))
+        seconds[path.relative_to(benchmarks).parts[0]] += sum(row["s"] for row in attempts(path))
     return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
-def _rows(path: Path) -> list[dict[str, float]]:
+def attempts(path: Path) -> list[dict[str, float]]:
     """Return what Snakemake measured of each attempt, without the values that it wrote as NA."""
     with open(path, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f, delimiter="\t"))

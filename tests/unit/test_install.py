@@ -25,7 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the folder above a checkout that is named `spider`, and the Python that it is installed for."""
     above = tmp_path_factory.mktemp("above")
     checkout = above / "spider"
-    for package in ("spider", "kernels"):
+    for package in ("spider", "kernels", "snakemake_logger_plugin_spider"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, checkout / package, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -16,7 +16,7 @@ def test_published_shards_are_imported_once_and_their_figures_are_marked(workflo
     workflow.run.update(data="web", model={"family": "tests.families.toy", "width": 8})
     workflow.run["stages"] = [workflow.run["stages"][0] | {"max_steps": 10}]
     printed = workflow()
-    assert printed.count("(Rule: encode)") == 3 and "(Rule: download)" not in printed
+    assert printed.count("start encode") == 3 and "start download" not in printed
     results = workflow.results
     assert verify(results / "shards/web")["documents"] == 41
     measured = read_json(results / "runs/small/first/evaluation.json")

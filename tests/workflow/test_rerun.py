@@ -134,7 +134,7 @@ def test_a_new_warm_up_retrains_nothing(workflow):
     before, log = weights(workflow, "first"), workflow.stage("first") / "metrics.jsonl"
     written = log.stat().st_mtime_ns
     printed = workflow("results/runs/small/first/train.json", "--forcerun", "warmup")
-    assert "(Rule: warmup)" in printed and "(Rule: train)" in printed
+    assert "start warmup small" in printed and "start train small" in printed
     assert weights(workflow, "first") == before
     assert log.stat().st_mtime_ns == written
 
