@@ -3,9 +3,9 @@
     python benchmarks/demo.py [--config FILE] [--folder FOLDER] [--seeds N] [--quick] [--json FILE]
 
 The configuration is ``config.yaml``, the default run, or another file. The scores of a model are the mean and
-the sample standard deviation over the seeds. They are printed with the online mixer too, and with the spread
-over groups of documents, such as packages. What is finished is kept in ``--folder`` and not done again.
-``--quick`` takes the smoke preset, whose model is too small to be good, and one seed.
+the sample standard deviation over the seeds. A model over bytes is also scored with the online mixer. The
+spread over groups of documents, such as packages, is printed too. What is finished is kept in ``--folder`` and
+not done again. ``--quick`` takes the smoke preset, whose model is too small to be good, and one seed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from spider.results import Results
 
 def varied(raw: dict[str, Any], seeds: int) -> dict[str, Any]:
     """Return a configuration with a run for each run of ``raw`` and each seed."""
-    runs = {
-        f"{name}-{seed}": merged(base, {"seed": seed, "evaluation": {"mixer": {}}})
-        for name, base in raw["runs"].items()
-        for seed in range(seeds)
-    }
+    runs = {}
+    for name, base in raw["runs"].items():
+        of_bytes = "tokenizer" not in raw["datasets"][base["data"]]
+        for seed in range(seeds):
+            change = {"seed": seed, "evaluation": {"mixer": {} if of_bytes else None}}
+            runs[f"{name}-{seed}"] = merged(base, change)
     return {**raw, "runs": runs}
 
 
