@@ -4,8 +4,8 @@
 
 The configuration is ``config.yaml``, the default run, or another file. The scores of a model are the mean and
 the sample standard deviation over the seeds. A model over bytes is also scored with the online mixer. The
-spread over groups of documents, such as packages, is printed too. What is finished is kept in ``--folder`` and
-not done again. ``--quick`` takes the smoke preset, whose model is too small to be good, and one seed.
+spread over groups of documents, such as packages, is printed too. What is finished is kept in ``--folder``
+and not done again. ``--quick`` takes the smoke preset, whose model is too small to be good, and one seed.
 """
 
 from __future__ import annotations
