@@ -203,11 +203,10 @@ class _Job:
     def _trains(self) -> bool:
         return self.doing.startswith("step ")
 
-    def status(self) -> str:
-        """Return what the job does, and how long it still takes."""
+    def remaining(self) -> str:
+        """Return the time that is left, or nothing if too little is known about it."""
         left = self.left()
-        after = [f"{duration(left)} left"] if left and self.is_known() else []
-        return ", ".join(filter(None, [self.doing, *after]))
+        return f"{duration(left)} left" if left and self.is_known() else ""
 
 
 class LogHandler(LogHandlerBase):  # type: ignore[misc]
@@ -333,7 +332,7 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
             self._show_warnings(job)
             if not self.live and time.monotonic() - job.printed >= REPEAT:
                 job.printed = time.monotonic()
-                self._line("runs", job, duration(job.seconds()), job.status())
+                self._line("runs", job, duration(job.seconds()), job.doing, job.remaining())
         if self.live:
             self.live.update(self._region(), refresh=True)
 
@@ -353,8 +352,10 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
         rows.add_column(no_wrap=True, overflow="ellipsis", min_width=20, max_width=34)
         rows.add_column(no_wrap=True, justify="right", min_width=10)
         rows.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        rows.add_column(no_wrap=True, justify="right")
         for job in self.jobs.values():
-            rows.add_row(Text(job.label), Text(duration(job.seconds()), style="dim"), Text(job.status()))
+            seconds = Text(duration(job.seconds()), style="dim")
+            rows.add_row(Text(job.label), seconds, Text(job.doing), Text(job.remaining()))
         region = Table.grid()
         region.add_row(head)
         region.add_row(rows)
