@@ -173,16 +173,16 @@ def refuse_hopeless():
 
 
 def items_of(jobs):
-    """Return the items of datasets that jobs read: files of the user, and what jobs on this machine download."""
+    """Return the items of datasets that jobs read: the user's files, and what this machine downloads or streams."""
     items = {}
     here = workflow.resource_settings.nodes is None
     for job in jobs:
-        name, rule = job.wildcards.get("dataset"), job.rule.name
-        if rule in ("download", "encode", "encode_with_ngrams"):
+        if job.rule.name in ("download", "encode", "encode_with_ngrams"):
+            name = job.wildcards.dataset
             item = parts_of(name)[job.wildcards.part]
-            if CONFIG.datasets[name].source.own_files(item) or (here and rule == "download"):
+            if CONFIG.datasets[name].source.own_files(item) or (here and job.rule.name == "download"):
                 items.setdefault(name, []).append(item)
-        elif rule == "train" and here and (stream := stage_spec(job.wildcards).stream):
+        elif job.rule.name == "train" and here and stage_spec(job.wildcards).stream:
             items[stage_spec(job.wildcards).data] = []
     return items
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import metadata, util
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -54,7 +54,10 @@ def examine(config: Config, profile: Path | None = None) -> Iterator[Finding]:
         ValueError: a run cannot be described, as `spider.describe.describe`.
     """
     from spider.describe import describe
+    from spider.tracking.store import quiet
 
+    quiet()
+    import_module("mlflow")  # It takes seconds, and the checks have few.
     results = Results(Path(config.results))
     costs = {name: describe(config, name) for name in config.runs}
     sizes = {f"runs.{name}": _written(config, results, cost) for name, cost in costs.items()}

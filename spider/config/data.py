@@ -85,8 +85,6 @@ class Source(Block):
         for file in [*files, *filter(None, [self.own_tokenizer])]:
             if not os.path.exists(file):
                 raise ConfigError(f"{file}: no such file; correct its path in the block source")
-            if not os.access(file, os.R_OK):
-                raise ConfigError(f"{file}: cannot be read; check its permissions")
         return sum(os.path.getsize(file) for file in files)
 
     # ------------------------------------------------------------------------------------------- text

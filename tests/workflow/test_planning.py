@@ -178,12 +178,12 @@ def test_a_run_stops_before_any_job_if_a_text_lacks_a_column_or_the_hub_is_away(
     datasets["more"] = {"source": hub, "validation": 0.1}
     away = {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port()}", "HF_HUB_DISABLE_XET": "1"}
     output = workflow("datasets/text", "datasets/more", fails=True, **away)
-    assert "datasets.text: text.jsonl:1: no 'body' (keys: 'id', 'text'); set text_column" in output
+    assert "datasets.text: text.jsonl, line 1: has no 'body' (keys: 'id', 'text'); set text_column" in output
     assert "datasets.more: a.parquet of acme/texts@main: cannot reach" in output
     assert "Nothing was started" in output and "Traceback" not in output
     assert not (workflow.results / "raw").exists() and not (workflow.results / "logs").exists()
     del datasets["text"]["text_column"]
-    assert "doctor" not in workflow("datasets/text", **away)  # It needs no hub, and says nothing.
+    assert "acme" not in workflow("datasets/text", **away)  # This needs no hub.
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
