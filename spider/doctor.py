@@ -26,8 +26,8 @@ from spider.config import Config
 from spider.report.formatting import quantity
 from spider.results import Results
 
-#: Seconds that the checks which run side by side may take.
-LIMIT = 4.0
+#: Seconds that the checks before a workflow may take.
+LIMIT = 10.0
 #: Bytes on disk for each byte of a source, shards included, by FineWeb-Edu. The least is smaller for the
 #: user's own files, which may have columns that nothing reads.
 _LIKELY, _LEAST, _LEAST_OWN = 4, 1, 0.25
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def examine(config: Config, profile: Path | None = None) -> Iterator[Finding]:
+def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Finding]:
     """Yield the findings of all checks: of this machine, or of the cluster of a profile.
 
     Raises:
@@ -70,20 +70,20 @@ def examine(config: Config, profile: Path | None = None) -> Iterator[Finding]:
     for name in config.datasets:
         checks[f"data {name}"] = partial(_dataset, config, results, name, sizes)
     checks["tracking"] = partial(_tracking, config, results.root)
-    yield from _findings(checks)
-    yield from _findings({"disk": partial(_disk, results, sizes)})
+    yield from _findings(checks, seconds)
+    yield from _findings({"disk": partial(_disk, results, sizes)}, seconds)
 
 
 def obstacles(config: Config, root: Path, items: Mapping[str, list[str]]) -> list[str]:
     """Return a line for each problem that stops jobs which read these items of datasets."""
     sizes: Sizes = {}
     checks = {f"datasets.{name}": partial(_data, config, name, items[name], sizes) for name in items}
-    found = [*_findings(checks), *_findings({"results": partial(_disk, Results(root), sizes)})]
+    found = [*_findings(checks, LIMIT), *_findings({"results": partial(_disk, Results(root), sizes)}, LIMIT)]
     return [f"{one.subject}: {one.text}" for one in found if one.mark == "problem"]
 
 
-def _findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Run checks side by side, and yield their findings in order."""
+def _findings(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]:
+    """Run checks side by side for these seconds at most, and yield their findings in order."""
     found: dict[str, Finding] = {}
 
     def run(subject: str, check: Check) -> None:
@@ -100,10 +100,10 @@ def _findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
     }
     for thread in threads.values():
         thread.start()
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + seconds
     for subject, thread in threads.items():
         thread.join(max(0.0, deadline - time.monotonic()))
-        late = f"no answer within {LIMIT:g} s; look whether the network, its disks or the driver hang"
+        late = f"no answer within {seconds:g} s (--seconds); look whether network, disk or driver hang"
         yield found.get(subject) or Finding(subject, "warning", late)
 
 

@@ -35,11 +35,11 @@ class Doctor:
     def write(self, name, rows):
         (self.folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def __call__(self, *options, status=0, **environment):
+    def __call__(self, *options, status=0, seconds=60, **environment):
         """Return the mark and the text of each subject."""
         (self.folder / "other.yaml").write_text(yaml.safe_dump(self.config))
         done = subprocess.run(
-            [spider(), "doctor", "other.yaml", *options],
+            [spider(), "doctor", "other.yaml", "--seconds", str(seconds), *options],
             cwd=self.folder,
             env={**os.environ, "HF_HOME": str(self.folder / "hf"), "HF_HUB_DISABLE_XET": "1", **environment},
             capture_output=True,
@@ -132,9 +132,9 @@ def test_hosts_that_never_answer_cost_seconds_and_are_warnings(doctor):
     doctor.config["datasets"]["text"]["source"] = HUB
     with silent_server() as address:
         doctor.config["tracking"] = {"uri": address}
-        found = doctor(HF_ENDPOINT=address)
+        found = doctor(seconds=2, HF_ENDPOINT=address)
     assert found["data text"][0] == found["tracking"][0] == "warning"
-    assert all("no answer within 4 s" in found[one][1] for one in ("data text", "tracking"))
+    assert all("no answer within 2 s (--seconds)" in found[one][1] for one in ("data text", "tracking"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

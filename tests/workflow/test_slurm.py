@@ -273,7 +273,7 @@ def test_the_doctor_compares_the_partitions_of_the_profile_with_the_cluster(slur
     cluster.command()  # It writes the configuration.
 
     def line(status):
-        words = [spider(), "doctor", "--workflow-profile", "site"]
+        words = [spider(), "doctor", "--workflow-profile", "site", "--seconds", "60"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == status, done
         return done.stdout.splitlines()[1]
