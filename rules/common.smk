@@ -21,6 +21,7 @@ from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
+from spider.doctor import obstacles
 from spider.files import digest
 from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
@@ -163,12 +164,27 @@ def warn_at_end(reason):
     atexit.register(print, f"Warning: {reason}", file=sys.stderr)
 
 
-def refuse_missing_gpus():
-    """Stop before the first job if a job of this invocation requests GPUs that this machine lacks."""
-    jobs = [job for job in workflow.dag.needrun_jobs() if job.resources.get("gpu")]
-    reasons = {missing_gpus(job.wildcards.run) for job in jobs} - {None}
-    if reasons:
-        raise WorkflowError(*sorted(reasons), "Nothing was started.")
+def refuse_hopeless():
+    """Stop before the first job if a job of this invocation lacks its GPUs, its text or space on the disk."""
+    jobs = list(workflow.dag.needrun_jobs())
+    reasons = {missing_gpus(job.wildcards.run) for job in jobs if job.resources.get("gpu")} - {None}
+    if reasons := [*sorted(reasons), *obstacles(CONFIG, RESULTS, items_of(jobs))]:
+        raise WorkflowError(*reasons, "Nothing was started. `spider doctor` checks all that a run needs.")
+
+
+def items_of(jobs):
+    """Return the items of datasets that jobs read: the user's files, and what this machine downloads or streams."""
+    items = {}
+    here = workflow.resource_settings.nodes is None
+    for job in jobs:
+        if job.rule.name in ("download", "encode", "encode_with_ngrams"):
+            name = job.wildcards.dataset
+            item = parts_of(name)[job.wildcards.part]
+            if CONFIG.datasets[name].source.own_files(item) or (here and job.rule.name == "download"):
+                items.setdefault(name, []).append(item)
+        elif job.rule.name == "train" and here and stage_spec(job.wildcards).stream:
+            items[stage_spec(job.wildcards).data] = []
+    return items
 
 
 # -------------------------------------------------------------------------------------------------- datasets

@@ -59,9 +59,30 @@ _REMEDIES = {
 
 def remedies(logs: Iterable[str]) -> list[str]:
     """Return a line with a remedy for each kind of refusal in Snakemake's logs of a failed workflow."""
-    text = "".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs)
-    refusals = ((re.search(pattern, text), advice) for pattern, advice in _REMEDIES.items())
-    return [advice.format(**match.groupdict()) for match, advice in refusals if match]
+    return advice("".join(Path(log).read_text(encoding="utf-8", errors="replace") for log in logs))
+
+
+def advice(text: str) -> list[str]:
+    """Return a line with a remedy for each kind of refusal in a text."""
+    refusals = ((re.search(pattern, text), remedy) for pattern, remedy in _REMEDIES.items())
+    return [remedy.format(**match.groupdict()) for match, remedy in refusals if match]
+
+
+def partitions() -> set[str]:
+    """Return the names of the partitions of this machine's Slurm.
+
+    Raises:
+        ValueError: Slurm is not there or does not answer; the message has a remedy.
+    """
+    try:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--format=%R"], capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError:
+        raise ValueError(*advice("sbatch: not found")) from None
+    except subprocess.CalledProcessError as error:
+        raise ValueError("; ".join(advice(error.stderr)) or f"sinfo fails: {error.stderr.strip()}") from None
+    return set(done.stdout.split())
 
 
 def packed(value: Any) -> str:

@@ -25,6 +25,7 @@ from spider.cli.chat import chat
 from spider.cli.clean import clean
 from spider.cli.config import config
 from spider.cli.data import data
+from spider.cli.doctor import doctor
 from spider.cli.harness import harness
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.config.imports import allow_import
@@ -36,6 +37,7 @@ from spider.version import VERSION
 _COMMANDS = (
     config,
     model.describe,
+    doctor,
     train.warmup,
     train.train,
     evaluate.evaluate,

@@ -8,6 +8,7 @@ base class and finds the class of a kind. It names no source.
 from __future__ import annotations
 
 import glob
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,20 @@ class Source(Block):
     def estimated_bytes(self, item: str) -> int:
         """Estimate the size of a part before it is downloaded, or return 0 if it is unknown."""
         return sum(Path(file).stat().st_size for file in self.own_files(item) if Path(file).exists())
+
+    def probe(self, items: list[str], dataset: Dataset) -> int:
+        """Return the size in bytes of the files of these items (0: unknown), after a look at each file.
+
+        The workflow calls this before its first job, so it takes a second at most, or waits for the network.
+
+        Raises:
+            ValueError: a file is missing, cannot be read or lacks a column, or the network fails.
+        """
+        files = [file for item in items for file in self.own_files(item)]
+        for file in [*files, *filter(None, [self.own_tokenizer])]:
+            if not os.path.exists(file):
+                raise ConfigError(f"{file}: no such file; correct its path in the block source")
+        return sum(os.path.getsize(file) for file in files)
 
     # ------------------------------------------------------------------------------------------- text
 

@@ -152,16 +152,12 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
     A column that does not exist is null.
     """
     row_group = 0
-    wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
-    if dataset.split_by:
-        wanted["split_by.column"] = dataset.split_by.column
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
-            if dataset.id_column not in file.schema_arrow.names:
+            wanted = columns_in(file.schema_arrow, parquet, dataset)
+            if "id_column" not in wanted:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
-                logger.warning("%s: no column %r%s", parquet, wanted.pop("id_column"), instead)
-            for setting, column in wanted.items():
-                require_strings(file.schema_arrow, parquet, setting, column)
+                logger.warning("%s: no column %r%s", parquet, dataset.id_column, instead)
             columns = sorted(set(wanted.values()))
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
             read = 0
@@ -189,6 +185,21 @@ def _rows_per_batch(group: pq.RowGroupMetaData, column: str) -> int:
     sizes = [group.column(i) for i in range(group.num_columns)]
     size = next(c.total_uncompressed_size for c in sizes if c.path_in_schema == column)
     return max(1, min(group.num_rows, BATCH_BYTES * group.num_rows // max(1, size)))
+
+
+def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, str]:
+    """Return the columns that are read from a file by their settings, without an id column that is missing.
+
+    Raises `ValueError` like `require_strings`.
+    """
+    wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
+    if dataset.split_by:
+        wanted["split_by.column"] = dataset.split_by.column
+    if dataset.id_column not in schema.names:
+        del wanted["id_column"]
+    for setting, column in wanted.items():
+        require_strings(schema, file, setting, column)
+    return wanted
 
 
 def require_strings(schema: pa.Schema, file: object, setting: str, column: str) -> None:

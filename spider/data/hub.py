@@ -24,11 +24,14 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, HfFileSystem, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -103,6 +106,8 @@ class Patience:
 
 
 PATIENCE = Patience()
+#: Patience with a hub that is only looked at.
+HURRY = Patience(attempts=3, backoff=0.3)
 
 
 def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> None:
@@ -184,6 +189,37 @@ def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
         raise DownloadError(f"{file}: is a folder; name the files in it")
     lfs = infos[0].lfs
     return infos[0].size, f"sha256:{lfs.sha256}" if lfs else f"git:{infos[0].blob_id}"
+
+
+def survey(repo: str, revision: str, names: list[str]) -> tuple[int, pa.Schema]:
+    """Return the size of these parquet files of a dataset repository, and the columns of the first.
+
+    This reads no more than the end of that file. Offline it reads the copies in the cache.
+
+    Raises:
+        DownloadError: the hub refuses, within seconds, because retries are for a download.
+    """
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
+    files = [HubFile(repo, revision, name) for name in names]
+    if constants.HF_HUB_OFFLINE:
+        cached = partial(hf_hub_download, repo, local_files_only=True, **where)
+        paths = [HURRY.call(file, partial(cached, file.name)) for file in files]
+        return sum(map(os.path.getsize, paths)), pq.read_schema(paths[0])
+    infos = HURRY.call(files[0], lambda: HfApi().get_paths_info(repo, names, **where))
+    sizes = {info.path: info.size for info in infos if not isinstance(info, RepoFolder)}
+    for file in files:
+        if file.name not in sizes:
+            look_up(file, HURRY)
+    return sum(sizes.values()), HURRY.call(files[0], partial(_schema, files[0]))
+
+
+def _schema(file: HubFile) -> pa.Schema:
+    name = f"datasets/{file.repo}/{file.name}"
+    with HfFileSystem().open(name, revision=file.revision, cache_type="none") as opened:
+        try:
+            return pq.read_schema(opened)
+        except pa.ArrowInvalid:
+            raise DownloadError(f"{file}: is no parquet file; correct source.files") from None
 
 
 def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> None:

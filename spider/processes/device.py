@@ -39,6 +39,17 @@ def require_gpus(gpus: int) -> None:
         ) from error
 
 
+def require_all(gpus: int) -> None:
+    """Raise `TrainingError` if this machine has fewer GPUs than a run requests, or torch can use none."""
+    require_gpus(gpus)
+    found = torch.cuda.device_count() if gpus else 0
+    if found < gpus:
+        raise TrainingError(
+            f"resources.gpus: the run asks for {gpus}, but this machine has {found}. To do: set "
+            f"resources.gpus: {found}, or start where there are more (profiles/slurm on a cluster)"
+        )
+
+
 def make_deterministic(device: torch.device) -> None:
     """Make torch use deterministic algorithms in this process, if it computes on a GPU.
 
@@ -57,15 +68,10 @@ def make_deterministic(device: torch.device) -> None:
 
 def _main() -> None:
     """Check for the number of GPUs on the command line; exit with an error message if they are missing."""
-    gpus = int(sys.argv[1])
     try:
-        require_gpus(gpus)
+        require_all(int(sys.argv[1]))
     except TrainingError as error:
         sys.exit(str(error))
-    found = torch.cuda.device_count()
-    if found < gpus:
-        remedy = f"set resources.gpus: {found}, or start where there are more (profiles/slurm on a cluster)"
-        sys.exit(f"resources.gpus: the run asks for {gpus}, but this machine has {found}. To do: {remedy}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,14 @@ class HubSource(Source):
 
         download_file(HubFile(self.repo, self.revision, self.item(part)), output)
 
+    def probe(self, items: list[str], dataset: Dataset) -> int:
+        from spider.data.encode import columns_in
+        from spider.data.hub import HubFile, survey
+
+        size, schema = survey(self.repo, self.revision, items)
+        columns_in(schema, HubFile(self.repo, self.revision, items[0]), dataset)
+        return size
+
     def learned_files(self) -> Files:
         return Files(f"hub {self.repo}", frozenset(self.files))
 

@@ -43,6 +43,8 @@ FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
 CHUNK = 1 << 20
 #: Most keys of rows in a message.
 MOST_KEYS = 50
+#: Most files whose columns are looked at before a workflow starts.
+MOST_PROBED = 100
 #: JSON escapes and bytes that are not UTF-8 become lone surrogates, which UTF-8 cannot hold.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -65,6 +67,13 @@ class LocalSource(Source):
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
         import_local(Path(self.item(part)), output, dataset)
+
+    def probe(self, items: list[str], dataset: Dataset) -> int:
+        """Look at the columns, or at the first document, of at most `MOST_PROBED` files."""
+        size = super().probe(items, dataset)
+        for item in items[:MOST_PROBED]:
+            _look_at(Path(item), dataset)
+        return size
 
     def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
         """Return the settings that decide the content of an imported file.
@@ -175,11 +184,10 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> None:
         raise ValueError(f"{source}: no such file or folder; check datasets.*.source.files")
     if source == output or (output.exists() and source.samefile(output) and not output.is_symlink()):
         raise ValueError(f"{source}: is also the output; keep your data outside the results folder")
-    kind = ".txt" if source.is_dir() else kind_of(source.name)
-    if not kind:
-        raise ValueError(f"{source}: unknown kind of file; give {KINDS}")
+    kind = _known_kind(source)
     try:
         if kind == ".parquet":
+            _schema(source)
             _link(source, output)
         elif kind == ".txt":
             _write(_texts(source, dataset), source, output, dataset)
@@ -189,17 +197,39 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> None:
         raise ValueError(f"{error.filename}: cannot be read or written; check its permissions") from None
 
 
-def _link(source: Path, output: Path) -> None:
-    """Link a parquet file if its metadata can be read."""
+def _known_kind(source: Path) -> str:
+    """Return the kind of a file, or of the files in a folder. Raise `ValueError` for an unknown one."""
+    kind = ".txt" if source.is_dir() else kind_of(source.name)
+    if not kind:
+        raise ValueError(f"{source}: unknown kind of file; give {KINDS}")
+    return kind
+
+
+def _look_at(source: Path, dataset: Dataset) -> None:
+    """Raise `ValueError` if a file lacks a column, or its first document is malformed."""
+    kind = _known_kind(source)
+    if kind == ".parquet":
+        from spider.data.encode import columns_in
+
+        columns_in(_schema(source), source, dataset)
+    elif kind != ".txt":
+        next(_documents(source, kind, dataset), None)
+
+
+def _schema(source: Path) -> Any:
+    """Return the schema of a parquet file. Raise `ValueError` if the file is incomplete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        pq.read_metadata(source)
+        return pq.read_schema(source)
     except (pa.ArrowInvalid, pa.ArrowIOError) as error:
         raise ValueError(
             f"{source}: not a complete parquet file ({str(error).splitlines()[0]}); copy it again"
         ) from None
+
+
+def _link(source: Path, output: Path) -> None:
     with replacing(output) as temporary:
         temporary.unlink(missing_ok=True)  # left by a killed process with the same number
         temporary.symlink_to(source.absolute())

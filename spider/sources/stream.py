@@ -20,6 +20,10 @@ class StreamSource(HubSource):
     def items(self) -> list[str]:
         return []
 
+    def probe(self, items: list[str], dataset: Dataset) -> int:
+        super().probe(self.files, dataset)
+        return 0  # Nothing is stored.
+
     def batches(self, dataset: Dataset, **options: Any) -> Any:
         from spider.data.hub import HubFile
         from spider.data.stream import StreamLoader

@@ -137,6 +137,17 @@ def check_database(uri: str) -> None:
     raise ValueError(f"{uri}: the database was made by {wrong}")
 
 
+def reach(uri: str) -> None:
+    """Read from the store at ``uri`` without creating it. `explain` turns any error into a line."""
+    quiet()
+    from mlflow import MlflowClient
+
+    if is_server(uri):
+        MlflowClient(uri).search_experiments(max_results=1)
+    elif not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
+        check_database(uri)
+
+
 #: Columns of MLflow's database that hold locations of artifacts, as absolute URIs.
 _LOCATIONS = {
     "experiments": "artifact_location",

@@ -68,6 +68,7 @@ LAYERS = [
     "publish",
     "hf",
     "describe",
+    "doctor",
     "unlock",
     "clean",
     "cli",

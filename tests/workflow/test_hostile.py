@@ -68,7 +68,7 @@ def mounted(tmp_path):
 def test_a_read_only_results_folder_is_named(workflow, mounted):
     mounted(workflow.results, "ro,size=1m")
     output = workflow(fails=True)
-    assert "error: results: cannot be written (Read-only file system); make it writable, or" in output
+    assert f"results: {workflow.results}: cannot be written; make it writable, or name another" in output
     assert "Traceback" not in output and "OSError" not in output
     assert not list((workflow.folder / ".snakemake/locks").glob("*"))
 

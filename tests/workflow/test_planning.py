@@ -13,6 +13,7 @@ import yaml
 from spider.files import read_json
 from tests.forkserver import python
 from tests.shown_commands import shown, words
+from tests.unit.data.hub_server import closed_port
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, jobs_in
 
@@ -168,6 +169,21 @@ def test_a_plan_names_the_key_of_a_missing_file_of_tasks(workflow):
     workflow.run["harness"] = {"tasks": ["mine"], "include": "nowhere"}
     output = workflow("--dry-run", fails=True)
     assert "Error: runs.small.harness.include: nowhere: no such file or folder" in output
+
+
+def test_a_run_stops_before_any_job_if_a_text_lacks_a_column_or_the_hub_is_away(workflow):
+    datasets = workflow.config["datasets"]
+    datasets["text"]["text_column"] = "body"
+    hub = {"kind": "hub", "repo": "acme/texts", "revision": "main", "files": ["a.parquet"]}
+    datasets["more"] = {"source": hub, "validation": 0.1}
+    away = {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port()}", "HF_HUB_DISABLE_XET": "1"}
+    output = workflow("datasets/text", "datasets/more", fails=True, **away)
+    assert "datasets.text: text.jsonl, line 1: has no 'body' (keys: 'id', 'text'); set text_column" in output
+    assert "datasets.more: a.parquet of acme/texts@main: cannot reach" in output
+    assert "Nothing was started" in output and "Traceback" not in output
+    assert not (workflow.results / "raw").exists() and not (workflow.results / "logs").exists()
+    del datasets["text"]["text_column"]
+    assert "acme" not in workflow("datasets/text", **away)  # This needs no hub.
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from spider.files import read_json
+from tests.forkserver import spider
 
 from .conftest import PATIENCE, ROOT, Workflow, finished, untracked
 from .slurm import Slurm, queue, running
@@ -265,6 +266,24 @@ def test_an_unknown_partition_is_named_with_its_setting_and_no_work_is_lost(clus
     cluster.site()
     twice = dict.fromkeys(("train", "evaluate", "sample", "draw"), 2)
     assert cluster.planned() == {**twice, "compare": 1, "report": 1}
+
+
+def test_the_doctor_compares_the_partitions_of_the_profile_with_the_cluster(slurm, tmp_path):
+    cluster = Cluster(tmp_path)
+    cluster.command()  # It writes the configuration.
+
+    def line(status):
+        words = [spider(), "doctor", "--workflow-profile", "site", "--seconds", "60"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == status, done
+        return done.stdout.splitlines()[1]
+
+    cluster.site()
+    assert line(0) == "ok       partitions: cpu, gpu, as site/partitions.yaml names them"
+    cluster.site(gpu_partition="fast")
+    assert line(1).startswith(
+        "problem  partitions: this cluster has no partition fast: name those of your site"
+    )
 
 
 def test_a_request_larger_than_a_node_is_refused_with_its_settings(cluster):
