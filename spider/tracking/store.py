@@ -45,7 +45,7 @@ from spider.tracking.records import (
     flatten,
 )
 from spider.tracking.target import is_server, prefix, store_key, store_uri
-from spider.tracking.views import TAG, comparison, page
+from spider.tracking.views import TAG, comparison, opening
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -472,7 +472,7 @@ def serve(results: Path, port: int, experiment: str | None) -> None:
 def _announce(what: str, address: str, experiment: str | None) -> None:
     """Log the pages of a server at ``address``."""
     if experiment is None:
-        log.info("%s: %s", what, address + page(None))
+        log.info("%s: %s", what, address + opening(None))
         return
-    log.info("%s, the comparison of all runs: %s", what, address + page(experiment))
-    log.info("the same as a table: %s", address + page(experiment, charts=False))
+    log.info("%s, the comparison of all runs: %s", what, address + opening(experiment))
+    log.info("the same as a table: %s", address + opening(experiment, charts=False))

@@ -1,7 +1,7 @@
 """The page of MLflow that compares the runs, as a saved view of the experiment *Training*.
 
-MLflow keeps a saved view as a tag of the experiment, and the address of a page selects it. Its table shows
-the chosen columns. Its charts page has no columns, so the view draws the same figures there as bars.
+MLflow keeps a saved view as a tag of the experiment, and the address of a page selects it. MLflow shows
+columns in its table only. So the view draws the same figures as bars on the page of charts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ CURVE = "val/bpb"
 _KEY = "comparison"
 _NAME = "Comparison"
 #: Height of a chart in pixels, so that two rows of charts fit a screen.
-_HEIGHT = 280
+_HEIGHT = 240
 #: The tag of the view. A view that people have edited stays, so a view with other content needs another key.
 TAG = f"mlflow.sharedViewState.{_KEY}"
 #: MLflow opens its pages for language-model applications by default; these are the pages for trainings.
 _MODE = "workflowType=machine_learning"
 
 
-def page(experiment: str | None, *, charts: bool = True) -> str:
-    """Return the page of the comparison, below the address of the server.
+def opening(experiment: str | None, *, charts: bool = True) -> str:
+    """Return what follows the address of a server to open the comparison.
 
     Args:
         experiment: the id of the experiment; None leads to the list of experiments.
