@@ -2,16 +2,15 @@
 
     python docs/screenshots.py RESULTS [FOLDER] [--only card]
 
-Run it in the folder from which the workflow of RESULTS ran. MLflow's pages need at least two runs.
-`spider track ui` serves the pages, and a headless Chromium takes the screenshots. The card is that of an
-export of the last stage of the first run, with its Markdown rendered as on a hub. Install Playwright and
-Chromium with ``pip install -e '.[dev]'`` and ``apt-get install chromium``.
+Run it in the folder from which the workflow of RESULTS ran. `spider track ui` serves the pages, and a
+headless Chromium takes the screenshots. The card is that of an export of the last stage of the first run,
+with its Markdown rendered as on a hub. Install Playwright and Chromium with ``pip install -e '.[dev]'`` and
+``apt-get install chromium``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from mlflow import MlflowClient
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from spider.tracking.views import COLUMNS, opening  # noqa: E402
 from tests.chromium import chromium  # noqa: E402 (tests/ is not part of the package)
 
 PORT = 5077
@@ -66,27 +65,30 @@ def pages(results: Path) -> Iterator[str]:
         server.wait(30)
 
 
-def curves(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
-    """Show the loss curves of two trainings in one chart."""
-    every = {
-        "runs": runs,
-        "metric": "train/bpb",
-        "experiments": [ids["Training"]],
-        "plot_metric_keys": ["train/bpb"],
-    }
-    query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in every.items())
-    page.goto(f"{address}/#/metric?{query}&x_axis=step&line_smoothness=1&{MODE}")
-    page.locator("path.js-line").first.wait_for(state="attached")
+def comparison(page: Page, address: str, ids: dict[str, str]) -> None:
+    """Show the page that the printed address opens: the best run first, its curve and its figures."""
+    page.set_viewport_size({"width": 1500, "height": 860})
+    page.goto(address + opening(ids["Training"]))
+    cards = page.locator("[data-testid=experiment-view-compare-runs-card]")
+    cards.first.locator("path.js-line").first.wait_for(state="attached")
+    cards.nth(len(COLUMNS)).locator(".bartext").first.wait_for()
 
 
-def checkpoints(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+def table(page: Page, address: str, ids: dict[str, str]) -> None:
+    """Show the same runs as a table."""
+    page.set_viewport_size({"width": 1500, "height": 460})
+    page.goto(address + opening(ids["Training"], charts=False))
+    page.locator("[role=columnheader][col-id^='metrics.']").nth(len(COLUMNS) - 1).wait_for()
+
+
+def checkpoints(page: Page, address: str, ids: dict[str, str]) -> None:
     """Show all checkpoints by their bits per byte."""
     page.goto(f"{address}/#/experiments/{ids['Training']}/models?viewMode=CHART&{MODE}")
     page.get_by_placeholder("Search metric charts").fill("bpb")
     page.locator(".barlayer path").first.wait_for(state="attached")
 
 
-def jobs(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+def jobs(page: Page, address: str, ids: dict[str, str]) -> None:
     """Show the jobs of the workflow, expanded."""
     page.goto(f"{address}/#/experiments/{ids['Pipeline']}/runs?{MODE}")
     page.locator("[role=row] button[data-component-id*=runnamecellrenderer]").first.click()
@@ -120,7 +122,7 @@ def model_card(results: Path) -> str:
     return f"<!doctype html><meta charset=utf-8><style>{CARD_STYLE}</style>{body}"
 
 
-def registry(page: Page, address: str, ids: dict[str, str], runs: list[str]) -> None:
+def registry(page: Page, address: str, ids: dict[str, str]) -> None:
     """Show a run in the model registry: its versions, and the losses of the best."""
     page.goto(f"{address}/#/models/{MlflowClient(address).search_registered_models()[0].name}?{MODE}")
     page.locator("img[src^=get-artifact]").wait_for()
@@ -130,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/img")
-    parser.add_argument("--only", help="one of card, curves, checkpoints, jobs, registry")
+    parser.add_argument("--only", help="one of card, comparison, table, checkpoints, jobs, registry")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
@@ -147,14 +149,13 @@ def tracking(browser: Browser, results: Path, folder: Path, only: str | None) ->
     with pages(results) as address:
         client = MlflowClient(address)
         ids = {e.name.split("/")[-1]: e.experiment_id for e in client.search_experiments()}
-        runs = [run.info.run_id for run in client.search_runs([ids["Training"]])]
-        for show in (curves, checkpoints, jobs, registry):
+        for show in (comparison, table, checkpoints, jobs, registry):
             if only not in (None, show.__name__):
                 continue
             page = browser.new_page(viewport={"width": 1500, "height": 720})
             page.set_default_timeout(120_000)
             page.add_init_script(SEEN)
-            show(page, address, ids, runs)
+            show(page, address, ids)
             page.wait_for_timeout(3000)  # MLflow lays out columns and charts
             shoot(page, folder / f"mlflow-{show.__name__}.png")
 

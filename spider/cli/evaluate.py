@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from spider import tracking
+from spider.checkpoints.records import Receipt
 from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
+from spider.config import StageSpec
 from spider.results import CompressedFolder, StageFolder
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
@@ -18,6 +20,14 @@ def _folder(session: Session, stage: tuple[str, str], compressed: bool) -> Stage
     """Return the folder of a stage or of its compressed model."""
     folder = session.results.stage(*stage)
     return CompressedFolder(folder.compressed) if compressed else folder
+
+
+def _costs(session: Session, spec: StageSpec) -> dict[str, float]:
+    """Return the bytes and seconds of training of this stage and of the trained stages before it."""
+    stages = session.config.run(spec.run).stages[: spec.index + 1]
+    paths = [session.results.stage(spec.run, stage.name).receipt for stage in stages]
+    receipts = [Receipt.read(path) for path in paths if path.exists()]
+    return {name: sum(getattr(one, name) for one in receipts) for name in ("bytes", "seconds")}
 
 
 @command()
@@ -53,7 +63,8 @@ def evaluate(session: Session, stage: tuple[str, str], threads: int | None, comp
         )
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
-        tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card)
+        costs = {} if compressed else _costs(session, spec) | {"parameters": measured.parameters}
+        tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card, costs=costs)
         job.metric("bpb", measured.bpb)
     text = "" if measured.lossless else " (of the decoded text)"
     for one in verdicts(measured, measured.results):
@@ -202,4 +213,4 @@ def ui(session: Session, port: int) -> None:
     answer = tracking.sync(session.results.root, timeout=60)
     if answer.pending:
         log.warning("%s", answer)
-    serve(session.results.root, port)
+    serve(session.results.root, port, answer.experiment)

@@ -239,6 +239,8 @@ class Evaluation(TrackingRecord):
     step: int
     time: float
     metrics: dict[str, float]
+    costs: dict[str, float] = {}
+    """Parameters, and the bytes and seconds of training up to this stage."""
     rows: list[Row] = []
     dataset: tuple[str, str, str] | None = None
     """Name, digest and source of the text."""

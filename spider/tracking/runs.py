@@ -255,6 +255,7 @@ def log_scores(
     *,
     of: str | None = None,
     dataset: tuple[str, str, str] | None = None,
+    costs: Mapping[str, float] | None = None,
 ) -> None:
     """Record what was measured of a checkpoint, for its model and its training run.
 
@@ -263,6 +264,7 @@ def log_scores(
         found: the results by name.
         of: name of the measurement; None is the evaluation of the stage.
         dataset: name, digest and source of the text.
+        costs: parameters, and the bytes and seconds of training up to this stage.
 
     Raises:
         ValueError: the folder lacks a receipt.
@@ -288,6 +290,7 @@ def log_scores(
         step=receipt.global_step,
         time=time.time(),
         metrics=metrics,
+        costs=dict(costs or {}),
         rows=rows,
         dataset=dataset,
         curves=result.curves(found),

@@ -45,6 +45,7 @@ from spider.tracking.records import (
     flatten,
 )
 from spider.tracking.target import is_server, prefix, store_key, store_uri
+from spider.tracking.views import TAG, comparison, opening
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -61,10 +62,11 @@ EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"
 _NOTE = "mlflow.note.content"
 #: The descriptions of the experiments. An edited description is kept.
 _ABOUT = {
-    "Training": "A run for each training run of Spider, with all its stages and restarts: its curves, its "
-    "settings and its data. *Models* has each checkpoint with its scores.",
-    "Pipeline": "A run for each invocation of Spider's workflow, and below it a run for each job: its "
-    "parameters, the digests of its inputs and outputs, its time and memory, and the error if it failed.",
+    "Training": "Each row is one training run of Spider, with the curves of all its stages. Its figures are "
+    "bits per byte on held-out text, parameters, and bytes and seconds of training.",
+    "Pipeline": "Each row is one invocation of Spider's workflow, and the rows below it (click the +) are "
+    "its jobs. A job has its parameters, the digests of its inputs and outputs, its time and memory, and the "
+    "error if it failed.",
 }
 #: Error codes about a record and not about the store, so that other records can be sent.
 REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
@@ -247,9 +249,13 @@ class Store:
                     raise
             experiment = self.client.get_experiment_by_name(name)
         assert experiment is not None
-        if experiment.lifecycle_stage == "active" and _NOTE not in experiment.tags:
-            description = _ABOUT[name.removeprefix(prefix())]
-            self.client.set_experiment_tag(experiment.experiment_id, _NOTE, description)
+        kind = name.removeprefix(prefix())
+        tags = {_NOTE: _ABOUT[kind]}
+        if kind == "Training":
+            tags[TAG] = comparison(experiment.creation_time or 0)
+        for tag, value in tags.items():
+            if experiment.lifecycle_stage == "active" and tag not in experiment.tags:
+                self.client.set_experiment_tag(experiment.experiment_id, tag, value)
         if experiment.lifecycle_stage != "active":
             raise ValueError(
                 f"{self.uri}: the experiment {name!r} was deleted in MLflow; restore it there (`mlflow "
@@ -396,9 +402,9 @@ class Store:
         """Log the scores of a checkpoint for its model, with the dataset.
 
         Metrics of a model also appear on its run, at the last step of the stage. MLflow groups charts by the
-        part of the name before the slash. The ranking scores lack a slash and come first. A curve whose
-        steps are not training steps has the stage in its name, so that the curves of a run's stages stay
-        apart.
+        part of the name before the slash. The ranking scores and the costs lack a slash and come first. A
+        curve whose steps are not training steps has the stage in its name, so that the curves of a run's
+        stages stay apart.
         """
         run_id, _ = self.training_run(record.training)
         model = self.find_model(record.model)
@@ -412,6 +418,7 @@ class Store:
             self._log_datasets(run_id, [scored])
         at, step = int(record.time * 1000), record.step
         points = [(k if k in RANKING else f"val/{k}", v, at, step) for k, v in record.metrics.items()]
+        points += [(name, value, at, step) for name, value in record.costs.items()]
         for curve, steps in record.curves.items():
             points += [(f"val/{curve}/{record.stage}", value, at, n) for n, value in steps]
         self.log_points(run_id, points, **on)
@@ -440,12 +447,12 @@ def _text(value: Any) -> str:
 # --------------------------------------------------------------------------------------------------- pages
 
 HOST = "127.0.0.1"
-#: MLflow opens its pages for language-model applications by default; these are the pages for trainings.
-FRONT = "/#/experiments?workflowType=machine_learning"
 
 
-def serve(results: Path, port: int) -> None:
+def serve(results: Path, port: int, experiment: str | None) -> None:
     """Replace this process by MLflow's server on loopback; if the store is a server, log its address.
+
+    ``experiment`` is the id of the experiment *Training*, whose comparison the logged address opens.
 
     An environment variable holds the address of the store, because all users can read a command line.
 
@@ -454,7 +461,7 @@ def serve(results: Path, port: int) -> None:
     """
     uri = store_uri(results)
     if is_server(uri):
-        return log.info("the store is a server, its pages are at %s", spool.redact(uri.rstrip("/")) + FRONT)
+        return _announce("the store is a server", spool.redact(uri.rstrip("/")), experiment)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -468,6 +475,15 @@ def serve(results: Path, port: int) -> None:
         "MLFLOW_ARTIFACTS_DESTINATION": str((results / _ARTIFACTS).absolute()),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    log.info("MLflow starts; in some seconds: http://%s:%d%s   (Ctrl-C ends it)", HOST, port, FRONT)
+    _announce("MLflow starts (Ctrl-C ends it); in some seconds", f"http://{HOST}:{port}", experiment)
     command = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [sys.executable, *command])
+
+
+def _announce(what: str, address: str, experiment: str | None) -> None:
+    """Log the pages of a server at ``address``."""
+    if experiment is None:
+        log.info("%s: %s", what, address + opening(None))
+        return
+    log.info("%s, the comparison of all runs: %s", what, address + opening(experiment))
+    log.info("the same as a table: %s", address + opening(experiment, charts=False))

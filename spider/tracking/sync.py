@@ -59,6 +59,8 @@ class SyncReport(NamedTuple):
     sent: dict[str, int] = {}
     pending: int = 0
     error: str | None = None
+    experiment: str | None = None
+    """Id of the experiment *Training*; None if the store was not reached."""
 
     def __str__(self) -> str:
         sent = ", ".join(f"{n} {kind}" for kind, n in self.sent.items()) or "nothing"
@@ -136,7 +138,8 @@ class Syncer:
         except Exception as failure:  # no error of a store may stop the job
             self._store = None
             error = spool.redact(explain(failure, uri))
-        return SyncReport(dict(sent), self.pending(), error)
+        experiment = self._store.experiments["Training"] if self._store else None
+        return SyncReport(dict(sent), self.pending(), error, experiment)
 
     def pending(self) -> int:
         """Return the number of records and curves that are not sent entirely, by ``sent.json``."""

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from spider.files import read_json
+from spider.tracking.views import COLUMNS, CURVE
 from tests.forkserver import python
 from tests.servers import SlowConnection, free_port, mlflow_server, postgresql, wait_for_http
 from tests.workflow.conftest import SMALL, Workflow
@@ -107,7 +108,7 @@ def small_run(as_ada, tmp_path_factory):
     folder = Workflow(tmp_path_factory.mktemp("run")).folder
     config = copy.deepcopy(SMALL)
     run = config["runs"].pop("small") | {"stages": [{"name": "only", "max_steps": 20}]}
-    run["defaults"]["warmup_steps"] = 5
+    run["defaults"] |= {"warmup_steps": 5, "val_every": 5}
     shallow = copy.deepcopy(run)
     shallow["model"]["recurrence"]["loops"] = 1
     config |= {"runs": {"deep": run, "shallow": shallow}, "tracking": {"experiment": "lab"}}
@@ -159,6 +160,15 @@ def rows_of(results, run, key):
     return [(row["step"], row["metrics"][key]) for row in map(json.loads, rows)]
 
 
+def figures(results, run):
+    """Return the figures of a run in the comparison."""
+    evaluation = read_json(results / "runs" / run / "only/evaluation.json")
+    receipt = read_json(results / "runs" / run / "only/train.json")
+    return {name: evaluation[name] for name in ("bpb", "parameters")} | {
+        name: receipt[name] for name in ("bytes", "seconds")
+    }
+
+
 def check_complete(client, results, experiment="lab"):
     """Check that the server has everything once, and return the trainings and the models."""
     jobs, workflow, trainings, models = tracked(client, experiment)
@@ -172,6 +182,7 @@ def check_complete(client, results, experiment="lab"):
         for key in ("train/bpb", "system/rss_mb", "system/cpu_percent"):
             assert curve(client, training, key) == rows_of(results, run, key)
         evaluation = read_json(results / "runs" / run / "only/evaluation.json")
+        assert {name: training.data.metrics[name] for name in COLUMNS} == figures(results, run)
         (model,) = [m for m in models if m.name == f"{run}-only"]
         scores = {m.key: m.value for m in model.metrics}
         assert scores["bpb"] == evaluation["bpb"] and scores["bpb_strict"] == evaluation["bpb_strict"]
@@ -367,6 +378,49 @@ def test_the_user_interface_listens_on_loopback_only(pages):
         if c.status == psutil.CONN_LISTEN
     }
     assert bound == {("127.0.0.1", int(address.rsplit(":", 1)[1]))}
+
+
+def test_the_printed_addresses_open_on_the_comparison(pages, browser, small_run):
+    printed = (small_run.parent / "ui.log").read_text()
+    charts, table = re.findall(r"comparison of all runs: (\S+)[\s\S]*as a table: (\S+)", printed)[0]
+    best_first = sorted(RUNS, key=lambda run: figures(small_run, run)["bpb"])
+    page = browser.new_page(viewport={"width": 1500, "height": 950})
+    page.set_default_timeout(90_000)
+
+    page.goto(charts)
+    cards = page.locator("[data-testid=experiment-view-compare-runs-card]")
+    lines = cards.first.locator(".scatterlayer .trace path.js-line")
+    lines.nth(1).wait_for(state="attached")
+    drawn = {line.get_attribute("d") for line in lines.all()}
+    assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # four validations
+    titles = [card.inner_text().split("\n")[0] for card in cards.all()]
+    assert titles[: len(COLUMNS) + 1] == [CURVE, *COLUMNS]
+    for name, card in zip(COLUMNS, cards.all()[1:], strict=False):
+        card.locator(".bartext").nth(1).wait_for()
+        bars = card.locator(".bartext").all_text_contents()
+        assert sorted(bars) == sorted(f"{figures(small_run, run)[name]:.2f}" for run in RUNS)
+    assert runs_in_order(page) == best_first
+    page.close()
+
+    page = browser.new_page(viewport={"width": 1500, "height": 950})
+    page.set_default_timeout(90_000)
+    page.goto(table)
+    heads = page.locator("[role=columnheader][col-id^='metrics.']")
+    heads.nth(3).wait_for()
+    assert runs_in_order(page) == best_first
+    shown = sorted((head.bounding_box()["x"], head.inner_text().strip()) for head in heads.all())
+    assert [name for _, name in shown] == [*COLUMNS]
+    for name in COLUMNS:
+        cells = page.locator(f"[role=gridcell][col-id='metrics.`{name}`']").all()
+        values = sorted(float(cell.inner_text()) for cell in cells)
+        assert values == pytest.approx(sorted(figures(small_run, run)[name] for run in RUNS), rel=1e-3)
+    page.close()
+
+
+def runs_in_order(page) -> list[str]:
+    """Return the names of the runs on a page of MLflow, from the top."""
+    links = page.locator("[role=row] a[href*='/runs/']").all()
+    return [name for _, name in sorted((link.bounding_box()["y"], link.inner_text()) for link in links)]
 
 
 def test_a_user_finds_the_runs_and_compares_two_checkpoints(pages, browser, small_run):

@@ -13,6 +13,7 @@ from spider.files import sha256
 from spider.results import Results
 from spider.tracking import job, sync
 from spider.tracking.store import Store
+from spider.tracking.views import TAG
 from tests.unit.tracking.test_registry import choose, fill, measure, train, weights  # noqa: F401 (fixture)
 
 SEND = """
@@ -112,14 +113,18 @@ def test_a_moved_folder_finds_its_artifacts(own, weights, send, loaded_from):  #
     assert Results(moved).stage("demo", "warmup").path in loaded_from(moved).parents
 
 
-def test_experiments_have_a_description_that_people_can_edit(results, store):
+def test_experiments_have_a_description_and_a_view_that_people_can_edit(results, store):
     client = store().client
     for name, words in (("Training", "curves"), ("Pipeline", "invocation of Spider's workflow")):
         assert words in client.get_experiment_by_name(name).tags["mlflow.note.content"]
     experiment = client.get_experiment_by_name("Training").experiment_id
-    client.set_experiment_tag(experiment, "mlflow.note.content", "Ours.")
+    view = client.get_experiment(experiment).tags[TAG]
     store()
-    assert client.get_experiment(experiment).tags["mlflow.note.content"] == "Ours."
+    assert client.get_experiment(experiment).tags[TAG] == view
+    for tag in ("mlflow.note.content", TAG):
+        client.set_experiment_tag(experiment, tag, "Ours.")
+        store()
+        assert client.get_experiment(experiment).tags[tag] == "Ours."
 
 
 def test_a_location_of_artifacts_that_spider_did_not_choose_stays(results, in_workflow, tmp_path):

@@ -92,7 +92,8 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
         sample = results / "runs/demo" / stage / "sample.txt"
         sample.write_text("The quick")
         folder = Results(results).stage("demo", stage)
-        log_scores(results, folder, {"score": Result(title="", metrics=metrics)}, [sample], dataset=DATA)
+        found = {"score": Result(title="", metrics=metrics)}
+        log_scores(results, folder, found, [sample], dataset=DATA, costs={"bytes": 10 * bpb})
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     report = sync(results)
@@ -107,7 +108,7 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     scores = {m.key: m.value for m in best.metrics}
     assert scores.pop("val/lossless") == 0, "the metric is left out if it is 1"
     shown = {"val/bytes": 1000, "val/compressors/xz": 2.4, "val/ttt/bpb": 2.0}
-    assert scores == {"bpb": 2.1, "bpb_strict": 2.11, **shown}
+    assert scores == {"bpb": 2.1, "bpb_strict": 2.11, "bytes": 21.0, **shown}
     assert "val/lossless" not in {m.key for m in models[1].metrics}
     assert {(m.dataset_name, m.dataset_digest) for m in best.metrics} == {DATA[:2]}
     assert best.params["path"] == "runs/demo/main/checkpoints/step-1" and best.params["global_step"] == "6"
