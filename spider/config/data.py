@@ -72,6 +72,15 @@ class Source(Block):
         """Estimate the size of a part before it is downloaded, or return 0 if it is unknown."""
         return sum(Path(file).stat().st_size for file in self.own_files(item) if Path(file).exists())
 
+    @property
+    def text_bytes(self) -> int | None:
+        """Bytes of text that the configuration limits the source to, or None."""
+        return None
+
+    def resolve(self, dataset: Dataset) -> Path | None:
+        """Write the lock file of the source, with a network, and return its path or None without one."""
+        return None
+
     # ------------------------------------------------------------------------------------------- text
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
