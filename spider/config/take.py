@@ -32,7 +32,7 @@ class Section(NamedTuple):
     def name(self) -> str:
         """Name for records and messages."""
         if self.of_rows:
-            return f"row groups with {100 * self.last.normalize():f}% of the rows"
+            return f"row groups with {(100 * self.last).normalize():f}% of the rows"
         return f"row groups from {self.first:,} to {self.last:,} bytes of text"
 
 

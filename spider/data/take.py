@@ -4,8 +4,8 @@ The order is that of a hash of the file's name and the number of the row group. 
 machine, spreads over all files, and does not depend on the amount, so a larger amount extends a smaller one.
 
 The size of a row group is the ``total_uncompressed_size`` of its text column in the footer of the file. It
-counts the text as it is encoded, with four bytes for the length of each document. Texts that repeat within a
-row group may be counted once. Only the configured columns are read and written.
+counts the text as it is encoded, with four bytes for the length of each document, and the headers of pages.
+Texts that repeat within a row group may be counted once. Only the configured columns are read and written.
 """
 
 from __future__ import annotations

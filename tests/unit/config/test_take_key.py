@@ -49,7 +49,7 @@ def test_less_than_a_window_is_refused():
 
 def test_a_stream_is_refused():
     with pytest.raises(
-        ConfigError, match=r"datasets.texts.source.take: a stream is read only as far as it is"
+        ConfigError, match=r"datasets.texts.source.take: a stream is read as far as it is trained on"
     ):
         config(HUB | {"kind": "stream", "take": "1 MB"})
 
