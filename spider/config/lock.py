@@ -35,7 +35,7 @@ class LockedFile(BaseModel):
 
 
 class Lock(Record):
-    """What a hub source names, and what it was at the commit."""
+    """The files that a hub source names, as they are at one commit."""
 
     WHAT: ClassVar[str] = "a lock file"
     REMEDY: ClassVar[str] = COMMAND

@@ -66,7 +66,7 @@ def _checked(take: Any) -> Any:
 
 
 class TakingSource(Source):
-    """Base class of the sources of files from which `take` can choose."""
+    """Base class of the sources of files that have the key `take`."""
 
     take: Annotated[str | None, BeforeValidator(_checked)] = None
     """Read only so much text, such as ``30 MB``, or such a share of the rows, as ``5%`` (null: all)."""

@@ -154,7 +154,7 @@ def _decoded(remote: RemoteFile, what: str, read: Callable[[], T]) -> T:
                 path.unlink(missing_ok=True)
             problem = f"{remote.file}: {what} does not decode ({str(error).splitlines()[0]})"
             if again:
-                remedy = "if it happens again, the file is damaged or no parquet file: leave it out"
+                remedy = "if it happens again, the file is damaged or not a parquet file: leave it out"
                 raise DownloadError(f"{problem}, twice; run again, and {remedy}") from None
             log.warning("%s; downloading it once more", problem)
     raise AssertionError
@@ -181,7 +181,7 @@ def resolve(
     """Look up the commit of a revision, the files that globs match, and their row groups.
 
     Raises:
-        DownloadError: nothing matches a glob, a match is no parquet file, or the hub cannot be read.
+        DownloadError: a glob matches no file, a match is not a parquet file, or the hub cannot be read.
     """
     api = HfApi()
     where = HubFile(repo, revision, patterns[0])

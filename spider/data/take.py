@@ -1,4 +1,4 @@
-"""Take whole row groups of parquet files, in an order that is no prefix of the files.
+"""Take whole row groups of parquet files, in an order over all files.
 
 The order is that of a hash of the file's name and the number of the row group. It is the same on every
 machine, spreads over all files, and does not depend on the amount, so a larger amount extends a smaller one.

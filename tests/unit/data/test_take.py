@@ -324,7 +324,7 @@ def test_a_glob_that_matches_nothing_or_no_parquet_file_is_an_error(hub):
         status, printed = resolve(hub, files=[pattern])
         assert status != 0 and pattern in printed and "no file matches" in printed
     status, printed = resolve(hub, files=["*.md"])
-    assert status != 0 and "README.md" in printed and "no parquet file" in printed
+    assert status != 0 and "README.md" in printed and "not a parquet file" in printed
     assert not Path("texts.lock.json").exists()
 
 
@@ -352,7 +352,7 @@ class Kept(io.RawIOBase):
 
 
 def repeated(rows: int, count: int, size: int) -> Repeated:
-    """Return a parquet file like FineWeb-Edu's, in which ``count`` row groups share their bytes."""
+    """Return a parquet file with columns of FineWeb-Edu and ``count`` row groups of the same bytes."""
     generator = random.Random(0)
     text = [generator.randbytes(size // rows // 2).hex() for _ in range(rows)]
     site = [f"https://site{i}.example/page" for i in range(rows)]
