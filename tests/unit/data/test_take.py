@@ -331,23 +331,24 @@ def test_a_glob_that_matches_nothing_or_no_parquet_file_is_an_error(hub):
 # ---------------------------------------------------------------------------------------- large and real
 
 
-class Kept(io.RawIOBase):
-    """A sink that keeps what is written before and after a position, and drops what is between."""
+class Sink(io.RawIOBase):
+    """A file that holds only the latest bytes, if any, and counts all."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first, self.begin, self.rest, self.at = first, bytearray(), bytearray(), 0
+        self.latest: bytearray | None = bytearray()
+        self.size = 0
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self.at
+        return self.size
 
     def write(self, data: Any) -> int:
-        data = bytes(data)
-        (self.begin if len(self.begin) < self.first else self.rest).extend(data)
-        self.at += len(data)
+        if self.latest is not None:
+            self.latest += data
+        self.size += len(data)
         return len(data)
 
 
@@ -359,16 +360,16 @@ def repeated(rows: int, count: int, size: int) -> Repeated:
     table = pa.table(
         {"text": text, "id": [f"<{i}>" for i in range(rows)], "url": site, "score": [3.5] * rows}
     )
-    sink = Kept(0)
+    sink = Sink()
     with pq.ParquetWriter(sink, table.schema, compression="none", use_dictionary=False) as writer:
         writer.write_table(table)
-        block = bytes(sink.rest[4:])
+        block = bytes(sink.latest[4:])
+        sink.latest = None
         for _ in range(count - 1):
-            sink.rest.clear()
             writer.write_table(table)
-            assert bytes(sink.rest) == block
-        sink.rest.clear()
-    return Repeated(b"PAR1", block, count, bytes(sink.rest))
+        assert sink.size == 4 + count * len(block)
+        sink.latest = bytearray()
+    return Repeated(b"PAR1", block, count, bytes(sink.latest))
 
 
 def test_30_mb_of_a_file_of_2_gb_cause_less_than_40_mb_of_traffic(hub, tmp_path):
