@@ -1,4 +1,4 @@
-"""`spider data`: download, encode, index, pack and verify datasets; learn tokenizers; count n-grams."""
+"""`spider data`: resolve, download, encode, index, pack, verify; learn tokenizers; count n-grams."""
 
 from __future__ import annotations
 
@@ -11,14 +11,27 @@ from typing import Any
 import click
 
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
-from spider.config import Config
+from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
 from spider.files import read_json, sha256, write_json
 
 
 @click.group()
 def data() -> None:
-    """Datasets: download, encode, index, pack, verify; tokenizers and n-gram indexes."""
+    """Datasets: resolve, download, encode, index, pack, verify; tokenizers and n-gram indexes."""
+
+
+@click.command()
+@click.argument("configuration", metavar="CONFIG", type=FILE)
+def resolve(configuration: Path) -> None:
+    """Write the lock file of each hub source of CONFIG that names one. This needs a network."""
+    config = load_config(configuration)
+    datasets = [one for one in config.datasets.values() if one.like is None]
+    written = [path for one in datasets if (path := one.source.resolve(one)) is not None]
+    if not written:
+        raise ValueError(f"{configuration}: no dataset has a source with a lock; nothing to resolve")
+    for path in written:
+        click.echo(f"{path}: written; commit it with the configuration")
 
 
 @command("dataset", "part")
@@ -263,5 +276,5 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
             _print(value, indent + "  ")
 
 
-for one in (download, tokenizer, encode, index, pack, count_ngrams, build_ngrams, verify, inspect):
+for one in (resolve, download, tokenizer, encode, index, pack, count_ngrams, build_ngrams, verify, inspect):
     data.add_command(one)

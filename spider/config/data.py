@@ -87,6 +87,15 @@ class Source(Block):
                 raise ConfigError(f"{file}: no such file; correct its path in the block source")
         return sum(os.path.getsize(file) for file in files)
 
+    @property
+    def text_bytes(self) -> int | None:
+        """Bytes of text that the configuration limits the source to, or None."""
+        return None
+
+    def resolve(self, dataset: Dataset) -> Path | None:
+        """Write the lock file of the source, with a network, and return its path or None without one."""
+        return None
+
     # ------------------------------------------------------------------------------------------- text
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:

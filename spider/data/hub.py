@@ -22,7 +22,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import RepoFolder
+from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 
@@ -110,51 +111,61 @@ PATIENCE = Patience()
 HURRY = Patience(attempts=3, backoff=0.3)
 
 
-def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> None:
+def download_file(
+    file: HubFile, output: Path, patience: Patience = PATIENCE, locked: str | None = None
+) -> None:
     """Download one file of a dataset repository to ``output``, unless the complete file exists.
 
-    A second process waits for the first. Raises `DownloadError`: missing file, revision or repository; no
-    access; no network; server down; wrong hash twice; disk full or not writable.
+    A second process waits for the first. ``locked`` is the hash in a lock file. Raises `DownloadError`:
+    missing file, revision or repository; no access; no network; server down; wrong hash twice; another hash
+    than ``locked``; disk full or not writable.
     """
+    with writing(file, output):
+        if constants.HF_HUB_OFFLINE:
+            _from_cache(file, output, patience)
+        else:
+            _from_hub(file, output, patience, locked)
+
+
+@contextmanager
+def writing(what: Any, output: Path) -> Iterator[None]:
+    """Hold the lock of an output, and raise `DownloadError` for an error of the disk."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(output.with_name(f".{output.name}.lock"))
         try:
             acquired = lock.acquire(blocking=False)
         except Timeout:
-            log.info("%s: another process is downloading it; waiting", file)
+            log.info("%s: another process is downloading it; waiting", what)
             acquired = lock.acquire()
         with acquired:
-            if constants.HF_HUB_OFFLINE:
-                _from_cache(file, output, patience)
-            else:
-                _from_hub(file, output, patience)
+            yield
     except OSError as error:
         wrong = f"cannot write {output} ({error.strerror or error}); check the folder and its permissions"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             wrong = f"no space left in {output.parent} ({error.strerror}); free some and run again to resume"
-        raise DownloadError(f"{file}: {wrong}") from None
+        raise DownloadError(f"{what}: {wrong}") from None
 
 
-def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
-    size, expected = look_up(file, patience)
+def _from_hub(file: HubFile, output: Path, patience: Patience, locked: str | None) -> None:
+    size, expected = look_up(file, patience, locked)
     if output.exists():
         if _hash_like(expected, output) == expected:
             log.info("%s: already downloaded", file)
             return
         log.warning("%s: %s has other content; it will be replaced", file, output)
-    partial = output.with_name(f".{output.name}.partial")
+    part = output.with_name(f".{output.name}.partial")
     state = output.with_name(f".{output.name}.partial.json")
     for corrupt_before in (False, True):
-        if partial.exists() and (not state.exists() or read_json(state).get("hash") != expected):
+        if part.exists() and (not state.exists() or read_json(state).get("hash") != expected):
             log.warning("%s: discarding a partial download of other content", file)
-            partial.unlink()
+            part.unlink()
         write_json(state, {"size": size, "hash": expected})
-        _transfer(file, size, partial, patience)
-        got = _hash_like(expected, partial)
+        _transfer(file, size, expected, part, patience)
+        got = _hash_like(expected, part)
         if got == expected:
             break
-        partial.unlink()
+        part.unlink()
         if corrupt_before:
             state.unlink()
             raise DownloadError(
@@ -162,16 +173,16 @@ def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
                 "check the proxy or mirror (HF_ENDPOINT) and run again"
             )
         log.warning("%s: corrupt, expected %s but got %s; downloading it once more", file, expected, got)
-    os.replace(partial, output)
+    os.replace(part, output)
     fsync(output.parent)
     state.unlink()
 
 
-def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
-    """Return the size and the hash of a file as the hub states them. Raises `DownloadError`.
+def look_up(file: HubFile, patience: Patience, locked: str | None = None) -> tuple[int, str]:
+    """Return the size and the hash of a file as the hub states them.
 
     The hash is ``sha256:...`` for a file in large-file storage, and ``git:...`` (SHA-1 of the blob)
-    otherwise.
+    otherwise. Raises `DownloadError`, also if the hash is not the ``locked`` one.
     """
     api = HfApi()
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
@@ -187,8 +198,13 @@ def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
         raise DownloadError(f"{file}: no such file in the repository{hint}")
     if isinstance(infos[0], RepoFolder):
         raise DownloadError(f"{file}: is a folder; name the files in it")
-    lfs = infos[0].lfs
-    return infos[0].size, f"sha256:{lfs.sha256}" if lfs else f"git:{infos[0].blob_id}"
+    found = hash_of(infos[0])
+    if locked not in (None, found):
+        raise DownloadError(
+            f"{file}: has another content than when the lock file was written (it had {locked}, the hub has "
+            f"{found}); run `spider data resolve CONFIG` if the new one is wanted"
+        )
+    return infos[0].size, found
 
 
 def survey(repo: str, revision: str, names: list[str]) -> tuple[int, pa.Schema]:
@@ -222,34 +238,52 @@ def _schema(file: HubFile) -> pa.Schema:
             raise DownloadError(f"{file}: is no parquet file; correct source.files") from None
 
 
-def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> None:
+def hash_of(info: RepoFile) -> str:
+    """Return the hash of a file that the hub lists."""
+    return f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
+
+
+def read_range(file: HubFile, begin: int, end: int, expected: str) -> bytes:
+    """Request a range of a file once.
+
+    A shorter answer is a `ConnectionError`, which is retried. An answer of a file with another hash is a
+    `DownloadError`, where the hub states the hash.
+    """
+    url = hf_hub_url(file.repo, file.name, repo_type="dataset", revision=file.revision)
+    headers = {**build_hf_headers(), "Range": f"bytes={begin}-{end - 1}"}
+    answer = get_session().get(url, headers=headers, timeout=60.0, follow_redirects=True)
+    hf_raise_for_status(answer)
+    for one in [*answer.history, answer]:
+        tag = one.headers.get("X-Linked-ETag", "").strip('"')
+        if tag and tag != expected.partition(":")[2]:
+            raise DownloadError(
+                f"{file}: changed on the hub during the download (it was {expected}, it is {tag}); name a "
+                "commit as revision and run again"
+            )
+    data: bytes = answer.content
+    if len(data) != end - begin:
+        raise ConnectionError(f"requested {end - begin} bytes of the file, got {len(data)}")
+    return data
+
+
+def _transfer(file: HubFile, size: int, expected: str, part: Path, patience: Patience) -> None:
     """Append to the partial file until it has ``size`` bytes, then flush it to disk.
 
     A terminal shows a progress bar, a log file a line every ten seconds.
     """
-    url = hf_hub_url(file.repo, file.name, repo_type="dataset", revision=file.revision)
-    with open(partial, "ab") as out:
+    with open(part, "ab") as out:
         done = at_start = out.tell()
-        free = shutil.disk_usage(partial.parent).free
+        free = shutil.disk_usage(part.parent).free
         if size - done > free:
             raise OSError(errno.ENOSPC, f"{size - done:,} bytes are needed, {free:,} are free")
         if done:
             log.info("%s: resuming at %s of %s bytes", file, f"{done:,}", f"{size:,}")
 
-        def read() -> bytes:
-            end = min(done + CHUNK_BYTES, size)
-            headers = {**build_hf_headers(), "Range": f"bytes={done}-{end - 1}"}
-            answer = get_session().get(url, headers=headers, timeout=60.0, follow_redirects=True)
-            hf_raise_for_status(answer)
-            data: bytes = answer.content
-            if len(data) != end - done:
-                raise ConnectionError(f"requested {end - done} bytes of the file, got {len(data)}")
-            return data
-
         began = logged = time.monotonic()
         with tqdm(total=size, initial=done, unit="B", unit_scale=True, desc=file.name, disable=None) as bar:
             while done < size:
-                data = patience.call(file, read)
+                end = min(done + CHUNK_BYTES, size)
+                data = patience.call(file, partial(read_range, file, done, end, expected))
                 out.write(data)
                 out.flush()
                 done += len(data)
@@ -264,19 +298,24 @@ def _transfer(file: HubFile, size: int, partial: Path, patience: Patience) -> No
 def _from_cache(file: HubFile, output: Path, patience: Patience) -> None:
     if output.exists():
         return
+    blob = cached(file, patience)
+    with replacing(output) as temporary:
+        shutil.copyfile(blob, temporary)
+
+
+def cached(file: HubFile, patience: Patience) -> Path:
+    """Return the path of a file in the library's cache. Raises `DownloadError` if it is absent or corrupt."""
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision, "local_files_only": True}
     blob = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where))).resolve()
     # A blob's name is the hash of its content, if the cache's file system supports links.
-    expected = f"{ {40: 'git', 64: 'sha256'}.get(len(blob.name)) }:{blob.name}"
-    with replacing(output) as temporary:
-        shutil.copyfile(blob, temporary)
-        if len(blob.name) in (40, 64):
-            got = _hash_like(expected, temporary)
-            if got != expected:
-                raise DownloadError(
-                    f"{file}: the cached copy {blob} is corrupt, expected {expected} but got {got}; delete "
-                    "it and download it again with a network"
-                )
+    kind = {40: "git", 64: "sha256"}.get(len(blob.name))
+    expected = f"{kind}:{blob.name}"
+    if kind and (got := _hash_like(expected, blob)) != expected:
+        raise DownloadError(
+            f"{file}: the cached copy {blob} is corrupt, expected {expected} but got {got}; delete it and "
+            "download it again with a network"
+        )
+    return blob
 
 
 def _hash_like(expected: str, path: Path) -> str:

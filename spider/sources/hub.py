@@ -2,44 +2,114 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from spider.config.data import Dataset, Files, Source
+from spider.config.block import ConfigError
+from spider.config.data import Dataset, Files
+from spider.config.lock import COMMAND, Lock
+from spider.config.take import TakingSource, is_pattern
 
 
-class HubSource(Source):
-    """Named parquet files of a Hugging Face dataset repository at a pinned revision. Each file is a part."""
+class HubSource(TakingSource):
+    """Parquet files of a Hugging Face dataset repository at a pinned revision. Each file is a part."""
 
-    LISTS: ClassVar = frozenset({"files"})
+    LISTS: ClassVar = frozenset({"files", "lock"})
 
     repo: str
     """Dataset repository, owner/name."""
     revision: Annotated[str, Field(min_length=1)]
-    """Commit (a branch may change during a run)."""
+    """Commit (a branch may change during a run, unless there is a lock)."""
     files: Annotated[list[str], Field(min_length=1)]
-    """Parquet files in the repository."""
+    """Parquet files in the repository. Globs, such as ``sample/10BT/*.parquet``, need a lock."""
+    lock: str | None = None
+    """Path of the lock file, which `spider data resolve` writes and which you commit (null: none)."""
 
-    def items(self) -> list[str]:
-        return self.files
+    def files_of_parts(self) -> list[str]:
+        lock = self.locked()
+        return [file.name for file in lock.files] if lock else self.files
+
+    def contents(self) -> Any:
+        lock = self.locked()
+        return {file.name: file.hash for file in lock.files} if lock else self.files
+
+    def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
+        decides = super().identity(item, dataset)
+        if self.lock and self.take is None:
+            decides["hash"] = self.contents()[item]
+        return decides
+
+    def locked(self) -> Lock | None:
+        """Return the lock file, or None if only names of files are given.
+
+        Raises:
+            ConfigError: it is missing, malformed, or of other settings than these.
+        """
+        if self.lock is None:
+            patterns = [name for name in self.files if is_pattern(name)]
+            if patterns:
+                wanted = f"is required for the glob {patterns[0]!r}; name a file, as in lock: texts.lock.json"
+                raise ConfigError(f"source.lock: {wanted}, and {COMMAND}")
+            return None
+        path = Path(self.lock)
+        if not path.exists():
+            raise ConfigError(f"source.lock: {path}: no such file; {COMMAND}")
+        try:
+            lock = _read(path, path.stat().st_mtime_ns)
+        except ConfigError as error:
+            raise ConfigError(f"source.lock: {error}") from None
+        for key, written in (("repo", lock.repo), ("revision", lock.revision), ("files", lock.patterns)):
+            if written != (now := getattr(self, key)):
+                raise ConfigError(
+                    f"source.lock: {path} was written for {key}: {written}, but the configuration says "
+                    f"{now}; {COMMAND}"
+                )
+        return lock
+
+    def resolve(self, dataset: Dataset) -> Path | None:
+        if self.lock is None:
+            return None
+        from spider.data.remote import resolve
+
+        lock = resolve(self.repo, self.revision, self.files, dataset)
+        lock.save(Path(self.lock))
+        return Path(self.lock)
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
         from spider.data.hub import HubFile, download_file
+        from spider.data.remote import RemoteFiles, take
 
-        download_file(HubFile(self.repo, self.revision, self.item(part)), output)
+        lock = self.locked()
+        revision = lock.commit if lock else self.revision
+        if self.take is None:
+            item = self.item(part)
+            locked = self.contents()[item] if lock else None
+            download_file(HubFile(self.repo, revision, item), output, locked=locked)
+            return
+        names = self.files_of_parts()
+        files = RemoteFiles([HubFile(self.repo, revision, name) for name in names], dataset, lock)
+        take(files, self.section(part), output, self.description)
 
     def probe(self, items: list[str], dataset: Dataset) -> int:
         from spider.data.encode import columns_in
         from spider.data.hub import HubFile, survey
 
-        size, schema = survey(self.repo, self.revision, items)
-        columns_in(schema, HubFile(self.repo, self.revision, items[0]), dataset)
-        return size
+        lock = self.locked()
+        revision = lock.commit if lock else self.revision
+        names = items if self.take is None else self.files_of_parts()
+        size, schema = survey(self.repo, revision, names)
+        columns_in(schema, HubFile(self.repo, revision, names[0]), dataset)
+        return self.taken(size)
 
     def learned_files(self) -> Files:
-        return Files(f"hub {self.repo}", frozenset(self.files))
+        try:
+            names = self.files_of_parts()
+        except ConfigError:  # without a lock file a glob stands for itself; another check reports it
+            names = self.files
+        return Files(f"hub {self.repo}", frozenset(names))
 
     @property
     def description(self) -> str:
@@ -52,3 +122,9 @@ class HubSource(Source):
     @property
     def repository(self) -> str | None:
         return self.repo
+
+
+@cache
+def _read(path: Path, changed: int) -> Lock:
+    """Return a lock file, read once after each change."""
+    return Lock.read(path)

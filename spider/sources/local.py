@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple
 from pydantic import Field
 
 from spider.config.block import ConfigError
-from spider.config.data import Dataset, Files, Source, expand_globs
+from spider.config.data import Dataset, Files, expand_globs
+from spider.config.take import TakingSource
 from spider.files import replacing
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ MOST_PROBED = 100
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class LocalSource(Source):
+class LocalSource(TakingSource):
     """Files you have: parquet, jsonl, json, csv and txt (all but parquet also .gz or .zst), or folders of
     them. Globs are expanded, sorted."""
 
@@ -58,22 +60,37 @@ class LocalSource(Source):
     files: Annotated[list[str], Field(min_length=1)]
     """Paths and globs; one part each. Each file of a folder is a part, but a folder of txt is one part."""
 
-    def items(self) -> list[str]:
+    def files_of_parts(self) -> list[str]:
         paths = expand_globs("files", self.files)
         return list(chain.from_iterable(_parts_of(path) if Path(path).is_dir() else [path] for path in paths))
 
     def own_files(self, item: str) -> list[str]:
-        return [str(path) for path in texts_in(Path(item))] if Path(item).is_dir() else [item]
+        items = [item] if self.take is None else self.files_of_parts()
+        folders = {one: texts_in(Path(one)) for one in items if Path(one).is_dir()}
+        return list(chain.from_iterable(map(str, folders.get(one, [one])) for one in items))
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
-        import_local(Path(self.item(part)), output, dataset)
+        if self.take is None:
+            import_local(Path(self.item(part)), output, dataset)
+            return
+        from spider.data.take import take_files
+
+        folder = output.with_name(f".{output.name}.imported")
+        files = {name: folder / f"{i}.parquet" for i, name in enumerate(self.files_of_parts())}
+        try:
+            for name, imported in files.items():
+                import_local(Path(name), imported, dataset)
+            take_files(files, self.section(part), output, dataset)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def probe(self, items: list[str], dataset: Dataset) -> int:
         """Look at the columns, or at the first document, of at most `MOST_PROBED` files."""
-        size = super().probe(items, dataset)
-        for item in items[:MOST_PROBED]:
-            _look_at(Path(item), dataset)
-        return size
+        # With `take`, every part is taken from all files.
+        size = super().probe(items if self.take is None else items[:1], dataset)
+        for name in (items if self.take is None else self.files_of_parts())[:MOST_PROBED]:
+            _look_at(Path(name), dataset)
+        return self.taken(size)
 
     def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
         """Return the settings that decide the content of an imported file.
@@ -82,7 +99,7 @@ class LocalSource(Source):
         left out.
         """
         decides = super().identity(item, dataset)
-        if kind_of(item) == ".parquet":
+        if self.take is None and kind_of(item) == ".parquet":
             return decides
         defaults = tuple(Dataset.model_fields[name].default for name in ("text_column", "id_column"))
         if dataset.columns != defaults:
@@ -93,7 +110,7 @@ class LocalSource(Source):
 
     def learned_files(self) -> Files:
         try:
-            paths = self.items()
+            paths = self.files_of_parts()
         except ConfigError:  # a pattern without a match stands for itself; another check reports it
             paths = self.files
         return Files("local", frozenset(map(os.path.realpath, paths)), overlapping=True)

@@ -28,10 +28,17 @@ class StreamSource(HubSource):
         from spider.data.hub import HubFile
         from spider.data.stream import StreamLoader
 
-        files = [HubFile(self.repo, self.revision, file) for file in self.files]
+        lock = self.locked()
+        revision = lock.commit if lock else self.revision
+        files = [HubFile(self.repo, revision, file) for file in self.files_of_parts()]
         return StreamLoader(dataset, files, **options)
 
     def check(self, dataset: Dataset) -> None:
+        if self.take is not None:
+            limits = (
+                "is read as far as it is trained on; limit the tokens of the stages, or download the text"
+            )
+            raise wrong_key("source.take", f"a stream {limits}: source.kind: hub")
         remedy = "leave it out, or download the text: source.kind: hub"
         if dataset.like:
             raise wrong_key("like", f"{dataset.like} is a stream, which is not stored; give a source")

@@ -26,6 +26,7 @@ from spider.config import (
 )
 from spider.config.model import family_block, model_block
 from spider.config.run import RunSettings
+from spider.config.take import TakingSource
 from spider.config.tasks import _Task
 from spider.model.gpt.config import Config as GPTConfig
 from tests.shown_commands import examples, shown, words
@@ -63,7 +64,7 @@ def test_the_examples_of_the_reference_are_valid(title):
 
 def test_the_reference_has_every_block():
     """The reference has all blocks that a configuration may contain, without base classes."""
-    bases = {Source, ModelConfig, StageSettings, RunSettings, StageSpec, _Task}
+    bases = {Source, TakingSource, ModelConfig, StageSettings, RunSettings, StageSpec, _Task}
 
     def blocks(base):
         for block in base.__subclasses__():

@@ -114,6 +114,9 @@ def test_a_hub_is_looked_at_for_files_columns_and_sizes(doctor):
             and text.endswith(" in 1 parts")
             and hub.served < 1 << 17 < len(hub.files["a.parquet"])
         )
+        doctor.config["datasets"]["text"]["source"]["take"] = "100 kB"
+        assert "100 kB in 1 parts" in found("a.parquet", status=0)[1]
+        del doctor.config["datasets"]["text"]["source"]["take"]
         assert "b.parquet of acme/texts@1111" in (text := found("b.parquet")[1])
         assert "no column 'text' (there are: body); set text_column" in text
         assert "is no parquet file" in found("c.parquet")[1]

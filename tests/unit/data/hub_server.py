@@ -21,11 +21,41 @@ from urllib.parse import parse_qs, unquote, urlsplit
 REPO, REVISION = "acme/texts", "1" * 40
 
 
+class Repeated:
+    """The content of a large file: a head, the same block many times, and an end. Its hash is invented."""
+
+    def __init__(self, head: bytes, block: bytes, count: int, end: bytes) -> None:
+        self._head, self._block, self._count, self._end = head, block, count, end
+        self.hash = hashlib.sha256(head + block + end).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._head) + self._count * len(self._block) + len(self._end)
+
+    def __getitem__(self, wanted: slice) -> bytes:
+        whole = bytearray()
+        begin, last = wanted.start, wanted.stop
+        pieces = [(0, self._head), *self._blocks(begin, last), (len(self) - len(self._end), self._end)]
+        for at, piece in pieces:
+            whole += piece[max(0, begin - at) : max(0, last - at)]
+        return bytes(whole)
+
+    def _blocks(self, begin: int, last: int) -> list[tuple[int, bytes]]:
+        """Return the blocks that may share bytes with a range."""
+        head, size = len(self._head), len(self._block)
+        first = max(0, (begin - head) // size)
+        return [
+            (head + i * size, self._block) for i in range(first, min(self._count, (last - head) // size + 1))
+        ]
+
+
 @dataclass
 class Hub:
     """The repository and the faults; tests change them while the server runs."""
 
-    files: dict[str, bytes]
+    files: dict[str, Any]
+    """Content by name: bytes, or a `Repeated`."""
+    repo: str = REPO
+    revision: str = REVISION
     small: set[str] = field(default_factory=set)
     """Files that are not in large-file storage: no sha256, only a git blob id."""
     declared_sizes: dict[str, int] = field(default_factory=dict)
@@ -44,6 +74,13 @@ class Hub:
     served: int = 0
     content_requests: int = 0
     endpoint: str = ""
+
+    def hashes(self, name: str) -> tuple[str, str]:
+        """Return the git blob id and the SHA-256 of a file."""
+        data = self.files[name]
+        if isinstance(data, Repeated):
+            return data.hash[:40], data.hash
+        return git_blob(data), hashlib.sha256(data).hexdigest()
 
     def take(self, fault: str) -> bool:
         left: int = getattr(self, fault)
@@ -107,12 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
             "unavailable"
         ):
             return self._refuse(503, {"Retry-After": self.hub.retry_after})
-        prefix = f"/datasets/{REPO}" if is_content else f"/api/datasets/{REPO}"
+        prefix = f"/datasets/{self.hub.repo}" if is_content else f"/api/datasets/{self.hub.repo}"
         if path != prefix and not path.startswith(prefix + "/"):
             return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
         kind, _, rest = path[len(prefix) + 1 :].partition("/")
         revision, _, inner = rest.partition("/")
-        if revision not in ("", "main", REVISION):
+        if revision not in ("", "main", self.hub.revision):
             return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
         authorised = (
             self.hub.token is not None and self.headers.get("Authorization") == f"Bearer {self.hub.token}"
@@ -130,14 +167,23 @@ class _Handler(BaseHTTPRequestHandler):
                 self._listing(inner, "recursive=True" in self.path or "recursive=true" in self.path)
             )
         siblings = [{"rfilename": name} for name in self.hub.files]
-        return self._json({"id": REPO, "sha": REVISION, "private": False, "siblings": siblings, "tags": []})
+        return self._json(
+            {
+                "id": self.hub.repo,
+                "sha": self.hub.revision,
+                "private": False,
+                "siblings": siblings,
+                "tags": [],
+            }
+        )
 
     def _entry(self, name: str) -> dict[str, Any]:
         data = self.hub.files[name]
+        blob, sha256 = self.hub.hashes(name)
         size = self.hub.declared_sizes.get(name, len(data))
-        entry: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": git_blob(data)}
+        entry: dict[str, Any] = {"type": "file", "path": name, "size": size, "oid": blob}
         if name not in self.hub.small:
-            entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 130}
+            entry["lfs"] = {"oid": sha256, "size": size, "pointerSize": 130}
         return entry
 
     def _listing(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
@@ -154,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self, name: str, body: bool) -> None:
         data = self.hub.files[name]
-        etag = git_blob(data) if name in self.hub.small else hashlib.sha256(data).hexdigest()
+        etag = self.hub.hashes(name)[0 if name in self.hub.small else 1]
         start, end = 0, len(data)
         if (wanted := self.headers.get("Range")) is not None:
             first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -167,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", f'"{etag}"')
         self.send_header("X-Linked-ETag", f'"{etag}"')
         self.send_header("X-Linked-Size", str(len(data)))
-        self.send_header("X-Repo-Commit", REVISION)
+        self.send_header("X-Repo-Commit", self.hub.revision)
         self.end_headers()
         if not body:
             return
