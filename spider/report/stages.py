@@ -49,17 +49,12 @@ class Log:
     """Steps, tokens and bytes that the stage has trained."""
     begin: float
     """Bytes of the run before this stage."""
-    evaluations: Sequence[Evaluation] = ()
-    """Evaluations of its checkpoints on the held-out text, the last one at the end of the stage."""
+    held_out: Sequence[tuple[float, float]] = ()
+    """Bytes of the run and bits per byte of the held-out text, for each scored checkpoint of the stage."""
 
     @property
     def end(self) -> float:
         return self.begin + self.span.bytes
-
-    @property
-    def held_out(self) -> list[tuple[float, float]]:
-        """Return bytes trained and bits per byte of the held-out text."""
-        return [(self.begin + one.training.bytes, one.bpb) for one in self.evaluations]
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -89,7 +84,13 @@ class Log:
 def read_log(folder: StageFolder, begin: float, end: Evaluation, earlier: Sequence[Evaluation] = ()) -> Log:
     """Return the log of a finished stage, with the evaluations at its end and of earlier checkpoints."""
     receipt = Receipt.read(folder.receipt)
-    return Log(receipt.run, receipt.stage, read_rows(folder.metrics), receipt, begin, [*earlier, end])
+    held_out = _held_out(begin, [*earlier, end])
+    return Log(receipt.run, receipt.stage, read_rows(folder.metrics), receipt, begin, held_out)
+
+
+def _held_out(begin: float, scored: Sequence[Evaluation]) -> list[tuple[float, float]]:
+    """Return bytes of the run and bits per byte of the evaluations of a stage that begins at ``begin``."""
+    return [(begin + one.training.bytes, one.bpb) for one in scored]
 
 
 def smoothed(y_S: np.ndarray) -> np.ndarray:
@@ -248,6 +249,6 @@ def _read_stage(
             rows=rows,
             span=span,
             begin=begin,
-            evaluations=[*earlier, evaluation] if evaluation and receipt else [],
+            held_out=_held_out(begin, [*earlier, evaluation]) if evaluation and receipt else (),
         ),
     )
