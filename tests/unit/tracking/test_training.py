@@ -142,7 +142,7 @@ def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store,
         )
         (last,) = [m for m in model.metrics if m.key == key and m.step == len(curve)]
         assert (last.value, last.dataset_name) == (curve[-1], DATA[0])
-        assert {m.key for m in model.metrics} == {"bpb", key}
+        assert {m.key for m in model.metrics} == {"bpb", "heldout/bpb", key}
     assert "main/loops.png" in {f.path for f in connection.client.list_artifacts(run.info.run_id, "main")}
 
 
