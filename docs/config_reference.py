@@ -77,6 +77,14 @@ EXAMPLES: dict[str, str] = {
           demo: {data: docs, model: tiny, stages: [{name: main, tokens: 1_000_000}]}
         tracking: {enabled: false}
     """,
+    "datasets.NAME": """
+        {source: {kind: local, files: [texts/*.jsonl], take: 1 GB}, split_by: {column: url, pattern: "//([^/]+)"},
+        validation: 0.01, license: odc-by, language: en}
+    """,
+    "datasets.NAME.source, kind: hub": """
+        {kind: hub, repo: HuggingFaceFW/fineweb-edu, revision: 87f09149ef4734204d70ed1d046ddc9ca3f2b8f9,
+        files: [sample/10BT/*.parquet], lock: fineweb.lock.json, take: 30 MB}
+    """,
     "datasets.NAME.source, kind: local": "{kind: local, files: [texts/*.jsonl]}",
     "datasets.NAME.source, kind: mock": "{kind: mock, documents: 500}",
     "datasets.NAME.source, kind: stream": """

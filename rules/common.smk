@@ -330,7 +330,10 @@ def model_folders(*runs):
 def scores(*runs):
     """Return the scores and samples of these runs."""
     names = ("evaluation.json", "sample.json", "sample.txt")
-    return expand("{folder}/{name}", folder=model_folders(*runs), name=names)
+    between = [run for run in runs if CONFIG.runs[run].evaluation.checkpoints]
+    return expand("{folder}/{name}", folder=model_folders(*runs), name=names) + [
+        f"{folder}/checkpoints.json" for folder in stage_folders(*between)
+    ]
 
 
 def measured(*runs):

@@ -1,7 +1,8 @@
 """Checkpoints to numbers: score each stage on held-out text, sample from it, draw figures, compare all stages.
 
 A stage and its compressed model share the rules evaluate and sample. Scoring, sampling and drawing are separate, so
-another prompt or a lost figure scores no checkpoint again. Drawing reads JSON files, and uses no torch and no GPU.
+another prompt or a lost figure scores no checkpoint again. The kept checkpoints before the end of a stage have a rule
+of their own. Drawing reads JSON files, and uses no torch and no GPU.
 """
 
 
@@ -29,6 +30,30 @@ rule evaluate:
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} {params.compressed} "
         "--threads {threads}"
+
+
+rule evaluate_checkpoints:
+    input:
+        receipt="<results>/runs/{run}/{stage}/train.json",
+        data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
+        ngram=indexes("full"),
+    output:
+        "<results>/runs/{run}/{stage}/checkpoints.json",
+    log:
+        "<logs>/evaluate_checkpoints/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/evaluate_checkpoints/runs/{run}/{stage}/checkpoints.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    resources:
+        gpu=one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        # The next attempt scores only the checkpoints that are left.
+        runtime=growing(60),
+    params:
+        spider=command,
+        identity=lambda wildcards: stage_spec(wildcards).evaluation.checkpoint_scoring(),
+    shell:
+        "{params.spider} --log {log:q} evaluate-checkpoints {wildcards.run}/{wildcards.stage} --threads {threads}"
 
 
 rule sample:

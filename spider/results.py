@@ -43,6 +43,8 @@ class StageFolder:
     checkpoints = _Inside("checkpoints")
     receipt = _Inside("train.json")
     evaluation = _Inside("evaluation.json")
+    checkpoint_scores = _Inside("checkpoints.json")  # of the checkpoints before the end of the stage
+    scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")

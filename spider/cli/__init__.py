@@ -41,6 +41,7 @@ _COMMANDS = (
     train.warmup,
     train.train,
     evaluate.evaluate,
+    evaluate.evaluate_checkpoints,
     evaluate.sample,
     harness,
     model.compress,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,10 @@ from spider.checkpoints.records import Receipt
 from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
 from spider.config import StageSpec
 from spider.results import CompressedFolder, StageFolder
+
+if TYPE_CHECKING:
+    from spider.checkpoints.records import Receipt
+    from spider.evaluation.records import Evaluation
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
 
@@ -74,6 +79,33 @@ def evaluate(session: Session, stage: tuple[str, str], threads: int | None, comp
 @command()
 @STAGE
 @THREADS
+def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int | None) -> None:
+    """Score the kept checkpoints before the end of a stage in bits per byte."""
+    from spider.evaluation.checkpoints import evaluate_checkpoints
+
+    results = session.results
+    spec = session.config.stage(*stage)
+    folder = results.stage(*stage)
+    scored = spec.evaluation.data or spec.data
+    data = results.shards(scored)
+    params = spec.evaluation.checkpoint_scoring()
+    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.checkpoint_scores]
+    with session.tracked("evaluate_checkpoints", "/".join(stage), params, inputs, outputs) as job:
+        prepare_torch(threads)
+
+        def record(earlier: Receipt, one: Evaluation, at: float) -> None:
+            card = session.dataset_card(scored, one.data_digest)
+            found = one.all_results
+            tracking.log_scores(results.root, folder, found, dataset=card, earlier=earlier, at=at)
+
+        found = evaluate_checkpoints(folder, spec, data, on_score=record)
+        job.metric("checkpoints", len(found.scores))
+    log.info("%s: %d checkpoints", folder.checkpoint_scores, len(found.scores))
+
+
+@command()
+@STAGE
+@THREADS
 @COMPRESSED
 def sample(session: Session, stage: tuple[str, str], threads: int | None, compressed: bool) -> None:
     """Continue, or answer, the prompt of the configuration with the last checkpoint of a stage."""
@@ -127,8 +159,12 @@ def compare(session: Session, output: Path) -> None:
 
     evaluations = session.evaluations(session.config.runs)
     compressed = session.compressed()
+    checkpoints = [
+        path for one in evaluations if (path := StageFolder(one.parent).checkpoint_scores).exists()
+    ]
     others = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
-    with session.tracked("compare", "report", {}, [*evaluations, *compressed], [output, *others]) as job:
+    inputs = [*evaluations, *compressed, *checkpoints]
+    with session.tracked("compare", "report", {}, inputs, [output, *others]) as job:
         benchmarks = session.results.root / "benchmarks"
         summary = compare(evaluations, compressed=compressed, benchmarks=benchmarks, output=output.parent)
         for run, compared in summary.runs.items():

@@ -197,6 +197,10 @@ class EvaluationConfig(Block):
 
     #: Keys that affect only the sample, not the scores.
     SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes"})
+    #: Keys that decide bits per byte.
+    BPB: ClassVar[frozenset[str]] = frozenset(
+        {"data", "max_bytes", "largest_group", "seq_len", "overlap", "batch", "carry_over", "n_loops"}
+    )
 
     data: str | None = None
     """Dataset whose validation split is scored (null: the run's)."""
@@ -215,6 +219,9 @@ class EvaluationConfig(Block):
     """Bytes of earlier held-out documents that a second score may look back on (0: no second score)."""
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (null: the stage's)."""
+    checkpoints: Literal["all"] | Positive | None = None
+    """Also score the kept checkpoints before the end of each stage: all, or every k-th of them (null: none).
+    ``keep_last`` and ``keep_every`` decide which are kept."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
     """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
     training_bytes: Positive | None = 4_000_000
@@ -237,7 +244,11 @@ class EvaluationConfig(Block):
 
     def scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide the scores."""
-        return self.changed(exclude=set(self.SAMPLE))
+        return self.changed(exclude={*self.SAMPLE, "checkpoints"})
+
+    def checkpoint_scoring(self) -> dict[str, Any]:
+        """Return the changed keys that decide which checkpoints are scored, and their scores."""
+        return self.changed(include={*self.BPB, "checkpoints"})
 
     def sampling(self) -> dict[str, Any]:
         """Return the changed keys that decide the sample."""

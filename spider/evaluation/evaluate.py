@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from spider.evaluation.subject import Subject
 from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
+from spider.model.interface import Inspector, Model
 from spider.model.reading import Reading
 from spider.results import StageFolder
 from spider.tokens import Tokens
@@ -56,6 +57,99 @@ MEASUREMENTS = (
     "segments",
     "candidates",
 )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out text of a stage, and how the models of the stage are scored on it."""
+
+    spec: StageSpec
+    data: Path
+    device: str
+    tokens_N: np.ndarray
+    """The text in ids, beginning with BOS."""
+    text: Text
+    data_digest: str
+
+    @classmethod
+    def of(cls, spec: StageSpec, data: Path, tokens: Tokens, device: str | None) -> HeldOut:
+        """Read the text. The arguments are those of `evaluate`, and the vocabulary of the models."""
+        settings = spec.evaluation
+        choose_kernels(spec.kernels)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        tokens_N, digest = validation_stream(data, settings.max_bytes, tokens, settings.largest_group)
+        return cls(spec, data, device, tokens_N, Text.of(tokens_N, tokens), digest)
+
+    def reading(self, trained: Receipt) -> Reading:
+        """Return how a model reads each document alone."""
+        settings = self.spec.evaluation
+        return Reading(
+            seq_len=self.spec.window,
+            overlap=settings.overlap,
+            batch=settings.batch,
+            n_loops=settings.n_loops or self.spec.loops,
+            # Measure a model that was trained in low precision in the precision of its later use.
+            autocast=trained.precision in ("bf16", "fp8"),
+        )
+
+    def score(
+        self, model: Model, reading: Reading, inspector: Inspector | None = None
+    ) -> tuple[Score, Score | None]:
+        """Score each document alone, and with what came before (None without ``carry_over``)."""
+        size, window = f"{len(self.text):,}", self.spec.window
+        log.info("scoring %s bytes with windows of %d on %s", size, window, self.device)
+        scored = score(model, self.tokens_N, reading, observe=inspector.observe if inspector else None)
+        carried = None
+        if carry_over := self.spec.evaluation.carry_over:
+            carried = score(model, self.tokens_N, replace(reading, carry_over=carry_over))
+        return scored, carried
+
+    def evaluation(self, trained: Receipt, model: Model, scored: Score, carried: Score | None) -> Evaluation:
+        """Return the evaluation of a model by its scores, without results of measurements."""
+        spec, settings, tokens_N = self.spec, self.spec.evaluation, self.tokens_N
+        return Evaluation(
+            format=Evaluation.FORMAT,
+            run=spec.run,
+            stage=spec.stage,
+            index=spec.index,
+            bpb=scored.bpb,
+            bpb_strict=scored.bpb_strict,
+            bpb_carried=carried.bpb if carried else None,
+            bpb_strict_carried=carried.bpb_strict if carried else None,
+            carry_over=settings.carry_over,
+            deviation=max(one.deviation for one in (scored, carried) if one),
+            bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
+            intervals=intervals(scored.by_target_S, tokens_N, model.tokens),
+            intervals_carried=intervals(carried.by_target_S, tokens_N, model.tokens) if carried else {},
+            learn=spec.settings.learn,
+            bytes=len(self.text),
+            documents=int(np.count_nonzero(tokens_N == model.tokens.bos)),
+            seconds=scored.seconds,
+            bytes_per_second=len(self.text) / scored.seconds,
+            nats=scored.nats,
+            targets=scored.counts,
+            data=settings.data or spec.data,
+            data_digest=self.data_digest,
+            text_sha256=hashlib.sha256(self.text.bytes_N.tobytes()).hexdigest(),
+            lossless=load_metadata(self.data).lossless,
+            seq_len=spec.window,
+            overlap=settings.overlap,
+            n_loops=settings.n_loops or spec.loops,
+            device=self.device,
+            precision="bf16" if self.reading(trained).autocast else "fp32",
+            checkpoint=trained.checkpoint,
+            averaged=bool(trained.averaged_weights),
+            weights=trained.averaged_weights or trained.weights,
+            ngram=model.lookup.index.description.digest if model.lookup else None,
+            counted=model.lookup.index.description.bytes if model.lookup else 0,
+            global_step=trained.global_step,
+            training=Training(**{name: getattr(trained, name) for name in Training.model_fields}),
+            model=scored.metrics,
+            parameters=model.num_parameters(),
+            parameters_by_part=model.parameters_by_part(),
+            parameters_looked_up=model.looked_up(),
+            flops_per_token=model.flops_per_token(spec.settings.seq_len, spec.settings.n_loops),
+        )
 
 
 def evaluate(
@@ -84,20 +178,9 @@ def evaluate(
     trained = Receipt.of_stage(receipt, spec)
     checkpoint = Checkpoint.at(receipt)
     settings = spec.evaluation
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    choose_kernels(spec.kernels)
-    tokens_N, data_digest = validation_stream(
-        data, settings.max_bytes, checkpoint.tokens, settings.largest_group
-    )
-    text = Text.of(tokens_N, checkpoint.tokens)
-    reading = Reading(
-        seq_len=spec.window,
-        overlap=settings.overlap,
-        batch=settings.batch,
-        n_loops=settings.n_loops or spec.loops,
-        # Measure a model that was trained in low precision in the precision of its later use.
-        autocast=trained.precision in ("bf16", "fp8"),
-    )
+    held_out = HeldOut.of(spec, data, checkpoint.tokens, device)
+    tokens_N, text = held_out.tokens_N, held_out.text
+    reading = held_out.reading(trained)
     with ThreadPoolExecutor(1, thread_name_prefix="baselines") as background:
         baselines = background.submit(
             text_baselines,
@@ -107,13 +190,9 @@ def evaluate(
             cache or output / "baselines",
             zpaq=settings.zpaq,
         )
-        model = checkpoint.model(device)
-        log.info("scoring %s bytes with windows of %d on %s", f"{len(text):,}", spec.window, device)
+        model = checkpoint.model(held_out.device)
         inspector = model.inspector()
-        scored = score(model, tokens_N, reading, observe=inspector.observe if inspector else None)
-        carried = None
-        if settings.carry_over:
-            carried = score(model, tokens_N, replace(reading, carry_over=settings.carry_over))
+        scored, carried = held_out.score(model, reading, inspector)
         subject = Subject(
             spec=spec,
             model=model,
@@ -129,52 +208,9 @@ def evaluate(
             learned_from=learned_from or LearnedFrom(),
         )
         results = _measure(subject)
-    evaluation = Evaluation(
-        format=Evaluation.FORMAT,
-        run=spec.run,
-        stage=spec.stage,
-        index=spec.index,
-        bpb=scored.bpb,
-        bpb_strict=scored.bpb_strict,
-        bpb_carried=carried.bpb if carried else None,
-        bpb_strict_carried=carried.bpb_strict if carried else None,
-        carry_over=settings.carry_over,
-        deviation=max(one.deviation for one in (scored, carried) if one),
-        bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
-        intervals=intervals(scored.by_target_S, tokens_N, model.tokens),
-        intervals_carried=intervals(carried.by_target_S, tokens_N, model.tokens) if carried else {},
-        learn=spec.settings.learn,
-        bytes=len(text),
-        documents=int(np.count_nonzero(tokens_N == model.tokens.bos)),
-        seconds=scored.seconds,
-        bytes_per_second=len(text) / scored.seconds,
-        nats=scored.nats,
-        targets=scored.counts,
-        data=settings.data or spec.data,
-        data_digest=data_digest,
-        text_sha256=hashlib.sha256(text.bytes_N.tobytes()).hexdigest(),
-        lossless=load_metadata(data).lossless,
-        seq_len=spec.window,
-        overlap=settings.overlap,
-        n_loops=settings.n_loops or spec.loops,
-        device=device,
-        precision="bf16" if reading.autocast else "fp32",
-        checkpoint=trained.checkpoint,
-        averaged=bool(trained.averaged_weights),
-        weights=trained.averaged_weights or trained.weights,
-        ngram=model.lookup.index.description.digest if model.lookup else None,
-        counted=model.lookup.index.description.bytes if model.lookup else 0,
-        global_step=trained.global_step,
-        training=Training(**{name: getattr(trained, name) for name in Training.model_fields}),
-        model=scored.metrics,
-        parameters=model.num_parameters(),
-        parameters_by_part=model.parameters_by_part(),
-        parameters_looked_up=model.looked_up(),
-        flops_per_token=model.flops_per_token(spec.settings.seq_len, spec.settings.n_loops),
-        results=results,
-    )
+    evaluation = held_out.evaluation(trained, model, scored, carried)
     output.mkdir(parents=True, exist_ok=True)
-    return evaluation.write(StageFolder(output).evaluation)
+    return evaluation.model_copy(update={"results": results}).write(StageFolder(output).evaluation)
 
 
 def _measure(subject: Subject) -> dict[str, Result]:

@@ -156,6 +156,32 @@ class Evaluation(Scored, Record):
         return {"score": self.score, **self.results}
 
 
+class CheckpointScores(Record):
+    """``checkpoints.json``: the scores of the kept checkpoints before the end of a stage."""
+
+    FORMAT: ClassVar[int] = Evaluation.FORMAT
+    WHAT: ClassVar[str] = "a file of scores of checkpoints"
+    REMEDY: ClassVar[str] = "run `spider evaluate-checkpoints` again"
+
+    weights: str
+    """Digest of the weights that the evaluation of the stage's end scores."""
+    scores: list[Evaluation]
+    """Evaluations by rising step. They have no results of measurements."""
+    left_out: dict[str, str]
+    """Why a checkpoint has no score, by the name of its folder."""
+
+    def beside(self, end: Evaluation) -> list[Evaluation]:
+        """Return the scores that stand beside the one of the stage's end: of its training, on its text."""
+        same = self.weights == end.weights
+        return [one for one in self.scores if same and one.text_sha256 == end.text_sha256]
+
+    @classmethod
+    def of(cls, folder: StageFolder, end: Evaluation) -> list[Evaluation]:
+        """Return the scores in a stage's folder, if there are any, as `beside` does."""
+        path = folder.checkpoint_scores
+        return cls.read(path).beside(end) if path.exists() else []
+
+
 class HarnessResult(Record):
     """``harness.json``: the result of lm-evaluation-harness for one checkpoint."""
 

@@ -13,12 +13,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
 from spider import files
-from spider.evaluation.records import Evaluation, Sample, Scored, results_of, sum_of_probabilities
+from spider.evaluation.records import (
+    CheckpointScores,
+    Evaluation,
+    Sample,
+    Scored,
+    results_of,
+    sum_of_probabilities,
+)
 from spider.evaluation.result import ALONE, Result, Row, baselines, best_first, legends, scores, shortened
 from spider.record import Record
 from spider.report import figures
@@ -56,6 +63,8 @@ class ComparedStage(Scored):
     results: dict[str, Result]
     """All results by name, without figures."""
     compressed: ComparedStage | None = None
+    checkpoints: tuple[ComparedStage, ...] = ()
+    """Scored checkpoints before the end of the stage, by rising step."""
     prompt: str | None = None
     sample: str | None = None
 
@@ -80,6 +89,15 @@ class ComparedRun(BaseModel, frozen=True):
             found[name] = stage
             if stage.compressed:
                 found[f"{name}, compressed"] = stage.compressed
+        return found
+
+    @property
+    def rows(self) -> dict[str, ComparedStage]:
+        """Return `models` with the scored checkpoints before each, by name."""
+        found: dict[str, ComparedStage] = {}
+        for name, model in self.models.items():
+            found |= {f"{name}, step {one.global_step:,}": one for one in model.checkpoints}
+            found[name] = model
         return found
 
     @property
@@ -148,7 +166,7 @@ def compare(
     )
     _draw(stages, output)
     tables = _tables(summary)
-    models = [model for run in runs.values() for model in run.models.values()]
+    models = [model for run in runs.values() for model in run.rows.values()]
     notes = legends(model.results for model in models)
     notes.append(sum_of_probabilities(max(model.deviation for model in models)))
     if not all(model.lossless for model in models):
@@ -206,15 +224,23 @@ def _compared(
         for name, found in results_of(folder, one.weights).items()
     }
     return ComparedStage(
-        **one.model_dump(include=set(Scored.model_fields)),
-        **one.training.model_dump(exclude={"global_step"}),
-        text=labels[one.text_sha256],
-        scored_bytes=one.bytes,
+        **_costs_and_scores(one, labels),
         results=results,
         compressed=compressed,
+        checkpoints=tuple(
+            ComparedStage(**_costs_and_scores(earlier, labels), results=earlier.all_results)
+            for earlier in CheckpointScores.of(folder, one)
+        ),
         prompt=sample.prompt if sample else None,
         sample=sample.text if sample else None,
     )
+
+
+def _costs_and_scores(one: Evaluation, labels: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of an entry that do not depend on the results of measurements."""
+    fields = one.model_dump(include=set(Scored.model_fields))
+    fields |= one.training.model_dump(exclude={"global_step"})
+    return fields | {"text": labels[one.text_sha256], "scored_bytes": one.bytes}
 
 
 def _draw(stages: _Stages, output: Path) -> None:
@@ -228,7 +254,7 @@ def _draw(stages: _Stages, output: Path) -> None:
     for name, own in drawn.items():
         begin = 0.0
         for folder, one in own:
-            logs.append(replace(read_log(folder, begin, one.bpb), run=name))
+            logs.append(replace(read_log(folder, begin, one, CheckpointScores.of(folder, one)), run=name))
             begin = logs[-1].end
     title = "Training loss"
     if len(stages) > 1:
@@ -255,7 +281,7 @@ def _tables(summary: Summary) -> dict[str, _Table]:
     """Return tables by title: scores and baselines for each text, the other results, seconds by rule."""
     tables: dict[str, _Table] = {}
     models = {
-        f"{run} / {name}": model for run, one in summary.runs.items() for name, model in one.models.items()
+        f"{run} / {name}": model for run, one in summary.runs.items() for name, model in one.rows.items()
     }
     for text in dict.fromkeys(model.text for model in models.values()):
         own = {name: model for name, model in models.items() if model.text == text}

@@ -43,7 +43,7 @@ def draw_stage(folder: StageFolder) -> list[Path]:
     measured = Evaluation.read(folder.evaluation)
     where = f"{measured.run}, stage {measured.stage}"
     loss_path, inside_path, text_path = [folder.path / name for name in FIGURES]
-    picture(loss_path, [(1, [loss([read_log(folder, 0, measured.bpb)], where)])])
+    picture(loss_path, [(1, [loss([read_log(folder, 0, measured)], where)])])
     figures = figures_of(measured.results)
     columns = [(1.0, [panel]) for panel in inside(figures)]
     picture(inside_path, columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
@@ -59,7 +59,7 @@ def figures_of(results: Results) -> list[result.Figure]:
 
 
 def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
-    """Draw training loss over bytes trained, raw and smoothed, and held-out bpb as marks at stage ends.
+    """Draw training loss over bytes trained, raw and smoothed, and held-out bpb as marks at checkpoints.
 
     For a single run, stages are shaded and validation is a line. For several runs, the legend names each run
     once. If the beginning of training would take most of the axis, the axis ends below it.
@@ -71,18 +71,24 @@ def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart
         own = [log for log in logs if log.run == run]
         colour = index % COLOURS
         x_S, y_S = _points(own, bits_per_byte)
-        scored = [log for log in own if log.held_out is not None]
+        marks = [mark for log in own for mark in log.held_out]
         series += [
             Series("", x_S.tolist(), y_S.tolist(), colour, "faint"),
             Series("training" if alone else run, x_S.tolist(), smoothed(y_S).tolist(), colour),
             Series(
                 name="held-out text" if alone else run,
-                x=[log.end for log in scored],
-                y=[log.held_out or 0.0 for log in scored],
+                x=[x for x, _ in marks],
+                y=[y for _, y in marks],
                 colour=1 if alone else colour,
                 style="dots",
                 marker=MARKERS[index % len(MARKERS)],
             ),
+        ]
+        # A line joins the scores of a stage, which are of one text.
+        series += [
+            Series("", [x for x, _ in log.held_out], [y for _, y in log.held_out], 1 if alone else colour)
+            for log in own
+            if len(log.held_out) > 1
         ]
         if alone:
             x_V, y_V = _points(own, validated)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
-from spider.evaluation.records import Evaluation, Sample, Training, results_of
+from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
 from spider.report.formatting import duration
 from spider.results import CompressedFolder, Results, StageFolder
@@ -49,8 +49,8 @@ class Log:
     """Steps, tokens and bytes that the stage has trained."""
     begin: float
     """Bytes of the run before this stage."""
-    held_out: float | None = None
-    """Bits per byte of the held-out text after the stage."""
+    held_out: Sequence[tuple[float, float]] = ()
+    """Bytes of the run and bits per byte of the held-out text, for each scored checkpoint of the stage."""
 
     @property
     def end(self) -> float:
@@ -81,10 +81,16 @@ class Log:
         return self.begin + steps_S / max(1, self.span.steps) * self.span.bytes, value_S
 
 
-def read_log(folder: StageFolder, begin: float, held_out: float) -> Log:
-    """Return the log of a finished stage."""
+def read_log(folder: StageFolder, begin: float, end: Evaluation, earlier: Sequence[Evaluation] = ()) -> Log:
+    """Return the log of a finished stage, with the evaluations at its end and of earlier checkpoints."""
     receipt = Receipt.read(folder.receipt)
+    held_out = _held_out(begin, [*earlier, end])
     return Log(receipt.run, receipt.stage, read_rows(folder.metrics), receipt, begin, held_out)
+
+
+def _held_out(begin: float, scored: Sequence[Evaluation]) -> list[tuple[float, float]]:
+    """Return bytes of the run and bits per byte of the evaluations of a stage that begins at ``begin``."""
+    return [(begin + one.training.bytes, one.bpb) for one in scored]
 
 
 def smoothed(y_S: np.ndarray) -> np.ndarray:
@@ -110,6 +116,10 @@ class StageRecord:
     manifest: Manifest | None
     """Manifest of the final checkpoint, or of the newest one of an unfinished stage."""
     evaluation: Evaluation | None
+    checkpoints: list[Evaluation]
+    """Evaluations of its checkpoints before the end."""
+    left_out: dict[str, str]
+    """Why a checkpoint has no score, by the name of its folder."""
     results: dict[str, Result]
     """All results of the stage, by name."""
     compressed: dict[str, Result]
@@ -163,6 +173,8 @@ class StageRecord:
             yield f"{stage} has written no sample: `spider sample {arguments}`."
         elif self.sample.weights != self.evaluation.weights:
             yield f"The sample of stage {self.name} is of other weights: `spider sample {arguments}`."
+        for name, reason in self.left_out.items():
+            yield f"The checkpoint {name} of stage {self.name} has no score: {reason}"
 
 
 def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
@@ -203,6 +215,9 @@ def _read_stage(
     complete = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
     manifest = Manifest.read(complete[-1]) if complete else None
     evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None
+    path = folder.checkpoint_scores
+    between = CheckpointScores.read(path) if evaluation and path.exists() else None
+    earlier = between.beside(evaluation) if evaluation and between else []
     rows = read_rows(folder.metrics)
     plain = manifest.spec if manifest else spec.model_dump(mode="json")
     span: Receipt | Training
@@ -223,6 +238,8 @@ def _read_stage(
         receipt=receipt,
         manifest=manifest,
         evaluation=evaluation,
+        checkpoints=earlier,
+        left_out=between.left_out if between else {},
         results=results_of(folder) if evaluation else {},
         compressed=results_of(CompressedFolder(folder.compressed)),
         sample=Sample.read(folder.sample) if folder.sample.exists() else None,
@@ -232,6 +249,6 @@ def _read_stage(
             rows=rows,
             span=span,
             begin=begin,
-            held_out=evaluation.bpb if evaluation and receipt else None,
+            held_out=_held_out(begin, [*earlier, evaluation]) if evaluation and receipt else (),
         ),
     )

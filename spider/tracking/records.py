@@ -216,13 +216,15 @@ class Run(TrackingRecord):
 
 
 class Checkpoint(TrackingRecord):
-    """The last checkpoint of a stage, which becomes a model in the store without its weights."""
+    """A checkpoint of a stage, which becomes a model in the store without its weights."""
 
     kind: Literal["model"] = "model"
     name: str
     training: str
     """Identity of its training run."""
     step: int
+    final: bool = True
+    """Whether the stage ended with it. Only then it becomes a version of the registered model of its run."""
     params: dict[str, Any]
     tags: dict[str, str] = Field(default_factory=origin)
 

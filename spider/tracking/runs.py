@@ -224,23 +224,27 @@ def _key_of(results: Path, run: str) -> str:
     return pointer["key"]
 
 
-def log_checkpoint(results: Path, folder: StageFolder) -> None:
+def log_checkpoint(results: Path, folder: StageFolder, *, earlier: Receipt | None = None) -> None:
     """Record the checkpoint of a stage as a model, by path, step and digest, without its weights.
 
-    Each number and text in the receipt becomes a parameter of the model. ``folder`` is the folder of the
-    stage, or of its compressed model.
+    Each number and text in the receipt becomes a parameter of the model.
+
+    Args:
+        folder: the folder of the stage, or of its compressed model.
+        earlier: the receipt of a checkpoint before the end of the stage, to record that one.
     """
     if not target.enabled():
         return
-    receipt = Receipt.read(folder.receipt)
+    receipt = earlier or Receipt.read(folder.receipt)
     stage = _stage(folder, receipt)
     scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
     tags = {"spider.run": receipt.run, "spider.stage": stage, "spider.digest": receipt.weights}
     record = Checkpoint(
-        identity=_identity(receipt),
-        name=f"{receipt.run}-{stage.replace('/', '-')}",
+        identity=_identity(receipt, earlier),
+        name=f"{receipt.run}-{stage.replace('/', '-')}" + (f"-step-{receipt.global_step}" if earlier else ""),
         training=_key_of(results, receipt.run),
         step=receipt.global_step,
+        final=earlier is None,
         params=scalars | {"path": records.relative(results, folder.path / receipt.checkpoint)},
         tags=records.origin() | tags,
     )
@@ -256,6 +260,8 @@ def log_scores(
     of: str | None = None,
     dataset: tuple[str, str, str] | None = None,
     costs: Mapping[str, float] | None = None,
+    earlier: Receipt | None = None,
+    at: float | None = None,
 ) -> None:
     """Record what was measured of a checkpoint, for its model and its training run.
 
@@ -265,16 +271,18 @@ def log_scores(
         of: name of the measurement; None is the evaluation of the stage.
         dataset: name, digest and source of the text.
         costs: parameters, and the bytes and seconds of training up to this stage.
+        earlier: the receipt of the checkpoint, if it is not the one at the end of the stage.
+        at: the time of the measurement (default: now).
 
     Raises:
         ValueError: the folder lacks a receipt.
     """
     if not target.enabled():
         return
-    receipt = Receipt.read(folder.receipt)
-    model = _identity(receipt)
+    receipt = earlier or Receipt.read(folder.receipt)
+    model = _identity(receipt, earlier)
     if not spool.record_path(results, "models", model).exists():
-        log_checkpoint(results, folder)
+        log_checkpoint(results, folder, earlier=earlier)
     rows = list(result.all_rows(found))
     metrics = result.metrics(found)
     if isinstance(folder, CompressedFolder):
@@ -288,7 +296,7 @@ def log_scores(
         training=_key_of(results, receipt.run),
         stage=_stage(folder, receipt),
         step=receipt.global_step,
-        time=time.time(),
+        time=time.time() if at is None else at,
         metrics=metrics,
         costs=dict(costs or {}),
         rows=rows,
@@ -305,9 +313,10 @@ def _stage(folder: StageFolder, receipt: Receipt) -> str:
     return receipt.stage + inside
 
 
-def _identity(receipt: Receipt) -> str:
-    """Return the identity of the checkpoint that a receipt names."""
-    return digest([receipt.run, receipt.stage, receipt.weights])
+def _identity(receipt: Receipt, earlier: Receipt | None = None) -> str:
+    """Return the identity of the checkpoint that a receipt names, with the step of an earlier one."""
+    step = [] if earlier is None else [earlier.global_step]
+    return digest([receipt.run, receipt.stage, receipt.weights, *step])
 
 
 def log_choice(results: Path, run: str, stage: str, weights: str) -> None:

@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 _ARTIFACTS = "mlartifacts"
 #: Metrics that rank checkpoints, without a prefix.
 RANKING = ("bpb", "bpb_strict")
+#: Name of the curve of bits per byte over training steps, through all scored checkpoints of a run.
+HELD_OUT = "heldout/bpb"
 EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
 #: The tag that MLflow shows as a description.
 _NOTE = "mlflow.note.content"
@@ -419,6 +421,8 @@ class Store:
         at, step = int(record.time * 1000), record.step
         points = [(k if k in RANKING else f"val/{k}", v, at, step) for k, v in record.metrics.items()]
         points += [(name, value, at, step) for name, value in record.costs.items()]
+        if "bpb" in record.metrics:
+            points.append((HELD_OUT, record.metrics["bpb"], at, step))
         for curve, steps in record.curves.items():
             points += [(f"val/{curve}/{record.stage}", value, at, n) for n, value in steps]
         self.log_points(run_id, points, **on)

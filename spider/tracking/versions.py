@@ -86,7 +86,7 @@ class Line(NamedTuple):
 
 
 def lines(results: Path) -> Iterator[Line]:
-    """Yield all runs with a recorded checkpoint; raise `RefusedError` for a damaged record."""
+    """Yield all runs with the last checkpoint of a stage; raise `RefusedError` for a damaged record."""
     scored = defaultdict[str, list[Evaluation]](list)
     for _, path in spool.records(results, ["evaluations"]):
         one = Evaluation.read(path)
@@ -95,6 +95,8 @@ def lines(results: Path) -> Iterator[Line]:
     runs = defaultdict[str, list[Version]](list)
     for _, path in spool.records(results, ["models"]):
         record = Checkpoint.read(path)
+        if not record.final:
+            continue
         runs[record.tags["spider.run"]].append(Version(record, scored[record.identity]))
     for run, versions in runs.items():
         versions.sort(key=lambda one: (one.record.step, one.record.name))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow import MlflowClient
 
 from spider import load_model
 from spider.data.packing import Packing
@@ -69,7 +70,8 @@ def trained(tmp_path_factory):
         made.config["datasets"]["text-bpe"]["ngram"] = 0
         runs = made.config["runs"]
         runs["bytes"]["model"] = runs["bytes"]["model"] | {"ngram": NGRAM}
-        runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}}
+        runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}, "checkpoints": "all"}
+        runs["bpe"]["defaults"] = runs["bpe"]["defaults"] | {"ckpt_every": 5}
         yield made, made(PATH=str(programs))
 
 
@@ -164,6 +166,43 @@ def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, e
     assert {rule: again.get(rule) for rule in data} == {
         **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}
     }
+
+
+def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
+    folder = everything.results / "runs/bpe"
+    scored = read_json(folder / "first/checkpoints.json")["scores"]
+    ends = [read_json(folder / name / "evaluation.json") for name in ("first", "packed")]
+    assert [one["global_step"] for one in scored] == [5] and scored[0]["bpb"] > ends[0]["bpb"]
+    assert read_json(folder / "packed/checkpoints.json")["scores"] == []
+    printed = (everything.results / "logs/evaluate_checkpoints/bpe/packed.log").read_text()
+    assert "no checkpoint is scored, because none before step-00000015 is kept" in printed
+    row = f"| bpe / first, step 5 | {scored[0]['bpb']:.4f}"
+    assert row in (everything.results / "report/table.md").read_text()
+    assert "<th>first, step 5</th>" in (everything.results / "report/runs/bpe.html").read_text()
+    assert not (everything.results / "runs/bytes/first/checkpoints.json").exists()
+
+    client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
+    training = client.get_experiment_by_name("Training").experiment_id
+    (run,) = client.search_runs([training], "tags.`spider.run` = 'bpe'")
+
+    def curve() -> list[tuple[int, float]]:
+        points = client.get_metric_history(run.info.run_id, "heldout/bpb")
+        return sorted((point.step, point.value) for point in points)
+
+    expected = [(one["global_step"], one["bpb"]) for one in (*scored, *ends)]
+    assert curve() == expected and run.data.metrics["bpb"] == ends[1]["bpb"]
+    models = {model.name: model for model in client.search_logged_models([training])}
+    numbers = {metric.key: metric.value for metric in models["bpe-first-step-5"].metrics}
+    assert numbers["bpb"] == scored[0]["bpb"]
+    versions = client.search_model_versions("name = 'bpe'")
+    assert sorted(one.tags["spider.stage"] for one in versions) == ["first", "packed", "packed/compressed"]
+
+    # Scoring again scores nothing and adds no point.
+    (file,) = (folder / "first/scores").iterdir()
+    written = file.stat().st_mtime_ns
+    spider(everything, "evaluate-checkpoints", "bpe/first")
+    spider(everything, "track", "sync")
+    assert file.stat().st_mtime_ns == written and curve() == expected
 
 
 def indexes(workflow) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from .conftest import ROOT, SNAKEMAKE, Workflow
 PROFILE = ROOT / "profiles/slurm"
 
 #: Rules whose command runs a model. The others request no GPU.
-WITH_A_MODEL = {"warmup", "train", "evaluate", "sample", "harness", "compress"}
+WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_checkpoints", "sample", "harness", "compress"}
 #: Rules of about a second, which run where Snakemake runs.
 LOCAL = {"draw", "compare", "report", "scaling"}
 
@@ -33,6 +33,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     small["resources"] |= {"gpus": gpus}
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
     small |= {"harness": {}, "compress": {}}
+    small["evaluation"] |= {"checkpoints": "all"}
     indexed["data"] = "indexed"
     indexed["model"]["ngram"] = {}
     packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}

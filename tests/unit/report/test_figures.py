@@ -33,7 +33,7 @@ STAGES = [("warmup", 3.0), ("main", 2.2)]
 def log(run="demo", stage="main", begin=0.0, n=50, held_out: float | None = 2.2):
     rows = [Row(i + 1, 0.0, {"train/bpb": 2 + 3 * math.exp(-(begin + i * 1e6 / n) / 4e5)}) for i in range(n)]
     span = Training(steps=n, global_step=n, tokens=10**6, bytes=10**6, seconds=0)
-    return Log(run, stage, rows, span, begin, held_out)
+    return Log(run, stage, rows, span, begin, [] if held_out is None else [(begin + span.bytes, held_out)])
 
 
 def validated(one: Log) -> Log:

@@ -107,7 +107,7 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     best = models[0]
     scores = {m.key: m.value for m in best.metrics}
     assert scores.pop("val/lossless") == 0, "the metric is left out if it is 1"
-    shown = {"val/bytes": 1000, "val/compressors/xz": 2.4, "val/ttt/bpb": 2.0}
+    shown = {"heldout/bpb": 2.1, "val/bytes": 1000, "val/compressors/xz": 2.4, "val/ttt/bpb": 2.0}
     assert scores == {"bpb": 2.1, "bpb_strict": 2.11, "bytes": 21.0, **shown}
     assert "val/lossless" not in {m.key for m in models[1].metrics}
     assert {(m.dataset_name, m.dataset_digest) for m in best.metrics} == {DATA[:2]}
@@ -143,7 +143,7 @@ def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store,
         )
         (last,) = [m for m in model.metrics if m.key == key and m.step == len(curve)]
         assert (last.value, last.dataset_name) == (curve[-1], DATA[0])
-        assert {m.key for m in model.metrics} == {"bpb", key}
+        assert {m.key for m in model.metrics} == {"bpb", "heldout/bpb", key}
     assert "main/loops.png" in {f.path for f in connection.client.list_artifacts(run.info.run_id, "main")}
 
 
