@@ -78,8 +78,8 @@ EXAMPLES: dict[str, str] = {
         tracking: {enabled: false}
     """,
     "datasets.NAME": """
-        {source: {kind: local, files: [texts/*.jsonl], take: 1 GB}, split_by: {column: url, pattern: "//([^/]+)"},
-        validation: 0.01, license: odc-by, language: en}
+        {source: {kind: local, files: [texts/*.jsonl], take: 1 GB}, validation: 0.01,
+        split_by: {column: url, pattern: "//([^/]+)"}, license: odc-by, language: en}
     """,
     "datasets.NAME.source, kind: hub": """
         {kind: hub, repo: HuggingFaceFW/fineweb-edu, revision: 87f09149ef4734204d70ed1d046ddc9ca3f2b8f9,
