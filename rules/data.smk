@@ -33,7 +33,6 @@ rule tokenizer:
     benchmark:
         "<benchmarks>/tokenizer/tokenizers/{tokenizer}/tokenizer.tsv"
     priority: 1
-    threads: 2
     resources:
         mem_mb=growing(4000),
         runtime=growing(60),

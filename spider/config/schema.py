@@ -354,7 +354,7 @@ def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         yield f".learn: assistant: {reason}; set packing: best_fit"
     dataset = config.datasets.get(spec.data)
     taken = dataset.source.text_bytes if dataset is not None else None
-    if taken is not None and taken < s.seq_len:
+    if taken is not None and taken <= s.seq_len:
         yield f".seq_len: datasets.{spec.data}.source.take is less text than a window of {s.seq_len:,} tokens"
     if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
         yield f".learn: assistant: {spec.data} has no conversations (format: {dataset.format})"

@@ -254,7 +254,7 @@ def read_range(file: HubFile, begin: int, end: int, expected: str) -> bytes:
     answer = get_session().get(url, headers=headers, timeout=60.0, follow_redirects=True)
     hf_raise_for_status(answer)
     for one in [*answer.history, answer]:
-        tag = one.headers.get("X-Linked-ETag", "").strip('"')
+        tag = one.headers.get("X-Linked-ETag", "").removeprefix("W/").strip('"')
         if tag and tag != expected.partition(":")[2]:
             raise DownloadError(
                 f"{file}: changed on the hub during the download (it was {expected}, it is {tag}); name a "

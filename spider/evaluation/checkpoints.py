@@ -97,7 +97,7 @@ def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Pat
 
 
 def _scored(path: Path, folder: StageFolder, held_out: HeldOut) -> Path:
-    """Return the file with the score of a checkpoint, after scoring it if there is no such file."""
+    """Score a checkpoint, unless its file exists, and return that file."""
     settings = held_out.spec.evaluation.changed(include=set(held_out.spec.evaluation.BPB))
     made_of = [Evaluation.FORMAT, Manifest.read(path / MANIFEST).digest, held_out.data_digest, settings]
     file = folder.scores / f"{digest(made_of)}.json"

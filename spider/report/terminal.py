@@ -24,7 +24,7 @@ from spider.report.formatting import LOSSY, bits, duration, printable, quantity
 from spider.report.scores import best_stages_first, bits_of, dagger, leading, verdicts
 
 WIDTH = 80
-#: Longest bar. Long names leave less room for bars.
+#: Longest bar. Bars are shorter beside long names.
 BAR = 14
 _LEGEND = (
     "Each document alone: nothing of other held-out documents is read; a compressor is reset. "
