@@ -1,8 +1,8 @@
 """Time two workflows side by side, each from an empty folder and on one core.
 
-The first is a preset of this checkout. The second is the default run of another checkout, with the same
-Python. When the machine changes its speed, it does so for both. In the second round they change cores. zpaq
-is off.
+The first is a configuration of this checkout. The second is the default run of another checkout, with the
+programs of its ``.venv``. When the machine changes its speed, it does so for both. In the second round they
+change cores. zpaq is off.
 
     python benchmarks/paired.py --other CHECKOUT [--config FILE] [--rounds N] [--quick] [--json FILE]
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 import yaml
-from common import PROGRAMS, ROOT, parser, report, spread
+from common import ROOT, parser, report, spread
 
 from spider.config import merged
 from spider.files import write_json
@@ -31,9 +31,10 @@ def timed(checkout: Path, config: Path, folder: Path, core: int, figures: list[d
             run["evaluation"]["zpaq"] = False
     folder.mkdir()
     write_json(folder / "config.json", merged(raw, {"results": str(folder / "results")}))
-    command = ["taskset", "-c", str(core), PROGRAMS / "snakemake", "--cores", "1", "--quiet", "all"]
+    programs = checkout / ".venv/bin"
+    command = ["taskset", "-c", str(core), programs / "snakemake", "--cores", "1", "--quiet", "all"]
     command += ["--snakefile", checkout / "Snakefile", "--configfile", folder / "config.json"]
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
     with subprocess.Popen(command, cwd=folder, env=environment) as process:
         _, status, usage = os.wait4(process.pid, 0)
