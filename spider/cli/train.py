@@ -133,12 +133,13 @@ def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Giv
 def train(context: click.Context, threads: int | None, processes: int, nodes: int, **rest: Any) -> None:
     """Train one stage, or continue it from its last good checkpoint.
 
-    The default of RUN is the only run of the configuration, that of STAGE its first stage. PATH=VALUE sets
-    any key of the run's block (lr=4e-3, model.recurrence.loops=3). The first options below are aliases of
-    such settings, and so are the environment variables SEQ_LEN, MICRO_BATCH, GRAD_ACCUM, N_LOOPS, LR,
-    CKPT_EVERY and TARGET_TOKENS. An option may also be written with _ (--seq_len). The command line overrides
-    the environment, which overrides the configuration. A training that differs from the configuration becomes
-    a run of its own, in a new folder.
+    The default of RUN is the only run of the configuration, or with --mock-data the first one. The default
+    of STAGE is the run's first stage. PATH=VALUE sets any key of the run's block (lr=4e-3,
+    model.recurrence.loops=3). The first options below are aliases of such settings, and so are the
+    environment variables SEQ_LEN, MICRO_BATCH, GRAD_ACCUM, N_LOOPS, LR, CKPT_EVERY and TARGET_TOKENS. An
+    option may also be written with _ (--seq_len). The command line overrides the environment, which
+    overrides the configuration. A training that differs from the configuration becomes a run of its own, in
+    a new folder.
 
     Several processes share the windows of each step: --processes starts them on one machine, --nodes on
     several nodes of a Slurm job, torchrun elsewhere.
@@ -147,7 +148,8 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     config = session.config
     try:
         name, given, ignored = _read_settings(context)
-        run, stage = config.choose(*(session.names(name) if name else ()))
+        default = next(iter(config.runs)) if rest["mock_data"] else None
+        run, stage = config.choose(*(session.names(name) if name else (default,)))
         by_steps = _steps_replace_minutes(config, run, stage, given)
         changed, used = with_settings(config, run, stage, [*given, *by_steps])
     except ConfigError as error:
@@ -168,6 +170,8 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     if not world.first:  # only one process logs and records
         log.setLevel(logging.ERROR)
         os.environ["SPIDER_TRACKING"] = "off"
+    if not name and len(config.runs) > 1:
+        log.info("run: %s, the first of the configuration", run)
     if used:
         settings = ", ".join(f"{one.key} {one.value} ({one.origin})" for one in used if one not in by_steps)
         log.info("settings: %s; all others from %s", settings, session.config_path)

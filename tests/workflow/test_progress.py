@@ -155,9 +155,10 @@ def test_a_pipe_gets_a_line_for_the_start_and_the_end_of_each_job(prepared):
 
 
 def test_a_failed_job_is_reported_once_with_the_remedy_and_its_log(workflow):
-    workflow.config["datasets"]["text"]["text_column"] = "body"
+    with open(workflow.folder / "text.jsonl", "a") as file:  # a run looks at the first line before its jobs
+        file.write('{"id": "200", "body": "Text"}\n')
     printed = workflow("results/raw/text/000.parquet", fails=True)
-    assert printed.count("has no 'body'") == 1 and "set text_column to the one with the text" in printed
+    assert printed.count("has no 'text'") == 1 and "set text_column to the one with the text" in printed
     assert printed.count("The whole log: results/logs/download/text/000.log") == 1
     assert "download text/000 failed after" in printed and "0 of 1 jobs done" in printed
     assert "CalledProcessError" not in printed and "WorkflowError" not in printed

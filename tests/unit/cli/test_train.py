@@ -357,7 +357,8 @@ def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
         check=False,
     )
     assert said.returncode == 0, said.stderr
-    (stage,) = tmp_path.glob("results/runs/demo-*/main")
+    assert "run: spider, the first of the configuration" in said.stderr
+    (stage,) = tmp_path.glob("results/runs/spider-*/main")
     receipt = json.loads((stage / "train.json").read_text())
     assert receipt["steps"] == 20
     assert receipt["bytes"] <= 20 * 2 * 128

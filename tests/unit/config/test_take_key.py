@@ -43,8 +43,8 @@ def test_less_than_a_window_is_refused():
     with pytest.raises(
         ConfigError, match=r"seq_len: datasets.texts.source.take is less text than a window of 256"
     ):
-        config(HUB | {"take": "255 B"})
-    config(HUB | {"take": "256 B"})
+        config(HUB | {"take": "256 B"})
+    config(HUB | {"take": "257 B"})
 
 
 def test_a_stream_is_refused():
