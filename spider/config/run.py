@@ -226,7 +226,7 @@ class EvaluationConfig(Block):
     """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
     training_bytes: Positive | None = 4_000_000
     """Bytes of training text that prime PPMd (null: all). Slower compressors are primed only if the text is
-    at most 1/16 of this. The overlap search reads up to 8 times as much."""
+    at most 1/64 of this. The overlap search reads up to 8 times as much."""
     zpaq: bool = False
     """Prime zpaq, the strongest and slowest compressor, with as much as PPMd (27 MB: 80 s, twice)."""
     ttt: TTTConfig | None = None

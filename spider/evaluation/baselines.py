@@ -39,7 +39,7 @@ from spider.evaluation.training_text import LearnedFrom, TrainingText, training_
 
 log = logging.getLogger(__name__)
 
-SLOWER = 16
+SLOWER = 64
 SEARCHED = 8
 #: The stage's text is left out if it is at least this share of all training text.
 NEARLY_ALL = 0.9
