@@ -53,13 +53,17 @@ def words(line: str) -> list[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the command lines in the code of a page, or in the comments of a configuration."""
+    """Yield the command lines in the code of a page, or in the comments of a configuration.
+
+    A block of the language ``text`` is output.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".yaml":
         comments = re.findall(r"#(.*)", text)
         pieces = [piece for one in comments for piece in re.split(r"\s{2,}", one)]
     else:
-        blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+        found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
+        blocks = [block for language, block in found if language != "text"]
         rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S)
         pieces = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         pieces += re.findall(r"^ {4}(\S.*)$", rest, re.M)
