@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.config.take import Section
-from spider.data.encode import require_strings
+from spider.data.encode import columns_in
 from spider.files import replacing
 
 
@@ -36,13 +36,7 @@ class RowGroup(NamedTuple):
 
 def row_groups(name: str, file: pq.ParquetFile, dataset: Dataset) -> list[RowGroup]:
     """Return the row groups of a file by its footer. Raise `ValueError` if it lacks a column of strings."""
-    wanted = {"text_column": dataset.text_column}
-    if dataset.id_column in file.schema_arrow.names:
-        wanted["id_column"] = dataset.id_column
-    if dataset.split_by:
-        wanted["split_by.column"] = dataset.split_by.column
-    for setting, column in wanted.items():
-        require_strings(file.schema_arrow, name, setting, column)
+    columns_in(file.schema_arrow, name, dataset)
     found = []
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)

@@ -123,18 +123,24 @@ def _comparison(runs: dict[str, ComparedRun]) -> Iterator[RenderableType]:
 
 def _models(name: str, run: ComparedRun, score: str, *, alone: bool) -> Iterator[_Line]:
     """Yield a line for the last stage of a run, and for its compressed model; of a run ``alone`` for all."""
-    for model, stage in run.models.items():
-        names = model.split(", ")  # a stage, or a stage and "compressed"
-        if not alone and names[0] != run.order[-1]:
+    trained, seconds = 0, 0.0
+    for stage_name in run.order:
+        stage = run.stages[stage_name]
+        trained += stage.bytes
+        seconds += stage.seconds
+        if not alone and stage is not run.last:
             continue
-        so_far = [run.stages[before] for before in run.order[: run.order.index(names[0]) + 1]]
-        yield _Line(
-            name=model if alone else ", ".join([name, *names[1:]]),
-            bits=(*_answers(stage.bpb_assistant, score), *(bits_of(stage, context) for context in CONTEXTS)),
-            trained=sum(before.bytes for before in so_far),
-            parameters=stage.parameters,
-            seconds=sum(before.seconds for before in so_far),
-        )
+        label = stage_name if alone else name
+        for model, text in ((stage, label), (stage.compressed, f"{label}, compressed")):
+            if model is not None:
+                answers = _answers(model.bpb_assistant, score)
+                yield _Line(
+                    name=text,
+                    bits=(*answers, *(bits_of(model, context) for context in CONTEXTS)),
+                    trained=trained,
+                    parameters=model.parameters,
+                    seconds=seconds,
+                )
 
 
 def _best_baselines(last: Iterable[ComparedStage]) -> list[Row]:
