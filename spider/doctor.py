@@ -274,7 +274,7 @@ def _tracking(config: Config, results: Path) -> tuple[Mark, str]:
     uri = target.store_uri(results)
     try:
         reach(uri)
-    except Exception as error:  # MLflow, requests and SQLAlchemy have no common class.
+    except Exception as error:  # Errors of MLflow, requests and SQLAlchemy share no base class.
         return (
             "warning",
             f"{redact(target.explain(error, uri))}; the runs go on, and records wait in {results}",

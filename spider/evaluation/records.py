@@ -166,7 +166,7 @@ class CheckpointScores(Record):
     weights: str
     """Digest of the weights that the evaluation of the stage's end scores."""
     scores: list[Evaluation]
-    """Evaluations by rising step. They have no results of measurements."""
+    """Evaluations by rising step, without results of measurements."""
     left_out: dict[str, str]
     """Why a checkpoint has no score, by the name of its folder."""
 

@@ -81,23 +81,15 @@ class ComparedRun(BaseModel, frozen=True):
         return self.stages[self.order[-1]]
 
     @property
-    def models(self) -> dict[str, ComparedStage]:
-        """Return the stages and their compressed models, by name."""
-        found = {}
+    def rows(self) -> dict[str, ComparedStage]:
+        """Return by name each stage, its scored checkpoints before it, and its compressed model after it."""
+        found: dict[str, ComparedStage] = {}
         for name in self.order:
             stage = self.stages[name]
+            found |= {f"{name}, step {one.global_step:,}": one for one in stage.checkpoints}
             found[name] = stage
             if stage.compressed:
                 found[f"{name}, compressed"] = stage.compressed
-        return found
-
-    @property
-    def rows(self) -> dict[str, ComparedStage]:
-        """Return `models` with the scored checkpoints before each, by name."""
-        found: dict[str, ComparedStage] = {}
-        for name, model in self.models.items():
-            found |= {f"{name}, step {one.global_step:,}": one for one in model.checkpoints}
-            found[name] = model
         return found
 
     @property
