@@ -6,7 +6,8 @@ of the 64 bytes that end there, "from 0" that of all 1,024. The ways take turns,
 
     python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET]
 
-``--model`` measures another model over bytes, such as ``gpt-cpu``.
+``--model`` measures another model over bytes, such as ``gpt-cpu``. With ``--samples 16`` the script compares
+so many answers of 256 ids to one prompt, sampled one by one and as one batch (`generate_many`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from common import ROOT, parser, report
 
 from spider.config import load_config
 from spider.config.model import family_block, model_block
+from spider.evaluation.generate import generate, generate_many
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.tokens import BYTES
@@ -47,9 +49,30 @@ def again(model: Model, ids: list[int], start: int) -> tuple[list[float], torch.
     return seconds, logits_V
 
 
+def samples(model: Model, count: int, length: int) -> tuple[list[list[str]], dict[str, float]]:
+    """Return rows and figures of ``count`` answers, one by one and at once; the ways take turns."""
+    prompt = (ROOT / "docs/guide.md").read_bytes()[:64]
+    settings = {"max_bytes": length, "context": length + 128}
+    seconds: dict[str, list[float]] = {"one": [], "many": []}
+    for _ in range(3):
+        began = time.perf_counter()
+        one = [list(generate(model, prompt, seed=seed, **settings)) for seed in range(count)]
+        seconds["one"].append((time.perf_counter() - began) / sum(map(len, one)))
+        began = time.perf_counter()
+        many = generate_many(model, prompt, seeds=range(count), **settings)
+        seconds["many"].append((time.perf_counter() - began) / sum(map(len, many)))
+    figures = {way: median(taken) for way, taken in seconds.items()}
+    figures["faster"] = median(one / many for one, many in zip(*seconds.values(), strict=True))
+    rows = [
+        [f"{count} answers, one by one", f"{1000 * figures['one']:.3f} ms a token", ""],
+        [f"{count} answers at once", f"{1000 * figures['many']:.3f} ms a token", f"{figures['faster']:.1f}x"],
+    ]
+    return rows, figures
+
+
 def demo() -> Model:
     """Return the default run's network with a fixed number of patches and two loops."""
-    (run,) = load_config(ROOT / "config.yaml").runs.values()
+    run = load_config(ROOT / "config.yaml").runs["spider-ngram"]
     parts = {
         "boundary": run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4}),
         "recurrence": run.model.recurrence.model_copy(update={"loops": 2}),
@@ -60,10 +83,15 @@ def demo() -> Model:
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--model", metavar="PRESET", help="measure this model over bytes")
+    arguments.add_argument("--samples", type=int, metavar="COUNT", help="compare so many answers at once")
     options = arguments.parse_args()
     length, rounds = (192, 1) if options.quick else (1024, 3)
     torch.manual_seed(0)
     model = (build_model(family_block(model_block(options.model))) if options.model else demo()).eval()
+    if options.samples:
+        rows, figures = samples(model, options.samples, 64 if options.quick else 256)
+        report("Sampling, one prompt", ["what", "cost", "faster"], rows, figures, options, ["torch"])
+        return
     ids = [BYTES.bos, *(ROOT / "docs/guide.md").read_bytes()[: length - 1]]
     cached(model, ids[:64], length)  # the first calls allocate memory
     fast: list[list[float]] = []

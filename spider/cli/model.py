@@ -57,6 +57,9 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 @click.option("--top-k", type=COUNT, help="Sample from the k most likely tokens only.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
+@click.option(
+    "--num-samples", type=COUNT, default=1, help="Texts to write at once, with the seeds from --seed on."
+)
 @click.option("--n-loops", type=COUNT, help="Loops of the recurrent core (default: as evaluated).")
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context (default: as evaluated).")
 @click.option(
@@ -69,6 +72,8 @@ def generate(
     count: int,
     context: int | None,
     mixer: bool,
+    seed: int,
+    num_samples: int,
     **sampling: Any,
 ) -> None:
     """Continue a prompt with a model.
@@ -79,10 +84,12 @@ def generate(
     import torch
 
     from spider.checkpoints.load import Checkpoint
-    from spider.evaluation.generate import generate, stream_text
+    from spider.evaluation.generate import generate, generate_many, stream_text
 
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both")
+    if mixer and num_samples > 1:
+        raise click.UsageError("--mixer learns from one text; give it or --num-samples, not both")
     text = prompt_file.read() if prompt_file else prompt
     if text is not None and not text:
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
@@ -94,8 +101,17 @@ def generate(
         from spider.evaluation.mixer import Mixer
 
         sampling["mixer"] = Mixer(model.tokens, MixerConfig().rate)
-    ids = generate(model, text or "", max_bytes=count, context=context, **sampling)
+    sampling |= {"max_bytes": count, "context": context}
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
+    if num_samples > 1:
+        seeds = range(seed, seed + num_samples)
+        for number, written in zip(
+            seeds, generate_many(model, text or "", seeds=seeds, **sampling), strict=True
+        ):
+            click.secho(f"--- seed {number}", dim=True)
+            click.echo(shown + model.tokens.decode(written))
+        return
+    ids = generate(model, text or "", seed=seed, **sampling)
     click.echo(shown, nl=False)
     for piece in stream_text(ids, model.tokens):
         click.echo(piece, nl=False)

@@ -1,8 +1,7 @@
-"""Sample text from a model, one id at a time, as a stream.
+"""Sample text from a model, one id at a time: one text as a stream, or several as a batch.
 
-The model reads each id once (`spider.model.interface.Reader`). When the context is full, the model starts a
-new one with the last half of it. So the cost of a byte stays constant, and the model reads between half of
-the context and all of it.
+The model reads each id once, and begins a new context when one is full (`spider.model.texts`). So the cost
+of a byte stays constant.
 
 Ids are drawn on the host in float64 with a generator of their own, so a seed gives the same text for any
 state of torch's generators. Only ids of text and EOS can be drawn. EOS ends the stream and is not part of it.
@@ -11,51 +10,96 @@ state of torch's generators. Only ids of text and EOS can be drawn. EOS ends the
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spider.model.interface import Model
 from spider.model.layers import wide
+from spider.model.texts import Texts
 from spider.tokens import BYTES, Tokens
 
 if TYPE_CHECKING:
     from spider.evaluation.mixer import Mixer
 
 
+class Settings(TypedDict, total=False):
+    """Settings of a generated text."""
+
+    max_bytes: Required[int]
+    """Most bytes of text. EOS may end the text before."""
+    temperature: float
+    """0 takes the likeliest id each time (default: 1)."""
+    top_k: int | None
+    """Draw from the k likeliest ids."""
+    top_p: float | None
+    """Draw from the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020)."""
+    n_loops: int | None
+    """Loops of the recurrent core (default: the model's)."""
+    context: int
+    """Most ids that the model reads (default: 1024). The window of its training is best."""
+    ends: Collection[int]
+    """Special ids that end the text, as EOS does."""
+
+
 def generate(
     model: Model,
     prompt: bytes | str | np.ndarray,
     *,
-    max_bytes: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     seed: int,
-    n_loops: int | None = None,
-    context: int = 1024,
-    ends: Collection[int] = (),
     mixer: Mixer | None = None,
+    **settings: Unpack[Settings],
 ) -> Iterator[int]:
-    """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt.
+    """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt and the end.
 
     Args:
         prompt: Text or raw bytes (empty: begin a document), or ids, which are read without a BOS in front.
-        max_bytes: Most bytes of text. EOS may end the text before.
-        temperature: 0 takes the likeliest id each time.
-        top_k: Draw from the k likeliest ids.
-        top_p: Draw from the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020).
-        n_loops: Loops of the recurrent core (default: the model's).
-        context: Most ids that the model reads. The window of its training is best.
-        ends: Special ids that end the text, as EOS does.
         mixer: Mixes the model's distribution, and learns from the prompt and from what is written.
 
     Raises:
         ValueError: An argument is out of range, or the prompt is not text or exceeds the context. The call
             raises it, before the first id.
     """
+    closing = {model.tokens.eos, *settings.get("ends", ())}
+    steps = _steps(model, prompt, [seed], mixer, **settings)
+    return (drawn for step in steps for drawn in step.values() if drawn not in closing)
+
+
+def generate_many(
+    model: Model, prompt: bytes | str | np.ndarray, *, seeds: Sequence[int], **settings: Unpack[Settings]
+) -> list[list[int]]:
+    """Return several texts that the model writes after one prompt, as ids. The id that ends a text is
+    included.
+
+    The model reads the prompt once. It then reads the texts as one batch, and a text leaves the batch when it
+    ends. Each text is the one that `generate` writes with its seed, as far as batches of several sizes round
+    alike. The arguments and errors are those of `generate`.
+    """
+    texts: list[list[int]] = [[] for _ in seeds]
+    for step in _steps(model, prompt, seeds, None, **settings):
+        for text, drawn in step.items():
+            texts[text].append(drawn)
+    return texts
+
+
+def _steps(
+    model: Model,
+    prompt: bytes | str | np.ndarray,
+    seeds: Sequence[int],
+    mixer: Mixer | None,
+    *,
+    max_bytes: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    n_loops: int | None = None,
+    context: int = 1024,
+    ends: Collection[int] = (),
+) -> Iterator[dict[int, int]]:
+    """Yield the next id of each text that has not ended, by the number of its seed."""
     if max_bytes < 0 or temperature < 0 or context < 1:
         raise ValueError(
             "generation needs max_bytes >= 0, temperature >= 0 and context >= 1 "
@@ -69,51 +113,45 @@ def generate(
     model.loops(n_loops)
     closing = {model.tokens.eos, *ends}
     writable_W = np.append(np.flatnonzero(model.tokens.bytes_of), sorted(closing))
-    generator = torch.Generator().manual_seed(seed)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def stream() -> Iterator[int]:
-        ids = list(prompt_ids)
-        reader = model.incremental(context, n_loops)
-        device = next(model.parameters()).device
-        # The n-gram index reads the whole document, so it reads each id once, also in a new context.
-        index = model.lookup.stream() if model.lookup else None
-        new = ids
-        written = 0
-        before_1V = np.empty((0, model.tokens.size), np.float32)
-        while written < max_bytes:
-            unread = new
-            candidates = None
-            if index is not None:
-                candidates = torch.from_numpy(index.extend(np.array(new))).to(device)
-            if len(ids) > context:
-                ids = ids[-max(1, context // 2) :]
-                unread = ids
-                if candidates is not None:
-                    candidates = torch.cat([*reader.candidates, candidates])[-len(ids) :]
-                reader = model.incremental(context, n_loops)
-            # Restore the model's mode before each id is handed to the caller.
-            was_training = model.training
-            if was_training:
-                model.eval()
-            logits_NV = reader.extend(unread, candidates)[-len(new) :]
-            if was_training:
-                model.train()
-            logits_V = logits_NV[-1]
+    def steps() -> Iterator[dict[int, int]]:
+        if not max_bytes:
+            return
+        texts = Texts(model, context, n_loops)
+        numbers = list(range(len(seeds)))
+        written = [0] * len(seeds)
+        log_p_1V = np.empty((0, model.tokens.size), np.float32)
+        new = [prompt_ids]
+        while True:
+            logits_RNV = texts.read(new)
+            logits_RV = logits_RNV[:, -1]
+            if len(logits_RV) < len(numbers):  # the prompt, which all texts continue
+                texts.select([0] * len(numbers))
+                logits_RV = logits_RV.expand(len(numbers), -1)
             if mixer is not None:
-                log_p_NV = wide(logits_NV).log_softmax(-1).cpu().numpy()
-                before_NV = np.concatenate([before_1V, log_p_NV])
-                mixer.read(np.array(new)[1 - len(before_1V) :], before_NV[:-1])
-                before_1V = before_NV[-1:]
-                logits_V = torch.from_numpy(mixer.log_p(before_NV[-1]))
-            drawn = sample(logits_V, temperature, top_k, top_p, generator, writable_W)
-            written += int(model.tokens.bytes_of[drawn])
-            if drawn in closing or written > max_bytes:
+                log_p_NV = np.concatenate([log_p_1V, wide(logits_RNV[0]).log_softmax(-1).cpu().numpy()])
+                mixer.read(np.array(new[0])[1 - len(log_p_1V) :], log_p_NV[:-1])
+                log_p_1V = log_p_NV[-1:]
+                logits_RV = torch.from_numpy(mixer.log_p(log_p_1V[0]))[None]
+            drawing = [generators[number] for number in numbers]
+            drawn_R = sample(logits_RV, temperature, top_k, top_p, drawing, writable_W)
+            step = {}
+            going = []
+            for row, (number, drawn) in enumerate(zip(numbers, drawn_R, strict=True)):
+                written[number] += int(model.tokens.bytes_of[drawn])
+                if written[number] <= max_bytes:
+                    step[number] = drawn
+                if written[number] < max_bytes and drawn not in closing:
+                    going.append(row)
+            yield step
+            if not going:
                 return
-            new = [drawn]
-            ids.append(drawn)
-            yield drawn
+            texts.select(going)
+            new = [[drawn_R[row]] for row in going]
+            numbers = [numbers[row] for row in going]
 
-    return stream()
+    return steps()
 
 
 def _prompt_ids(prompt: bytes | str | np.ndarray, vocabulary: Tokens, context: int) -> list[int]:
@@ -145,23 +183,32 @@ def _utf8(prompt: str) -> bytes:
 
 
 def sample(
-    logits_V: torch.Tensor,
+    logits_RV: Tensor,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    generator: torch.Generator,
+    generators: Sequence[torch.Generator],
     writable_W: np.ndarray,
-) -> int:
-    """Draw one of the ids in ``writable_W`` from unnormalised log probabilities (V,)."""
-    allowed_W = logits_V[torch.from_numpy(writable_W).to(logits_V.device)].double().cpu()
+) -> list[int]:
+    """Draw one of the ids in ``writable_W`` for each row of unnormalised log probabilities (R, V)."""
+    allowed_RW = logits_RV[:, torch.from_numpy(writable_W).to(logits_RV.device)].double().cpu()
     if temperature == 0:
-        return int(writable_W[int(allowed_W.argmax())])
-    p_W, order_W = (allowed_W / temperature).softmax(0).sort(descending=True, stable=True)
+        return [int(i) for i in writable_W[allowed_RW.argmax(-1).numpy()]]
+    p_RW = (allowed_RW / temperature).softmax(-1)
+    order_RW = None
+    if top_k is not None or top_p is not None:
+        p_RW, order_RW = p_RW.sort(descending=True, stable=True)
     if top_k is not None:
-        p_W[top_k:] = 0
+        p_RW[:, top_k:] = 0
     if top_p is not None:
-        p_W[p_W.cumsum(0) - p_W >= top_p * p_W.sum()] = 0  # the id that crosses p stays
-    return int(writable_W[int(order_W[torch.multinomial(p_W, 1, generator=generator)])])
+        p_RW[p_RW.cumsum(-1) - p_RW >= top_p * p_RW.sum(-1, keepdim=True)] = 0  # the id that crosses p stays
+    # The first id whose cumulated probability exceeds a uniform share of the whole.
+    sum_RW = p_RW.cumsum(-1)
+    share_R = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
+    chosen_R1 = torch.searchsorted(sum_RW, share_R[:, None] * sum_RW[:, -1:], right=True)
+    if order_RW is not None:
+        chosen_R1 = order_RW.gather(1, chosen_R1)
+    return [int(i) for i in writable_W[chosen_R1[:, 0].numpy()]]
 
 
 def stream_text(ids: Iterable[int], vocabulary: Tokens = BYTES) -> Iterator[str]:

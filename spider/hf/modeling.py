@@ -32,10 +32,11 @@ from spider.config.imports import allow_import
 from spider.config.model import default_family
 from spider.errors import CheckpointError
 from spider.hf.configuration import SpiderHFConfig
-from spider.hf.reading import Readers, begins, candidates
+from spider.hf.reading import Readers, candidates
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.model.layers import cross_entropy
+from spider.model.texts import begins
 from spider.ngram.lookup import NgramLookup
 from spider.publish.transformers_files import REMOTE, generation, remote
 from spider.tokens import BYTES, IGNORED

@@ -301,46 +301,74 @@ class Model(nn.Module):
 
 
 class Reader:
-    """A stream of tokens that a model reads piece by piece, for generation.
+    """Streams of tokens that a model reads piece by piece, for generation. It begins with one stream.
 
-    This base class reads the whole stream again for each piece, which is correct for any family, and slow. A
-    family that caches the past overrides ``read``.
+    `select` makes several of it, which then read pieces of one length. This base class reads the whole
+    streams again for each piece, which is correct for any family, and slow. A family that caches the past
+    overrides ``read`` and ``choose``.
+
+    Shapes: R streams, N new tokens of each, T tokens of each so far, W bytes of a candidate.
     """
 
     def __init__(self, model: Model, context: int, n_loops: int | None = None) -> None:
         self.model = model
         self.context = context
         self.n_loops = model.loops(n_loops)
-        self.ids: list[int] = []
+        self.length = 0
+        device = next(model.parameters()).device
+        self._buffer = torch.empty(1, context, dtype=torch.int64, device=device)
         self.candidates: list[Tensor] = []
-        """Candidates after each token, one tensor (N, W) for each piece; empty without an n-gram index."""
+        """Candidates after each token, one tensor (R, N, W) for each piece; empty without an n-gram index."""
+
+    @property
+    def ids_RT(self) -> Tensor:
+        """Tokens of each stream so far, (R, T) int64."""
+        return self._buffer[:, : self.length]
+
+    def extend(self, ids: Sequence[int], candidates_NW: Tensor | None = None) -> Tensor:
+        """Read N more tokens of the only stream and return the logits after each of them, (N, V) float32.
+
+        The arguments and errors are those of `extend_all`, for one stream.
+        """
+        candidates_1NW = None if candidates_NW is None else candidates_NW[None]
+        return self.extend_all(torch.tensor([list(ids)], dtype=torch.int64), candidates_1NW)[0]
 
     @torch.inference_mode()
-    def extend(self, ids: Sequence[int], candidates_NW: Tensor | None = None) -> Tensor:
-        """Read N more tokens and return the logits after each of them, (N, V) float32.
+    def extend_all(self, ids_RN: Tensor, candidates_RNW: Tensor | None = None) -> Tensor:
+        """Read N more tokens of each stream and return the logits after them, (R, N, V) float32.
 
         Args:
-            candidates_NW: candidates after each token, where the model reads an n-gram index.
+            candidates_RNW: candidates after each token, where the model reads an n-gram index.
 
         Raises:
-            ValueError: ``ids`` is empty, or the context is too short for them.
+            ValueError: there are no tokens, or the context is too short for them.
         """
-        N = len(ids)
-        before = len(self.ids)
-        if not N or before + N > self.context:
-            raise ValueError(f"cannot read {N} ids after {before} with a context of {self.context}")
-        self.ids += ids
-        if candidates_NW is not None:
-            self.candidates.append(candidates_NW)
+        N = ids_RN.shape[1]
+        if not N or self.length + N > self.context:
+            raise ValueError(f"cannot read {N} ids after {self.length} with a context of {self.context}")
+        self._buffer[:, self.length : self.length + N] = ids_RN
+        self.length += N
+        if candidates_RNW is not None:
+            self.candidates.append(candidates_RNW)
         return self.read(N)
 
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these streams, numbered from 0. One that occurs several times is copied."""
+        if list(rows) != list(range(len(self._buffer))):
+            self.choose(torch.tensor(list(rows), device=self._buffer.device))
+
     def read(self, N: int) -> Tensor:
-        """Return the logits of the last N tokens of the stream, its newest piece."""
-        ids_1T = torch.tensor([self.ids], device=next(self.model.parameters()).device)
-        optional = {"candidates_BTW": torch.cat(self.candidates)[None]} if self.candidates else {}
-        logits_1TV = self.model(ids_1T, n_loops=self.n_loops, **optional).logits
-        assert logits_1TV is not None, "a call without labels returns logits"
-        return logits_1TV[0, -N:]
+        """Return the logits of the last N tokens of each stream, the newest piece."""
+        optional = {"candidates_BTW": torch.cat(self.candidates, dim=1)} if self.candidates else {}
+        logits_RTV = self.model(self.ids_RT, n_loops=self.n_loops, **optional).logits
+        assert logits_RTV is not None, "a call without labels returns logits"
+        return logits_RTV[:, -N:]
+
+    def choose(self, row_R: Tensor) -> None:
+        """Replace the state by that of these streams."""
+        self._buffer = self._buffer[row_R]
+        self.candidates = [candidates_RNW[row_R] for candidates_RNW in self.candidates]
 
 
 def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]:

@@ -131,7 +131,7 @@ def _attend_one(q_BGRK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor) -> Tensor:
 
 
 class Cache:
-    """Keys and values of a stream's earlier positions, for one layer and one run of it.
+    """Keys and values of the earlier positions of R streams, for one layer and one run of it.
 
     They lie in one buffer of a fixed length, the positions of a head contiguous. The length is ``context``,
     or 2 W + 1 for a shorter window W, so the buffer is moved only when it is full.
@@ -143,12 +143,12 @@ class Cache:
         self.length = 0
         self._buffer: Tensor | None = None
 
-    def extend(self, k_1NGK: Tensor, v_1NGK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append N positions; return their keys and values after those of the window, (1, cached + N, G,
+    def extend(self, k_RNGK: Tensor, v_RNGK: Tensor) -> tuple[Tensor, Tensor]:
+        """Append N positions; return their keys and values after those of the window, (R, cached + N, G,
         K)."""
-        new = torch.stack([k_1NGK, v_1NGK]).transpose(2, 3)
+        new = torch.stack([k_RNGK, v_RNGK]).transpose(2, 3)
         if self._buffer is None:
-            self._buffer = new.new_empty(2, 1, new.shape[2], self.capacity, new.shape[4])
+            self._buffer = new.new_empty(*new.shape[:3], self.capacity, new.shape[4])
         start = self.length
         end = start + new.shape[3]
         first = max(0, start - self.shown)
@@ -160,5 +160,10 @@ class Cache:
             seen = torch.cat([self._buffer[..., first:start, :], new], dim=3)
             self.length = min(self.shown, seen.shape[3])
             self._buffer[..., : self.length, :] = seen[..., -self.length :, :]
-        k_1SGK, v_1SGK = seen.transpose(2, 3)
-        return k_1SGK, v_1SGK
+        k_RSGK, v_RSGK = seen.transpose(2, 3)
+        return k_RSGK, v_RSGK
+
+    def choose(self, row_R: Tensor) -> None:
+        """Go on with these streams."""
+        if self._buffer is not None:
+            self._buffer = self._buffer[:, row_R]

@@ -452,7 +452,7 @@ class GPT(interface.Model):
 
 
 class Incremental(Reader):
-    """State of one stream: rotated keys and values of each layer in each run."""
+    """State of streams: rotated keys and values of each layer in each run."""
 
     model: GPT
 
@@ -465,13 +465,17 @@ class Incremental(Reader):
 
     def read(self, N: int) -> Tensor:
         model = self.model
-        start = len(self.ids) - N
-        tokens_1N = torch.tensor([self.ids[start:]], device=model.embedding.device)
+        start = self.length - N
+        tokens_RN = self.ids_RT[:, start:]
         cached = {window: start if window is None else min(start, window) for window in self.windows}
-        views = {w: view_behind(cached[w], N, w, tokens_1N.device) for w in self.windows}
-        h_1ND = model.read(tokens_1N, self.rope.part(start, start + N), views, self.order, self.caches)
-        candidates_1NW = self.candidates[-1][None] if self.candidates else None
-        return model.logits(h_1ND, candidates_1NW)[0]
+        views = {w: view_behind(cached[w], N, w, tokens_RN.device) for w in self.windows}
+        h_RND = model.read(tokens_RN, self.rope.part(start, self.length), views, self.order, self.caches)
+        return model.logits(h_RND, self.candidates[-1] if self.candidates else None)
+
+    def choose(self, row_R: Tensor) -> None:
+        super().choose(row_R)
+        for cache in self.caches:
+            cache.choose(row_R)
 
 
 Model = GPT

@@ -41,7 +41,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import repeat
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -318,45 +320,65 @@ def _multiplies(modules: Iterable[nn.Module]) -> int:
     return total
 
 
+class _Past:
+    """What one stream keeps of its earlier bytes."""
+
+    def __init__(self, model: Spider, context: int, n_loops: int) -> None:
+        slots = model.chunker.slots(context)
+        self.stream = Stream(model.chunker.capacity(context))
+        self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
+        self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(n_loops)]
+
+
 class Incremental(Reader):
-    """State of one stream; see the module's docstring. The model must be in evaluation mode at each piece."""
+    """State of streams; see the module's docstring. The model must be in evaluation mode at each piece.
+
+    Streams are read one after another, because they close patches at different bytes.
+    """
 
     model: Spider
 
     def __init__(self, model: Spider, context: int, n_loops: int | None = None) -> None:
         super().__init__(model, context, n_loops)
         engram = model.config.engram
-        slots = model.chunker.slots(context)
-        self.stream = Stream(model.chunker.capacity(context))
-        self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
-        self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(self.n_loops)]
-        self.rope = model.rope(max(context, slots))
+        self.pasts = [_Past(model, context, self.n_loops)]
+        self.rope = model.rope(max(context, model.chunker.slots(context)))
         # An n-gram that ends in a piece begins at most this many bytes before it; boundaries look one back.
         self.reach = max([2, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
 
     def read(self, N: int) -> Tensor:
+        assert not self.model.training, "a stream is read in evaluation mode"
+        candidates_R = self.candidates[-1] if self.candidates else repeat(None)
+        rows = zip(self.ids_RT, candidates_R, self.pasts, strict=False)
+        return torch.stack([self._read_one(N, ids_T, known, past) for ids_T, known, past in rows])
+
+    def _read_one(self, N: int, ids_T: Tensor, candidates_NW: Tensor | None, past: _Past) -> Tensor:
+        """Return the logits of the last N tokens of one stream."""
         model = self.model
-        assert not model.training, "a stream is read in evaluation mode"
-        start = len(self.ids) - N
-        tokens_1T = torch.tensor([self.ids[max(0, start - self.reach) :]], device=model.embed_tokens.device)
+        start = self.length - N
+        tokens_1T = ids_T[None, max(0, start - self.reach) :]
         rope = self.rope.part(start, start + N)
-        blocks = iter(self.blocks)
+        blocks = iter(past.blocks)
         h_ND = model.embed(tokens_1T)[0, -N:]
         for block in model.prelude:
             h_ND, _ = block(h_ND, rope, cache=next(blocks))
-        before = self.core[0][0].length
-        z_KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_ND, start, self.stream)
+        before = past.core[0][0].length
+        z_KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_ND, start, past.stream)
         K = len(z_KD)
         if K > 0:
             retrieved = model.core.retrieve(tokens_1T, close_K.clamp(min=0), close_K >= 0)
             rope_K = self.rope.part(before, before + K)
             windows = equal_windows(1, K, z_KD.device)
-            z_KD = model.core(z_KD, retrieved, rope_K, windows, self.n_loops, self.core).z_MD
+            z_KD = model.core(z_KD, retrieved, rope_K, windows, self.n_loops, past.core).z_MD
         z_KD = streamed(z_KD, model.config.stream)
-        h_ND = h_ND + model.chunker.up_next(z_KD, count_N, self.stream)
+        h_ND = h_ND + model.chunker.up_next(z_KD, count_N, past.stream)
         for block in model.coda:
             h_ND, _ = block(h_ND, rope, cache=next(blocks))
-        return wide(model.head(h_ND, self.candidates[-1] if self.candidates else None))
+        return wide(model.head(h_ND, candidates_NW))
+
+    def choose(self, row_R: Tensor) -> None:
+        super().choose(row_R)
+        self.pasts = [deepcopy(self.pasts[row]) for row in row_R.tolist()]
 
 
 Model = Spider

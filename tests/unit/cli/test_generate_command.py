@@ -126,3 +126,15 @@ def test_a_checkpoint_in_words_unknown_here_is_refused(stage, tmp_path):
     newer = rewrite(stage, tmp_path, lambda model: model.update(gravity=9.81))
     with pytest.raises(ValueError, match=r"another version of Spider \(model\.gravity"):
         spider.load_model(newer)
+
+
+def test_several_samples_are_those_of_their_seeds(stage):
+    model, _ = spider.load_model(stage)
+    settings = {"max_bytes": 30, "temperature": 0.8, "context": 64}
+    said = say(stage, "--prompt", "the ", "--bytes", 30, "--context", 64, "--seed", 4, "--num-samples", 3)
+    assert said.exit_code == 0, said.output
+    for seed in (4, 5, 6):
+        text = "the " + model.tokens.decode(generate(model, "the ", seed=seed, **settings))
+        assert f"--- seed {seed}\n{text}\n" in said.output
+    refused = say(stage, "--mixer", "--num-samples", 2)
+    assert refused.exit_code == 2 and "--mixer learns from one text" in refused.output

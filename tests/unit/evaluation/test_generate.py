@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from spider.evaluation.generate import generate, sample, stream_text
+from spider.evaluation.generate import generate, generate_many, sample, stream_text
+from spider.model.interface import Model
 from spider.tokens import BYTES
+from spider.tokens.turns import TURN
+from tests.families.toy.config import Config as ToyConfig
+from tests.families.toy.model import Toy
 from tests.unit.evaluation.toys import Bigram, Scripted
+from tests.unit.model.small import build as build_spider
+from tests.unit.model.small_gpt import build_gpt
 
 PAD, BOS, EOS, SIZE = BYTES.pad, BYTES.bos, BYTES.eos, BYTES.size
 WRITABLE = np.append(np.flatnonzero(BYTES.bytes_of), EOS)
@@ -53,7 +59,7 @@ def test_special_ids_other_than_eos_are_never_drawn():
     logits_V[PAD] = logits_V[BOS] = 100.0
     logits_V[259:] = 100.0
     generator = torch.Generator().manual_seed(0)
-    drawn = {sample(logits_V, 1.0, None, None, generator, WRITABLE) for _ in range(3000)}
+    drawn = set(sample(logits_V.expand(3000, -1), 1.0, None, None, [generator] * 3000, WRITABLE))
     assert drawn <= {*range(256), EOS}
     assert EOS in drawn
 
@@ -64,7 +70,7 @@ def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
     generator = torch.Generator().manual_seed(0)
 
     def seen(k=None, p=None):
-        return {sample(logits_V, 1.0, k, p, generator, WRITABLE) for _ in range(400)}
+        return set(sample(logits_V.expand(400, -1), 1.0, k, p, [generator] * 400, WRITABLE))
 
     assert seen() == {0, 1, 2, 3}
     assert seen(k=2) == {0, 1}
@@ -78,7 +84,8 @@ def test_frequencies_follow_the_tempered_distribution():
     logits_V = torch.full((SIZE,), -1e9)
     logits_V[:2] = torch.tensor([1.0, 0.0])
     generator = torch.Generator().manual_seed(0)
-    ones = sum(sample(logits_V, 0.5, None, None, generator, WRITABLE) == 0 for _ in range(4000)) / 4000
+    drawn = sample(logits_V.expand(4000, -1), 0.5, None, None, [generator] * 4000, WRITABLE)
+    ones = drawn.count(0) / 4000
     assert ones == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
 
 
@@ -138,3 +145,51 @@ def test_stream_text_holds_back_a_character_until_it_is_whole():
     assert list(stream_text(ids)) == ["a", "€", "b"]
     assert list(stream_text([BOS, *ids[:3]])) == ["a", "�"]  # cut inside the euro sign
     assert "".join(stream_text([0xFF, 65])) == "�A"
+
+
+def small(family: str) -> Model:
+    """Return a model with weights that are not at their start, in evaluation mode."""
+    torch.manual_seed(0)
+    model = TINY[family]().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def build_toy() -> Toy:
+    model = Toy(ToyConfig(width=8))
+    model.reset_parameters()
+    return model
+
+
+TINY = {"toy": build_toy, "gpt": build_gpt, "spider": build_spider}
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_texts_of_one_batch_are_those_of_single_streams(family):
+    """The batch begins several contexts, and its texts end at different lengths."""
+    model = small(family)
+    settings = {"max_bytes": 60, "temperature": 1.5, "top_k": 40, "context": 24, "ends": [TURN]}
+    at_once = generate_many(model, "to be", seeds=range(6), **settings)
+    alone = [list(generate(model, "to be", seed=seed, **settings)) for seed in range(6)]
+    assert [[i for i in ids if i < 256] for ids in at_once] == alone
+    assert len({len(ids) for ids in at_once}) > 1
+    ended = [ids for ids in at_once if ids[-1] in (EOS, TURN)]
+    assert all(len(ids) == 60 for ids in at_once if ids not in ended)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_streams_are_copied_and_dropped_by_number(family):
+    model = small(family)
+    ids_RT = torch.randint(0, 256, (5, 12), generator=torch.Generator().manual_seed(1))
+    ids_RT[:, :7] = ids_RT[0, :7]
+    reader = model.incremental(12)
+    reader.extend(ids_RT[0, :7].tolist())
+    reader.select([0] * 5)
+    reader.extend_all(ids_RT[:, 7:9])
+    rows = [4, 1, 1]
+    reader.select(rows)
+    got = reader.extend_all(ids_RT[rows, 9:])
+    whole = model(ids_RT[rows]).logits[:, 9:]
+    torch.testing.assert_close(got, whole)

@@ -8,20 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from spider.model.interface import Reader
 from spider.tokens import BYTES, IGNORED
 from spider.tokens.bytes import ByteTokens, Tokens
-
-
-class Reader:
-    """A reader that runs the model on the whole stream each time."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.ids = model, []
-
-    def extend(self, ids: list[int], candidates_NW: None = None) -> torch.Tensor:
-        self.ids += ids
-        with torch.inference_mode():
-            return self.model(torch.tensor([self.ids])).logits[0, -len(ids) :]
 
 
 class Toy(nn.Module):
@@ -34,7 +23,7 @@ class Toy(nn.Module):
         return requested or 1
 
     def incremental(self, context: int, n_loops: int | None) -> Reader:
-        return Reader(self)
+        return Reader(self, context, n_loops)
 
 
 class Bigram(Toy):
@@ -90,7 +79,7 @@ class Scripted(Toy):
     ):
         self.read.append(tokens_BT[0].tolist())
         logits_BTV = torch.zeros(*tokens_BT.shape, BYTES.size)
-        logits_BTV[0, -1, self.script[self.at]] = 50.0
+        logits_BTV[:, -1, self.script[self.at]] = 50.0
         self.at += 1
         return SimpleNamespace(loss=None, logits=logits_BTV, metrics={})
 

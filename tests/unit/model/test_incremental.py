@@ -55,9 +55,9 @@ def test_only_latents_and_one_rotated_key_are_kept_and_the_core_runs_only_where_
         stream.extend([byte])
     assert calls == [1, 1, 1, 1]  # the null patch, and bytes 3, 7 and 11
     attention = model.config.attention
-    for cache in (stream.blocks[0], stream.core[1][0]):
+    for cache in (stream.pasts[0].blocks[0], stream.pasts[0].core[1][0]):
         assert cache._buffer.shape[-1] == attention.kv_lora_rank + attention.rope_dim
-    assert (stream.blocks[0].length, stream.core[1][0].length) == (12, 4)
+    assert (stream.pasts[0].blocks[0].length, stream.pasts[0].core[1][0].length) == (12, 4)
 
 
 def test_narrow_arithmetic_stays_near_the_whole_pass(make, tokens):

@@ -27,7 +27,7 @@ class Newest(Reader):
     """Read new tokens alone, which is exact for a model whose logits depend on one position."""
 
     def read(self, N: int) -> torch.Tensor:
-        return self.model(torch.tensor([self.ids[-N:]]), candidates_BTW=self.candidates[-1][None]).logits[0]
+        return self.model(self.ids_RT[:, -N:], candidates_BTW=self.candidates[-1]).logits
 
 
 class Positional(Toy):
@@ -111,7 +111,7 @@ def test_a_reader_keeps_all_candidates_in_order(model, sizes):
         piece = ids[at : at + size].tolist()
         logits = reader.extend(piece, candidates_NW[at : at + size])
         at += len(piece)
-        assert torch.equal(torch.cat(reader.candidates), candidates_NW[:at])
+        assert torch.equal(torch.cat(reader.candidates, dim=1)[0], candidates_NW[:at])
         with torch.no_grad():
             stream = torch.tensor(ids[None, :at].astype(np.int64))
             whole = model(stream, candidates_BTW=candidates_NW[None, :at]).logits

@@ -127,15 +127,15 @@ def test_generation_uses_the_probabilities_of_scoring(model, shards):
 
     def incremental(context, n_loops=None):
         reader = original(context, n_loops)
-        inner = reader.extend
+        inner = reader.extend_all
 
-        def extend(ids, candidates_NW=None):
-            length = len(reader.ids) + len(ids)
-            logits = inner(ids, candidates_NW)
+        def extend(ids, candidates_RNW=None):
+            length = reader.length + ids.shape[1]
+            logits = inner(ids, candidates_RNW)
             recorded.append((length, logits))
             return logits
 
-        reader.extend = extend
+        reader.extend_all = extend
         return reader
 
     model.incremental = incremental
@@ -147,7 +147,7 @@ def test_generation_uses_the_probabilities_of_scoring(model, shards):
     scored = score(model, tokens, Reading(seq_len=len(tokens) - 1, overlap=0.0)).by_target_S
     assert len(written) > 5
     for drawn, (length, logits) in zip(written, recorded, strict=False):
-        nats = -logits[-1].double().log_softmax(-1)[drawn].item()
+        nats = -logits[0, -1].double().log_softmax(-1)[drawn].item()
         assert nats == pytest.approx(float(scored[length - 1]), rel=2e-3, abs=2e-4), length
 
 
@@ -159,13 +159,13 @@ def test_candidates_of_a_text_beyond_the_context_depend_on_its_whole_document(mo
 
     def incremental(context, n_loops=None):
         reader = original(context, n_loops)
-        inner = reader.extend
+        inner = reader.extend_all
 
-        def extend(ids, candidates_NW=None):
-            recorded.append((list(ids), candidates_NW.numpy()))
-            return inner(ids, candidates_NW)
+        def extend(ids, candidates_RNW=None):
+            recorded.append((ids[0].tolist(), candidates_RNW[0].numpy()))
+            return inner(ids, candidates_RNW)
 
-        reader.extend = extend
+        reader.extend_all = extend
         return reader
 
     model.incremental = incremental
