@@ -7,7 +7,7 @@ of the 64 bytes that end there, "from 0" that of all 1,024. The ways take turns,
     python benchmarks/generation.py [--quick] [--json FILE] [--model PRESET]
 
 ``--model`` measures another model over bytes, such as ``gpt-cpu``. With ``--samples 16`` the script compares
-so many answers of 256 ids to one prompt, sampled one by one and as one batch (`generate_many`).
+so many answers to one prompt, sampled one by one and as one batch (`generate_many`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def again(model: Model, ids: list[int], start: int) -> tuple[list[float], torch.
 
 
 def samples(model: Model, count: int, length: int) -> tuple[list[list[str]], dict[str, float]]:
-    """Return rows and figures of ``count`` answers, one by one and at once; the ways take turns."""
+    """Return rows and figures of ``count`` answers, one by one and at once; the ways take turns.
+
+    With fresh weights an answer ends by chance at any id, so the batch shrinks; the share of its slots that
+    held an answer is printed.
+    """
     prompt = (ROOT / "docs/guide.md").read_bytes()[:64]
     settings = {"max_bytes": length, "context": length + 128}
     seconds: dict[str, list[float]] = {"one": [], "many": []}
@@ -63,9 +67,15 @@ def samples(model: Model, count: int, length: int) -> tuple[list[list[str]], dic
         seconds["many"].append((time.perf_counter() - began) / sum(map(len, many)))
     figures = {way: median(taken) for way, taken in seconds.items()}
     figures["faster"] = median(one / many for one, many in zip(*seconds.values(), strict=True))
+    figures["filled"] = sum(map(len, many)) / (count * max(map(len, many)))
+    what = f"{count} answers of at most {length} bytes"
     rows = [
-        [f"{count} answers, one by one", f"{1000 * figures['one']:.3f} ms a token", ""],
-        [f"{count} answers at once", f"{1000 * figures['many']:.3f} ms a token", f"{figures['faster']:.1f}x"],
+        [f"{what}, one by one", f"{1000 * figures['one']:.3f} ms a token", ""],
+        [
+            f"{what}, at once ({figures['filled']:.0%} of the batch filled)",
+            f"{1000 * figures['many']:.3f} ms a token",
+            f"{figures['faster']:.1f}x",
+        ],
     ]
     return rows, figures
 
@@ -89,7 +99,10 @@ def main() -> None:
     torch.manual_seed(0)
     model = (build_model(family_block(model_block(options.model))) if options.model else demo()).eval()
     if options.samples:
-        rows, figures = samples(model, options.samples, 64 if options.quick else 256)
+        lengths = (16,) if options.quick else (32, 64, 256)
+        results = {length: samples(model, options.samples, length) for length in lengths}
+        rows = [row for part, _ in results.values() for row in part]
+        figures = {str(length): part for length, (_, part) in results.items()}
         report("Sampling, one prompt", ["what", "cost", "faster"], rows, figures, options, ["torch"])
         return
     ids = [BYTES.bos, *(ROOT / "docs/guide.md").read_bytes()[: length - 1]]

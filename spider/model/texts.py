@@ -58,11 +58,13 @@ class Texts:
             self._begin(first)
         # The model's mode is restored before the caller goes on.
         was_training = self.model.training
-        self.model.eval()
+        if was_training:
+            self.model.eval()
         try:
             return self._reader.extend_all(torch.tensor(unread), candidates_RNW)[:, -len(new[0]) :]
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()
 
     def select(self, rows: list[int]) -> None:
         """Go on with these texts, numbered from 0. One that occurs several times is copied."""
