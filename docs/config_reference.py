@@ -48,6 +48,7 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
         ("datasets.NAME.split_by", SplitBy),
         ("tokenizers.NAME", config.TokenizerConfig),
         ("runs.NAME.defaults.ema", config.EmaConfig),
+        ("runs.NAME.defaults.rollouts", config.RolloutConfig),
     ],
     "Evaluation": [
         ("runs.NAME.evaluation", config.EvaluationConfig),

@@ -11,6 +11,7 @@ from spider.config.run import (
     MixerConfig,
     OptimizerConfig,
     Resources,
+    RolloutConfig,
     Run,
     Stage,
     StageSettings,

@@ -75,6 +75,35 @@ class EmaConfig(Block):
     """Step of the stage whose weights start the average."""
 
 
+class RolloutConfig(Block):
+    """Answers that a stage of ``objective: reinforce`` samples, and their rewards (docs/training.md)."""
+
+    samples: Annotated[int, Field(ge=2)] = 16
+    """Number of answers to a prompt. A step has ``micro_batch`` x ``grad_accum`` answers."""
+    max_bytes: Positive = 256
+    """Bytes of the longest answer. One that does not end in time gets no reward."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of sampling."""
+    top_k: Positive | None = None
+    """Sample from the k likeliest tokens (null: from all)."""
+    reward: Literal["last_number", "exact", "pattern"] = "last_number"
+    """What is compared with the reference answer: the last number, all text, or a match of ``pattern``."""
+    pattern: str | None = None
+    """Regular expression of ``reward: pattern``. Its first group counts, or without a group the match."""
+    val_prompts: Positive = 100
+    """Number of held-out prompts that each validation (``val_every``) answers."""
+
+    @model_validator(mode="after")
+    def _pattern_is_used(self) -> RolloutConfig:
+        if (self.reward == "pattern") != (self.pattern is not None):
+            raise wrong_key("pattern", "belongs to `reward: pattern`; give both or neither")
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise wrong_key("pattern", f"is not a regular expression ({error})") from None
+        return self
+
+
 class StageSettings(Block):
     """Settings of the training of one stage."""
 
@@ -102,6 +131,10 @@ class StageSettings(Block):
     """Attention in a packed row. row: over all tokens before. document: over the same document only."""
     learn: Literal["all", "assistant"] = "all"
     """Tokens in the loss: all, or only those that the assistant writes in conversations."""
+    objective: Literal["next_token", "reinforce"] = "next_token"
+    """next_token: predict the text. reinforce: sample answers to the prompts of conversations, and learn from
+    their rewards."""
+    rollouts: RolloutConfig = RolloutConfig()
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (null: the model's)."""
     lr: Annotated[float, Field(gt=0)] = 3e-4

@@ -304,6 +304,7 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         reason = "optimizer.weight_decay_end follows the falling rate of a stage with max_hours"
         yield f".schedule: constant: {reason}; set schedule: wsd, or leave weight_decay_end out"
     yield from _row_problems(config, spec)
+    yield from _rollout_problems(config, spec)
     try:
         spec.micro_batch(spec.processes)
     except ConfigError as error:
@@ -358,6 +359,27 @@ def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         yield f".seq_len: datasets.{spec.data}.source.take is less text than a window of {s.seq_len:,} tokens"
     if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
         yield f".learn: assistant: {spec.data} has no conversations (format: {dataset.format})"
+
+
+def _rollout_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+    """Yield the problems of reinforcement learning."""
+    s = spec.settings
+    if s.objective == "next_token":
+        if s.rollouts.changed():
+            yield ".rollouts: belong to `objective: reinforce`; set that, or leave them out"
+        return
+    dataset = config.datasets.get(spec.data)
+    if spec.stream is not None or (dataset is not None and dataset.format != "chat"):
+        yield f".objective: reinforce: {spec.data} has no conversations, whose answers are rewarded"
+    if s.packing != "ring" or s.learn != "all":
+        yield ".objective: reinforce: learns from its own answers; leave packing and learn out"
+    if spec.parallel == "fsdp":
+        yield ".objective: reinforce: sampling needs the whole model in each process; set parallel: ddp"
+    if spec.windows_per_step // spec.processes % s.rollouts.samples:
+        yield (
+            f".micro_batch: a process has {spec.windows_per_step // spec.processes} answers of a step, which "
+            f"is not a multiple of rollouts.samples ({s.rollouts.samples})"
+        )
 
 
 def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:

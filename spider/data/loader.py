@@ -61,11 +61,16 @@ class Batch:
     """Targets that count, (rows, seq_len) bool; None: all except padding."""
     segments_BT: np.ndarray | None = None
     """Number of each input's document in its packed row, (rows, seq_len) uint16 from 1; 0 for padding."""
+    reward_B: np.ndarray | None = None
+    """Reward of the sampled answer in each row, (rows,); None for text that was not sampled."""
+    advantage_B: np.ndarray | None = None
+    """Reward of each row minus the mean of its prompt's answers, (rows,) float32."""
 
     def split(self, count: int) -> list[Batch]:
         """Divide the rows into so many micro-batches."""
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
-        for name in ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT"):
+        arrays = ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT", "reward_B", "advantage_B")
+        for name in arrays:
             values = getattr(self, name)
             if values is not None:
                 for part, rows in zip(parts, np.split(values, count), strict=True):

@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name, fp8_layers
+from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show, target_counts
@@ -135,6 +137,13 @@ class Trainer:
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
         self.progress = self._load_start(parent)
         self.means = Means.restore(self.progress.means, self.device)
+        self.sampler = None
+        self.answers = None
+        if self.settings.objective == "reinforce":
+            seeds = partial(seed_of, spec.seed, "rollouts", spec.index)
+            self.sampler = Sampler(self.model, spec, seeds, partial(self.precision.autocast, self.device))
+            if self.settings.val_every:
+                self.answers = AnswerValidation(data, self.sampler, world.rank, world.size)
         self.loader = self._open(data)
         if compiled:
             if warmup:
@@ -168,6 +177,10 @@ class Trainer:
         progress = self.progress
         self._saved = time.perf_counter()
         window = Window()
+        if self.answers is not None and not progress.step:
+            first = self._answer_prompts(self.answers)
+            if self.metrics is not None:
+                self.metrics.write(progress.global_step, first)
         self.model.train()
         try:
             with (
@@ -192,6 +205,8 @@ class Trainer:
                     saved = self._save_is_due() or decided or done
                     with watchdog.step(progress.global_step), peers_required():
                         validated = self.validation.after(progress, saved=saved)
+                        if validated and self.answers is not None:
+                            validated |= self._answer_prompts(self.answers)
                     if progress.step % self.settings.log_every == 0 or done:
                         self._log(window, bar, validated)
                         window = Window()
@@ -227,7 +242,11 @@ class Trainer:
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
-            measured = self.world.sum(self._forward_backward(batch, counted_B, targets))
+            measured = self._forward_backward(batch, counted_B, targets)
+            if batch.reward_B is not None:
+                reward = torch.tensor(batch.reward_B.mean() / self.world.size, device=self.device)
+                measured["reward"] = reward
+            measured = self.world.sum(measured)
             measured["grad_norm"] = full_tensor(
                 nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip)
             )
@@ -275,14 +294,29 @@ class Trainer:
             extra = model_arguments(micro, self.device, documents)
             self._seed("micro-batch", self.world.rank * self.micro_batches + i)
             with exchange_gradients(self.wrapped, enabled=i == self.micro_batches):
+                reduction = "mean" if micro.advantage_B is None else "none"
                 with self.precision.autocast(self.device):
-                    out = self.wrapped(tokens_BT, labels_BT, n_loops=n_loops, **extra)
+                    out = self.wrapped(tokens_BT, labels_BT, n_loops=n_loops, reduction=reduction, **extra)
+                loss = out.loss
+                if micro.advantage_B is not None:
+                    advantage_B = torch.from_numpy(micro.advantage_B).to(self.device)
+                    loss = (out.loss.sum(1) * advantage_B).sum() / max(1, counts[i - 1])
                 # DDP averages gradients; multiply by the world size to get their sum.
-                (out.loss * (weight * self.world.size)).backward()
-            for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
+                (loss * (weight * self.world.size)).backward()
+            for name, value in {"loss": loss.detach(), **out.metrics}.items():
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
+
+    def _answer_prompts(self, answers: AnswerValidation) -> dict[str, float]:
+        """Answer the held-out prompts and return the metrics of the answers."""
+        began = time.perf_counter()
+        sums = {name: torch.tensor(value, device=self.device) for name, value in answers.sums().items()}
+        values = {name: float(value) for name, value in self.world.sum(sums).items()}
+        self.progress.validation_seconds += time.perf_counter() - began
+        shown = ", ".join(f"{name.removeprefix('val/')} {value:.3f}" for name, value in values.items())
+        log.info("step %d: %s", self.progress.step, shown)
+        return values
 
     def _update(self) -> None:
         step = self.progress.step
@@ -399,7 +433,7 @@ class Trainer:
             progress.loss = loss
             progress.best_loss = loss if progress.best_loss is None else min(loss, progress.best_loss)
         self.metrics.write(progress.global_step, row | validated)
-        show(row, progress.step, progress.step + left, bar, self.model.shown)
+        show(row, progress.step, progress.step + left, bar, {**self.model.shown, "reward": "reward {:.3f}"})
 
     def _announce(self, micro_batch: int) -> None:
         """Log the model, the optimizer, the batch and the steps to train."""
@@ -454,6 +488,8 @@ class Trainer:
             batches: Batches = self.spec.stream.source.batches(self.spec.stream, **order)
             return batches
         shards = Shards(data, "train")
+        if self.sampler is not None:
+            return Rollouts(shards, self.sampler, **order)
         packed = None
         if self.settings.packing == "best_fit":
             packed = PackedRows.open(data, shards, self.settings.seq_len)

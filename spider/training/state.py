@@ -240,6 +240,7 @@ class State:
             and before.data_digest == self.origin["data_digest"]
             and position["seq_len"] == settings.seq_len
             and ("packing" in position) == (settings.packing == "best_fit")
+            and ("objective" in position) == (settings.objective == "reinforce")
         ):
             log.info("data: continuing where the previous training stopped")
             return position

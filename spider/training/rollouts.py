@@ -1,0 +1,199 @@
+"""Reinforcement learning from answers: the batches of a stage with ``objective: reinforce``.
+
+The model answers each prompt several times. An answer is rewarded by a comparison with the reference answer
+(`spider.evaluation.rewards`), and its advantage is its reward minus the mean reward of the same prompt
+(REINFORCE with a baseline: Williams, 1992; Ahmadian et al., arXiv:2402.14740). The loss of a step is
+
+    - sum over answers i and their tokens t of A_i log p(y_it | before) / tokens of all answers
+
+so each token counts alike (Yu et al., "DAPO", arXiv:2503.14476, section 3.3). Each batch is sampled from the
+current weights. So there is no ratio of old and new probabilities, no clipping, no reference model and no KL
+term.
+
+The answers are a pure function of the weights, of the prompts' order and of the seeds, so a resumed stage
+equals an uninterrupted one. Global prompt n is conversation ``permute(n)`` of its epoch, and a position is
+one number, as in `spider.data.loader`. Processes share the prompts of a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spider.config import StageSpec
+from spider.data.loader import ROUNDS, Batch, Batches, permute
+from spider.data.prompts import Prompts
+from spider.data.shards import Shards
+from spider.evaluation.generate import generate_many
+from spider.evaluation.rewards import Reward
+from spider.model.interface import Model
+from spider.tokens.turns import TURN, assistant_mask
+
+log = logging.getLogger(__name__)
+
+#: Gives the seed of an answer, for the names and numbers that identify it.
+Seeds = Callable[..., int]
+
+
+class Sampler:
+    """Sample answers to prompts and reward them.
+
+    Args:
+        autocast: the context of the model's forward passes.
+    """
+
+    def __init__(self, model: Model, spec: StageSpec, seeds: Seeds, autocast: Callable[[], Any]) -> None:
+        self.model = model
+        self.rollouts = spec.settings.rollouts
+        self.seq_len = spec.settings.seq_len
+        self.n_loops = spec.loops if spec.model.looped else None
+        self.reward = Reward(self.rollouts)
+        self._seeds = seeds
+        self._autocast = autocast
+
+    def answers(self, prompt: np.ndarray, *purpose: object) -> list[list[int]]:
+        """Return several answers to a prompt, as ids with the id that ends them."""
+        settings = self.rollouts
+        with self._autocast():
+            return generate_many(
+                self.model,
+                prompt,
+                seeds=[self._seeds(*purpose, i) for i in range(settings.samples)],
+                max_bytes=min(settings.max_bytes, self.seq_len + 1 - len(prompt)),
+                temperature=settings.temperature,
+                top_k=settings.top_k,
+                n_loops=self.n_loops,
+                context=self.seq_len,
+                ends=[TURN],
+            )
+
+    def rewards(self, answers: Sequence[list[int]], reference: str) -> np.ndarray:
+        """Return the reward of each answer. One that did not end within its limit gets none."""
+        closed = {TURN, self.model.tokens.eos}
+        ended = [bool(ids) and ids[-1] in closed for ids in answers]
+        texts = [self.model.tokens.decode(ids) for ids in answers]
+        return np.array(
+            [self.reward(text, reference) * done for text, done in zip(texts, ended, strict=True)]
+        )
+
+
+class Rollouts(Batches):
+    """Batches of sampled answers; ``rows`` answers of this process in each step.
+
+    Raises:
+        ValueError: a prompt does not fit into the window, or a reference answer lacks what is compared.
+    """
+
+    def __init__(self, shards: Shards, sampler: Sampler, **order: Any) -> None:
+        fields = {"data": shards.digest, "seq_len": order.pop("seq_len"), "seed": order.pop("seed")}
+        fields |= {"objective": "reinforce"}
+        super().__init__("prompts", fields, **order)
+        self.prompts = Prompts(shards)
+        self._sampler = sampler
+        position = order["position"]
+        self._next_prompt = int(position["sample"]) if position is not None else 0
+        if self._rows % sampler.rollouts.samples:
+            raise ValueError(
+                f"each of {self._world} processes has {self._rows} answers of a step, which is not a "
+                f"multiple of rollouts.samples ({sampler.rollouts.samples}); change micro_batch"
+            )
+        check(self.prompts, sampler, shards.name)
+
+    def epoch(self, position: dict[str, Any]) -> float:
+        return int(position["sample"]) / len(self.prompts)
+
+    def __next__(self) -> Batch:
+        samples = self._sampler.rollouts.samples
+        share = self._rows // samples
+        first = self._next_prompt + self._rank * share
+        self._next_prompt += share * self._world
+        rows: list[np.ndarray] = []
+        rewards: list[np.ndarray] = []
+        learned: list[np.ndarray] = []
+        for number in range(first, first + share):
+            prompt, reference = self.prompts[self._shuffled(number)]
+            answers = self._sampler.answers(prompt, "answer", number)
+            rewards.append(self._sampler.rewards(answers, reference))
+            rows += [np.append(prompt, np.array(ids, np.uint16)) for ids in answers]
+            learned += [np.arange(1, len(row)) >= len(prompt) for row in rows[-samples:]]
+        reward_PS = np.stack(rewards)
+        slots = self._order["seq_len"] + 1
+        rows_BT1 = np.full((len(rows), slots), self._sampler.model.tokens.pad, np.uint16)
+        learned_BT = np.zeros((len(rows), slots - 1), bool)
+        for i, (row, own) in enumerate(zip(rows, learned, strict=True)):
+            rows_BT1[i, : len(row)] = row
+            learned_BT[i, : len(own)] = own & assistant_mask(row)[1:]
+        return Batch(
+            rows_BT1,
+            {"sample": self._next_prompt, **self._order},
+            candidates_BTW=self._candidates(rows_BT1),
+            learned_BT=learned_BT,
+            reward_B=reward_PS.ravel(),
+            advantage_B=(reward_PS - reward_PS.mean(1, keepdims=True)).ravel().astype(np.float32),
+        )
+
+    def _candidates(self, rows_BT1: np.ndarray) -> np.ndarray | None:
+        """Return the candidates of the model's n-gram index after each input, if it reads one."""
+        lookup = self._sampler.model.lookup
+        if lookup is None:
+            return None
+        inputs = rows_BT1[:, :-1].astype(np.int64)
+        return np.stack([lookup.after(ids, 0, len(ids)) for ids in inputs])
+
+    def _shuffled(self, number: int) -> int:
+        """Return the conversation of a global prompt."""
+        epoch, index = divmod(number, len(self.prompts))
+        keys = list(np.random.SeedSequence([self._order["seed"], epoch]).generate_state(ROUNDS, np.uint64))
+        return int(permute(np.array([index]), len(self.prompts), keys)[0])
+
+
+def check(prompts: Prompts, sampler: Sampler, name: str) -> None:
+    """Refuse conversations that cannot be answered within the window, or whose answer cannot be compared."""
+    for number in range(len(prompts)):
+        prompt, reference = prompts[number]
+        if len(prompt) + 1 > sampler.seq_len:
+            raise ValueError(
+                f"{name}: the prompt of conversation {number} has {len(prompt):,} tokens, which leaves no "
+                f"place for an answer in a window of {sampler.seq_len:,}; raise seq_len"
+            )
+        if sampler.reward.key(reference) is None:
+            what = "number" if sampler.reward.kind == "last_number" else "match of rollouts.pattern"
+            raise ValueError(
+                f"{name}: the answer of conversation {number}, {reference[:60]!r}, has no {what}, so no "
+                f"answer to it can be rewarded; correct the data, or choose another rollouts.reward"
+            )
+
+
+class AnswerValidation:
+    """Score sampled answers to held-out prompts: pass@1, the share that is correct, and pass@k, the share of
+    prompts with at least one correct answer among k.
+
+    The prompts and their seeds are the same at each validation.
+    """
+
+    def __init__(self, data: Path, sampler: Sampler, rank: int, world: int) -> None:
+        shards = Shards(data, "validation")
+        self.prompts = Prompts(shards)
+        check(self.prompts, sampler, shards.name)
+        self._sampler = sampler
+        count = min(len(self.prompts), sampler.rollouts.val_prompts)
+        spread = np.linspace(0, len(self.prompts) - 1, count).round().astype(int).tolist()
+        self._numbers = spread
+        self._own = spread[rank::world]
+
+    def sums(self) -> dict[str, float]:
+        """Return this process's share of the metrics; the sum over the processes is their value."""
+        rewards = []
+        for number in self._own:
+            prompt, reference = self.prompts[number]
+            answers = self._sampler.answers(prompt, "validation", number)
+            rewards.append(self._sampler.rewards(answers, reference))
+        samples = self._sampler.rollouts.samples
+        return {
+            "val/pass_1": float(sum(reward.mean() for reward in rewards)) / len(self._numbers),
+            f"val/pass_{samples}": float(sum(reward.max() for reward in rewards)) / len(self._numbers),
+        }
