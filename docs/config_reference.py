@@ -70,6 +70,7 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
 
 #: Examples of blocks that neither config.yaml nor a preset has, by their path.
 EXAMPLES: dict[str, str] = {
+    "runs.NAME.defaults.rollouts": "{samples: 8, max_bytes: 8, reward: last_number}",
     "(top level)": """
         results: results
         datasets:

@@ -326,6 +326,9 @@ class Dataset(Block):
     """Largest size of a document in bytes. Longer ones are truncated at a UTF-8 boundary (null: no limit)."""
     format: Literal["text", "chat"] = "text"
     """chat: each row is a conversation in JSON, ``[{"role": "user", "content": "..."}, ...]``."""
+    answer_column: str | None = None
+    """Column of the answer, where ``text_column`` is a question; each row is then a conversation (``format:
+    chat``)."""
     like: str | None = None
     """Inherit source and settings from this dataset. Only ``tokenizer`` and ``ngram`` may differ."""
     tokenizer: str | None = None
@@ -359,6 +362,8 @@ class Dataset(Block):
             raise wrong_key("ngram", f"leaves no document to train on; {total} must be below 1")
         if self.format == "chat" and self.max_document_bytes is not None:
             raise wrong_key("max_document_bytes", "truncates text, and a conversation is JSON; leave it out")
+        if self.answer_column is not None and self.format != "chat":
+            raise wrong_key("answer_column", "makes conversations; set format: chat, or leave it out")
         return self
 
     @property
@@ -371,6 +376,7 @@ class Dataset(Block):
         """Columns that the settings name: the text, the id, and that of ``split_by``."""
         names = [self.text_column, self.id_column]
         names += [self.split_by.column] if self.split_by else []
+        names += [self.answer_column] if self.answer_column else []
         return tuple(dict.fromkeys(names))
 
     def encoding(self) -> dict[str, Any]:

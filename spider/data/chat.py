@@ -56,6 +56,12 @@ def message(number: int, plain: Any) -> Message:
     return role, content
 
 
+def asked(question: str | None, answer: str | None) -> str:
+    """Return the row of a conversation of one question and its answer."""
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return json.dumps(messages, ensure_ascii=False)
+
+
 def opening(messages: Sequence[Message], tokens: Tokens, *, answer: bool = False) -> np.ndarray:
     """Return the tokens of a conversation so far, after BOS; ``answer`` begins an assistant's answer."""
     ids = [np.array([tokens.bos], np.uint16)]

@@ -165,10 +165,11 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
                 size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
                     nulls = pa.nulls(len(batch), pa.large_string())
-                    yield tuple(
+                    texts, ids, groups, answers = (
                         batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nulls
-                        for setting in ("text_column", "id_column", "split_by.column")
+                        for setting in ("text_column", "id_column", "split_by.column", "answer_column")
                     )
+                    yield _asked(texts, answers) if dataset.answer_column else texts, ids, groups
                     read += len(batch)
                     pace(read)
     except FileNotFoundError:
@@ -178,6 +179,15 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
             f"{parquet}: not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]}); "
             "delete it and download it again"
         ) from None
+
+
+def _asked(questions: pa.Array, answers: pa.Array) -> pa.Array:
+    """Return conversations of one question and its answer, as JSON; null where both are null."""
+    pairs = zip(questions.to_pylist(), answers.to_pylist(), strict=True)
+    rows = [
+        None if question is answer is None else chat.asked(question, answer) for question, answer in pairs
+    ]
+    return pa.array(rows, pa.large_string())
 
 
 def _rows_per_batch(group: pq.RowGroupMetaData, column: str) -> int:
@@ -195,6 +205,8 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
     if dataset.split_by:
         wanted["split_by.column"] = dataset.split_by.column
+    if dataset.answer_column:
+        wanted["answer_column"] = dataset.answer_column
     if dataset.id_column not in schema.names:
         del wanted["id_column"]
     for setting, column in wanted.items():

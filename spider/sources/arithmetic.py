@@ -5,7 +5,6 @@ Each question occurs once. The questions are the same on every machine and in ev
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Annotated
@@ -35,8 +34,10 @@ class ArithmeticSource(Source):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from spider.data.chat import asked  # numpy, which a configuration does not need
+
         questions = list(self._questions())
-        texts = [json.dumps(_conversation(*question)) for question in questions]
+        texts = [asked(f"What is {a} {sign} {b}?", str(_result(a, sign, b))) for a, sign, b in questions]
         ids = [" ".join(map(str, question)) for question in questions]
         with replacing(output) as temporary:
             pq.write_table(pa.table({dataset.text_column: texts, dataset.id_column: ids}), temporary)
@@ -59,7 +60,5 @@ class ArithmeticSource(Source):
         return "made-up questions of arithmetic"
 
 
-def _conversation(left: int, operation: str, right: int) -> list[dict[str, str]]:
-    answer = {"+": left + right, "-": left - right, "*": left * right}[operation]
-    question = f"What is {left} {operation} {right}?"
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
+def _result(left: int, operation: str, right: int) -> int:
+    return {"+": left + right, "-": left - right, "*": left * right}[operation]

@@ -116,6 +116,22 @@ def test_lists_of_messages_come_from_jsonl(tmp_path):
         import_local(tmp_path / "talk.jsonl", tmp_path / "q.parquet", dataset(text_column="messages"))
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_of_questions_and_answers_make_conversations(tmp_path, suffix):
+    rows = [{"question": "How many?", "answer": "Two. #### 2"}, {"question": 'Say "é"', "answer": "é"}]
+    settings = dataset(validation=0.0, format="chat", text_column="question", answer_column="answer")
+    if suffix == "jsonl":
+        (tmp_path / "gsm.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        import_local(tmp_path / "gsm.jsonl", tmp_path / "p.parquet", settings)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    shown = list(documents(tmp_path / "p.parquet", settings))
+    assert shown == [b"How many?\nTwo. #### 2", 'Say "é"\né'.encode()]
+    with pytest.raises(ConfigError, match=r"answer_column: makes conversations; set format: chat"):
+        source = {"kind": "pydocs"}
+        load_config({"datasets": {"d": {"source": source, "answer_column": "answer"}}, "runs": {}})
+
+
 def test_only_answers_are_learned_wherever_a_long_one_is_cut(tmp_path):
     rng = np.random.default_rng(0)
     text = lambda n: "".join(chr(97 + c) for c in rng.integers(0, 26, n))  # noqa: E731

@@ -193,7 +193,9 @@ def conversations(tmp_path, answers):
     table = pa.table({"text": texts, "id": [str(i) for i in range(len(texts))]})
     pq.write_table(table, tmp_path / "000.parquet")
     encode_part(tmp_path / "000.parquet", tmp_path / "shards", "000", dataset(format="chat", validation=0))
-    build_metadata(tmp_path / "shards", "sums", dataset(format="chat", validation=0), source={}, parts=["000"])
+    build_metadata(
+        tmp_path / "shards", "sums", dataset(format="chat", validation=0), source={}, parts=["000"]
+    )
     return tmp_path / "shards"
 
 
