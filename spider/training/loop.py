@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -229,7 +230,7 @@ class Trainer:
         try:
             measured = self.world.sum(self._forward_backward(batch, counted_B, targets))
             measured["grad_norm"] = full_tensor(
-                nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip)
+                nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip or math.inf)
             )
             finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
             if finite:
