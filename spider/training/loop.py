@@ -383,14 +383,15 @@ class Trainer:
             assert self.settings.max_hours is not None
             left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
         assert progress.position is not None, "a step is done"
-        lr = self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)
+        factor = lr_factor(progress.step - 1, progress.end, self.settings)
         now = {
             "epoch": self.loader.epoch(progress.position),
             "tokens": float(progress.global_tokens),
-            "lr": lr,
+            "lr": factor * self.settings.lr,
         }
-        if self.spec.optimizer.kind == "muon":
-            now["muon_lr"] = lr * self.spec.optimizer.muon_lr_ratio
+        for group in self.optimizer.param_groups:
+            if group["muon"]:
+                now["muon_lr"] = factor * group["peak_lr"]
         now |= self._scheduled(progress.step - 1, progress.global_step - 1)
         now["skipped_steps"] = progress.skipped
         window.pauses = (progress.checkpoint_seconds + progress.validation_seconds) / progress.step
@@ -410,8 +411,9 @@ class Trainer:
         log.info("fp8: %s", fp8_layers(self.model))
         config = spec.optimizer
         rates = f"lr {self.settings.lr:g}"
-        if config.kind == "muon":
-            rates += f", {self.settings.lr * config.muon_lr_ratio:g} for matrices"
+        for group in self.optimizer.param_groups:
+            if group["muon"]:
+                rates += f", {group['peak_lr']:g} for {group['name']}"
         log.info("optimizer: %s, %s, weight decay %g", config.kind, rates, config.weight_decay)
         processes = "1 process" if world.size == 1 else f"each of {world.size} processes, {spec.parallel}"
         batch = f"{spec.windows_per_step} windows of {self.settings.seq_len:,}"

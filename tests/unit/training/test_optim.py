@@ -20,7 +20,7 @@ CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5
 
 def muon_group(params, **changes):
     group = {"params": params, "muon": True, "peak_lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
-    plain = {"beta2": None, "rows": False, "cautious": True, "compute": torch.float32}
+    plain = {"beta2": None, "rows": False, "cautious": True, "decay": "decoupled", "compute": torch.float32}
     return {**group, **plain, **changes}
 
 
