@@ -81,8 +81,8 @@ _POSITIONS = 8192
 
 
 class Spread(Linear):
-    """Linear map that starts orthogonal, or uniform with standard deviation 1/sqrt(fan_in), or as torch's does:
-    uniform with 1/sqrt(3 fan_in)."""
+    """Linear map that starts orthogonal, or uniform with standard deviation 1/sqrt(fan_in), or as torch's
+    does: uniform with 1/sqrt(3 fan_in)."""
 
     def __init__(self, fan_in: int, fan_out: int, config: GPTConfig) -> None:
         super().__init__(fan_in, fan_out)
