@@ -67,7 +67,7 @@ POLAR_EXPRESS = (
 )
 #: The polynomials grow fast above 1, and bf16 rounding may lift a singular value above it: start lower.
 _SAFETY = 1.01
-#: Width for which ``width_exponent`` changes nothing: nanochat tuned its rates there.
+#: nanochat tuned its rates at this width, where ``width_exponent`` changes nothing.
 _BASE_WIDTH = 768
 _SCRATCH_NUMEL = 1 << 26
 _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32

@@ -99,7 +99,7 @@ class GPTConfig(ModelConfig):
     tied: bool = False
     """Use the transposed embedding as the head."""
     vocab_multiple: Positive = 1
-    """Round the rows of embeddings and head up to a multiple of this. The rows added are no tokens."""
+    """Round the rows of embeddings and head up to a multiple of this. No token has an added row."""
     start: Literal["uniform", "orthogonal", "torch"] = "uniform"
     """Initialisation of the matrices. uniform, orthogonal: outputs of attention and feed-forward start at
     zero. torch: that of torch, also for these."""
