@@ -354,7 +354,10 @@ class GPT(interface.Model):
     ) -> Tensor:
         """Run the layers in this order and return the normalised states (B, T, D)."""
         half = len(order) // 2
-        x0 = streamed(rms_norm(embedding(tokens_BT, self.embedding)), self.config.stream)
+        x0 = rms_norm(embedding(tokens_BT, self.embedding))
+        # A table may be narrower than the layers (optimizer.groups).
+        dtype = torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype)
+        x0 = streamed(x0.to(dtype), self.config.stream)
         x = x0
         stack: list[Tensor] = []
         skips = iter(self.skips)

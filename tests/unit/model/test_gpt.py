@@ -364,6 +364,17 @@ def test_parameters_are_dealt_to_muon_and_adamw_by_name():
         assert all(group["weight_decay"] == 0 for group in groups if not group["muon"])
 
 
+@pytest.mark.parametrize(("stream", "dtype"), [("wide", torch.float32), ("narrow", torch.bfloat16)])
+def test_a_narrow_table_does_not_narrow_the_stream(stream, dtype):
+    model = build_gpt(stream=stream)
+    model.embedding.data = model.embedding.data.to(torch.bfloat16)
+    seen = []
+    model.blocks[0].register_forward_hook(lambda module, given, x: seen.append((given[0].dtype, x.dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(text(1, 9), text(1, 9)).loss.backward()
+    assert seen == [(dtype, dtype)] and model.embedding.grad.dtype == torch.bfloat16
+
+
 def test_torchs_start_is_that_of_torchs_linear_layers():
     model = build_gpt(busy=False, hidden=64, start="torch")
     for name, module in model.named_modules():
