@@ -304,7 +304,12 @@ def _group_problems(run: Run) -> Iterator[str]:
             known = ", ".join(run.model.GROUPS)
             yield f"{where}: the family {run.model.family} has no such group; its groups are {known}"
             continue
-        if group.weights == "bf16" and run.model.GROUPS[name] != "table":
+        role = run.model.GROUPS[name]
+        if group.decay == "scaled" and role != "matrix":
+            yield f"{where}.decay: only matrices have a scaled rate; set decoupled or l2"
+        if run.optimizer.kind == "muon" and role == "matrix" and (group.betas or group.eps):
+            yield f"{where}: Muon has no betas and no eps; set optimizer.muon_momentum and muon_beta2"
+        if group.weights == "bf16" and role != "table":
             remedy = "leave it out, or set kind: adamw8bit and master_weights: bf16 for matrices"
             yield f"{where}.weights: only tables may be bf16 by this key; {remedy}"
         if group.width_exponent and run.model.WIDTH is None:

@@ -161,6 +161,16 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.optimizer",
+            {"kind": "muon", "groups": {"tables": {"decay": "scaled"}}},
+            "runs.demo.optimizer.groups.tables.decay: only matrices have a scaled rate; set decoupled or l2",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}},
+            "runs.demo.optimizer.groups.matrices: Muon has no betas and no eps; set optimizer.muon_momentum",
+        ),
+        (
+            "runs.demo.optimizer",
             {"groups": {"tables": {"weights": "bf16"}}},
             "runs.demo.optimizer.groups.tables.weights: bf16 weights cannot be multiplied in fp32",
         ),
