@@ -44,6 +44,7 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
     ],
     "Training": [
         ("runs.NAME.optimizer", config.OptimizerConfig),
+        ("runs.NAME.optimizer.groups.NAME", config.GroupConfig),
         ("runs.NAME.resources", config.Resources),
         ("datasets.NAME.split_by", SplitBy),
         ("tokenizers.NAME", config.TokenizerConfig),
@@ -97,6 +98,7 @@ EXAMPLES: dict[str, str] = {
         {kind: tokens, train: [shards/train_*.bin], validation: [shards/val_*.bin],
         model: shards/pieces.model, vocab_size: 1284}
     """,
+    "runs.NAME.optimizer.groups.NAME": "{lr_ratio: 75.0, width_exponent: -0.5, betas: [0.8, 0.95]}",
     "runs.NAME.defaults.ema": "{decay: 0.997, start_step: 500}",
     "runs.NAME.evaluation.ttt": "{chunk: 4096, lr: 0.005, parameters: ffn_down}",
     "runs.NAME.evaluation.mixer": "{prime: 200_000}",
@@ -208,7 +210,7 @@ def type_name(annotation: Any) -> str:
         return f"pair of {type_name(arguments[0])}"
     if origin is dict:
         return "mapping"
-    if annotation is ModelConfig:
+    if annotation in (ModelConfig, config.OptimizerConfig):
         return "preset or block"
     if isinstance(annotation, type) and issubclass(annotation, Block):
         return "block"

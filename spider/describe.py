@@ -18,6 +18,7 @@ from spider.model.interface import Model
 from spider.report.formatting import quantity
 from spider.results import Results
 from spider.training.memory import meta_model, training_memory
+from spider.training.optim import group_settings
 from spider.training.schedule import horizon
 from spider.training.warmup_record import Kind
 
@@ -62,10 +63,35 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "precision": block.precision,
         "counted_as": kind + (", compiled" if specs[0].compiled_on(device_type, kind) else ""),
         "optimizer": block.optimizer.kind,
+        "groups": _groups(model, specs[0]),
         "stages": stages,
         "counted_text": _counted(config, specs[0]),
         "compressed": _compressed_model(model, block.compress),
     }
+
+
+def _groups(model: Model, spec: StageSpec) -> list[dict[str, Any]]:
+    """Return the groups of the optimizer with their settings and their learning rates in a stage.
+
+    The betas of Muon are its momentum and NorMuon's decay rate, if it has one.
+    """
+    return [
+        {
+            "group": group["name"],
+            "parameters": sum(p.numel() for p in group["params"]),
+            "update": "muon" if group["muon"] else spec.optimizer.kind.replace("muon", "adamw"),
+            "lr": group["peak_lr"],
+            "betas": [b for b in _betas(group) if b is not None],
+            "eps": None if group["muon"] else group["eps"],
+            "weight_decay": group["weight_decay"],
+            "decay": group["decay"] if group["weight_decay"] else None,
+        }
+        for group in group_settings(model, spec.optimizer, spec.settings.lr)
+    ]
+
+
+def _betas(group: dict[str, Any]) -> tuple[float | None, ...]:
+    return (group["momentum"], group["beta2"]) if group["muon"] else group["betas"]
 
 
 def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
@@ -142,6 +168,20 @@ def render(run: dict[str, Any]) -> None:
     table = _table("Part", "Parameters", "Share")
     for part, count in run["parameters_by_part"].items():
         table.add_row(part.replace("_", " "), f"{count:,}", f"{count / total:.1%}")
+    console.print(table, "")
+    first = run["stages"][0]["stage"]
+    table = _table(f"Group in {first}", "Parameters", "Update", "Rate", "Betas", "Eps", "Decay", no_wrap=True)
+    for group in run["groups"]:
+        how = "" if group["decay"] in (None, "decoupled") else f" {group['decay']}"
+        table.add_row(
+            group["group"],
+            quantity(group["parameters"], ""),
+            group["update"],
+            f"{group['lr']:.3g}",
+            ", ".join(f"{beta:g}" for beta in group["betas"]),
+            "" if group["eps"] is None else f"{group['eps']:g}",
+            f"{group['weight_decay']:g}{how}",
+        )
     console.print(table, "")
     ids, unit = ("Bytes", "B") if run["bytes_per_token"] == 1 else ("Tokens", "")
     table = _table(

@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from spider.config.block import Block
 from spider.config.data import kinds, source_class
 from spider.config.model import families, family_config, presets
+from spider.config.run import OPTIMIZERS
 from spider.config.schema import Config
 
 #: A number with underscores or with an exponent. To an editor that reads YAML 1.2 it is text.
@@ -44,6 +45,8 @@ def json_schema() -> dict[str, Any]:
     all_presets = {"enum": [name for family in models for name in sorted(presets(family))]}
     definitions["Source"] = {"anyOf": [*map(refer, sources.values()), own_source]}
     definitions["ModelConfig"] = {"anyOf": [all_presets, *map(refer, models.values()), own_model]}
+    optimizer = definitions["OptimizerConfig"]
+    definitions["OptimizerConfig"] = {"anyOf": [{"enum": sorted(OPTIMIZERS)}, optimizer]}
     definitions["Dataset"]["required"] = []
     definitions["Dataset"]["anyOf"] = [{"required": ["source"]}, {"required": ["like"]}]
     whole = define(Config)

@@ -36,6 +36,10 @@ class ModelConfig(Block):
     #: Path, below ``model``, of the setting for recomputed activations; None if the family recomputes none.
     #: No weight depends on this setting.
     RECOMPUTE: ClassVar[str | None] = None
+    #: Roles of the groups of parameters that ``optimizer.groups`` may name (`Model.parameter_groups`).
+    GROUPS: ClassVar[dict[str, str]] = {"matrices": "matrix", "tables": "table", "vectors": "vector"}
+    #: Key of the width that ``width_exponent`` of the optimizer scales rates by; None for a family without.
+    WIDTH: ClassVar[str | None] = None
     #: Value of that setting that recomputes the most activations.
     MOST_RECOMPUTED: ClassVar[Any] = True
 

@@ -8,6 +8,7 @@ from spider.config.run import (
     EmaConfig,
     EvaluationConfig,
     Fp8Recipe,
+    GroupConfig,
     MixerConfig,
     OptimizerConfig,
     Resources,

@@ -7,21 +7,78 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from spider.config.block import Block, Fraction, Name, Positive, wrong_key
-from spider.config.model import AnyModel, model_block
+from spider.config.block import Block, Fraction, Name, Positive, none_such, wrong_key
+from spider.config.model import AnyModel, merged, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
 
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class GroupConfig(Block):
+    """Settings of one group of parameters, instead of those of the whole optimizer. `spider describe RUN`
+    prints the groups of a model with their settings."""
+
+    lr_ratio: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate, as a multiple of the stage's ``lr`` (null: the model's ratio, times ``muon_lr_ratio``
+    for Muon)."""
+    width_exponent: float = 0.0
+    """Multiply the learning rate by the model's (width / 768) to this power."""
+    betas: tuple[Beta, Beta] | None = None
+    """Decay rates of AdamW's moments (null: the optimizer's)."""
+    eps: Annotated[float, Field(gt=0)] | None = None
+    """Term in the denominator of AdamW's update (null: the optimizer's)."""
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """Constant weight decay (null: the optimizer's for what it decays, else none)."""
+    decay: Literal["decoupled", "scaled", "l2"] = "decoupled"
+    """decoupled: at the group's rate. scaled: at that times sqrt(max(1, out / in)), as Muon's updates. l2:
+    weight decay times the weight is added to the gradient."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """bf16: a table in half the memory, rounded to nearest (``precision: bf16`` or ``fp8`` only)."""
+
+
+#: Named choices of the optimizer's settings. nanochat: its base training; a stage's ``lr`` is the rate of the
+#: head, 0.004. golf: the original description of the parameter golf; ``lr`` is the rate of the scalars, 0.04.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "nanochat": {
+        "kind": "muon",
+        "betas": (0.8, 0.95),
+        "eps": 1e-10,
+        "weight_decay": 0.2,
+        "weight_decay_end": 0.0,
+        "muon_lr_ratio": 5.0,
+        "muon_momentum_start": 0.85,
+        "muon_beta2": 0.95,
+        "clip": None,
+        "groups": {
+            "matrices": {"decay": "scaled"},
+            "embedding": {"width_exponent": -0.5},
+            "value_embeddings": {"width_exponent": -0.5},
+            "head": {"width_exponent": -0.5},
+            "x0": {"betas": (0.96, 0.95)},
+        },
+    },
+    "golf": {
+        "kind": "muon",
+        "weight_decay": 0.09,
+        "muon_lr_ratio": 1.0,
+        "clip": None,
+        "groups": {"matrices": {"decay": "l2"}, "embedding": {"lr_ratio": 1.25}},
+    },
+}
 
 
 class OptimizerConfig(Block):
     """AdamW with moments in 32 or 8 bits, or Muon for the matrices and AdamW for all other parameters."""
 
+    preset: str | None = None
+    """Named choice to start from: nanochat or golf. Other keys override it. ``optimizer: NAME`` is the
+    same."""
     kind: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     """adamw8bit: AdamW with moments in 8 bits. muon: Muon for matrices, AdamW for all other parameters."""
     master_weights: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrices in half the memory, rounded stochastically (adamw8bit only)."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Term in the denominator of AdamW's update."""
@@ -42,12 +99,25 @@ class OptimizerConfig(Block):
     """Momentum of Muon in the first step of the run (null: ``muon_momentum``)."""
     muon_momentum_steps: Positive = 300
     """Number of steps from ``muon_momentum_start`` to ``muon_momentum``, linearly."""
-    muon_beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
+    muon_beta2: Beta | None = None
     """NorMuon: decay rate of the second moment that normalizes Muon's updates (null: plain Muon)."""
     muon_rows: bool = False
     """Normalize each row of Muon's momentum before it is orthogonalized."""
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the gradient."""
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest norm of the gradient (null: no limit)."""
+    groups: dict[str, GroupConfig] = {}
+    """Settings of single groups of parameters, by name (docs/training.md)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, plain: Any) -> Any:
+        """Replace a named choice by its settings."""
+        block = {"preset": plain} if isinstance(plain, str) else plain
+        if not isinstance(block, dict) or (name := block.get("preset")) is None:
+            return block
+        if not isinstance(name, str) or name not in OPTIMIZERS:
+            raise wrong_key("preset", none_such("optimizer", name, OPTIMIZERS))
+        return merged(OPTIMIZERS[name], {**block, "preset": None})
 
     @model_validator(mode="after")
     def _bf16_is_rounded(self) -> OptimizerConfig:
@@ -62,6 +132,9 @@ class OptimizerConfig(Block):
         for key in ("muon_beta2", "muon_momentum_start", "muon_rows", "cautious_decay"):
             if self.kind != "muon" and getattr(self, key) != type(self).model_fields[key].default:
                 raise wrong_key(key, f"kind: {self.kind} does not use Muon; set kind: muon, or leave it out")
+        if self.kind != "muon" and any(group.decay == "scaled" for group in self.groups.values()):
+            text = f"kind: {self.kind} has no scaled decay; set kind: muon, or another decay"
+            raise wrong_key("groups", text)
         return self
 
 

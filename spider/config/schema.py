@@ -281,15 +281,39 @@ def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
 def _run_problems(run: Run) -> Iterator[str]:
     """Yield the problems of a run's settings with each other."""
     yield from run.model.problems(run.precision, run.compile)
-    if run.optimizer.master_weights != "bf16":
+    yield from _group_problems(run)
+    narrow = [f"groups.{name}.weights" for name, one in run.optimizer.groups.items() if one.weights == "bf16"]
+    if run.optimizer.master_weights == "bf16":
+        narrow.insert(0, "master_weights")
+    if not narrow:
         return
-    where = "optimizer.master_weights"
+    where = f"optimizer.{narrow[0]}"
     if run.precision not in ("bf16", "fp8"):
         reason = f"bf16 weights cannot be multiplied in fp32, which precision: {run.precision} may choose"
         yield f"{where}: {reason}; set precision: bf16 or fp8"
     if run.parallel == "fsdp":
         remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
         yield f"{where}: parallel: fsdp shares fp32 weights only; {remedy}"
+
+
+def _group_problems(run: Run) -> Iterator[str]:
+    """Yield the settings of groups that the run's model cannot have."""
+    for name, group in run.optimizer.groups.items():
+        where = f"optimizer.groups.{name}"
+        if name not in run.model.GROUPS:
+            known = ", ".join(run.model.GROUPS)
+            yield f"{where}: the family {run.model.family} has no such group; its groups are {known}"
+            continue
+        role = run.model.GROUPS[name]
+        if group.decay == "scaled" and role != "matrix":
+            yield f"{where}.decay: only matrices have a scaled rate; set decoupled or l2"
+        if run.optimizer.kind == "muon" and role == "matrix" and (group.betas or group.eps):
+            yield f"{where}: Muon has no betas and no eps; set optimizer.muon_momentum and muon_beta2"
+        if group.weights == "bf16" and role != "table":
+            remedy = "leave it out, or set kind: adamw8bit and master_weights: bf16 for matrices"
+            yield f"{where}.weights: only tables may be bf16 by this key; {remedy}"
+        if group.width_exponent and run.model.WIDTH is None:
+            yield f"{where}.width_exponent: the family {run.model.family} names no width; leave it out"
 
 
 def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:

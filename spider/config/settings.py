@@ -97,7 +97,7 @@ def put(run: dict[str, Any], path: Path, value: Any) -> None:
     *blocks, last = path
     for step in blocks:
         inner = here.get(step, inherited.get(step) if isinstance(inherited, dict) else None)
-        if step == "model" and isinstance(inner, str):
+        if step in ("model", "optimizer") and isinstance(inner, str):
             inner = {"preset": inner}
         if not isinstance(inner, dict | None):
             return

@@ -52,6 +52,8 @@ class StageSpec(RunSettings):
         """Return the settings that decide the warm-up's measurements: matrix shapes and precisions."""
         chosen = self.changed(include={"precision", "fp8_recipe", "compile", "kernels"})
         chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
+        if narrow := sorted(name for name, one in self.optimizer.groups.items() if one.weights == "bf16"):
+            chosen["optimizer"]["narrow"] = narrow
         batch = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
         batch["micro_batch"] = self.micro_batch(self.processes)
         return {"model": self.model.changed(), **chosen, **batch}

@@ -54,6 +54,13 @@ class ParameterGroup:
     and it decays only under ``decay_embeddings``. vector: all else; AdamW trains it without decay."""
     rate: float = 1.0
     """Factor on the learning rate of its role."""
+    name: str = ""
+    """Its group in ``optimizer.groups``, one of `ModelConfig.GROUPS` (default: by the role, ``matrices``,
+    ``tables`` or ``vectors``)."""
+
+    def __post_init__(self) -> None:
+        plural = {"matrix": "matrices", "table": "tables", "vector": "vectors"}
+        object.__setattr__(self, "name", self.name or plural[self.role])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -248,7 +249,7 @@ class Trainer:
                 measured["reward"] = reward
             measured = self.world.sum(measured)
             measured["grad_norm"] = full_tensor(
-                nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip)
+                nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip or math.inf)
             )
             finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
             if finite:
@@ -416,14 +417,15 @@ class Trainer:
             assert self.settings.max_hours is not None
             left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
         assert progress.position is not None, "a step is done"
-        lr = self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)
+        factor = lr_factor(progress.step - 1, progress.end, self.settings)
         now = {
             "epoch": self.loader.epoch(progress.position),
             "tokens": float(progress.global_tokens),
-            "lr": lr,
+            "lr": factor * self.settings.lr,
         }
-        if self.spec.optimizer.kind == "muon":
-            now["muon_lr"] = lr * self.spec.optimizer.muon_lr_ratio
+        for group in self.optimizer.param_groups:
+            if group["muon"]:
+                now["muon_lr"] = factor * group["peak_lr"]
         now |= self._scheduled(progress.step - 1, progress.global_step - 1)
         now["skipped_steps"] = progress.skipped
         window.pauses = (progress.checkpoint_seconds + progress.validation_seconds) / progress.step
@@ -443,8 +445,9 @@ class Trainer:
         log.info("fp8: %s", fp8_layers(self.model))
         config = spec.optimizer
         rates = f"lr {self.settings.lr:g}"
-        if config.kind == "muon":
-            rates += f", {self.settings.lr * config.muon_lr_ratio:g} for matrices"
+        for group in self.optimizer.param_groups:
+            if group["muon"]:
+                rates += f", {group['peak_lr']:g} for {group['name']}"
         log.info("optimizer: %s, %s, weight decay %g", config.kind, rates, config.weight_decay)
         processes = "1 process" if world.size == 1 else f"each of {world.size} processes, {spec.parallel}"
         batch = f"{spec.windows_per_step} windows of {self.settings.seq_len:,}"

@@ -29,16 +29,16 @@ def _shorter(shape: torch.Size) -> int:
     return -1 if rows > cols or (rows == cols and len(shape) == 2) else -2
 
 
-def no_moment(p: Tensor) -> Tensor:
+def no_moment(p: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the initial second moment of a matrix or a stack of matrices: zeros along the longer side.
 
     It is sharded as the parameter is. The columns of a linear map are never sharded.
     """
     if _shorter(p.shape) == -1:
-        return dtensor_like(torch.zeros_like(local(p)[..., :1], dtype=torch.float32), p)
+        return dtensor_like(torch.zeros_like(local(p)[..., :1], dtype=dtype), p)
     if p.ndim == 3:
-        return dtensor_like(torch.zeros_like(local(p)[:, :1], dtype=torch.float32), p)
-    return torch.zeros(1, p.shape[1], dtype=torch.float32, device=p.device)
+        return dtensor_like(torch.zeros_like(local(p)[:, :1], dtype=dtype), p)
+    return torch.zeros(1, p.shape[1], dtype=dtype, device=p.device)
 
 
 def even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor) -> Tensor:

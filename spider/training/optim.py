@@ -17,22 +17,24 @@ matrices.
 
 Weight decay is decoupled. For Muon's matrices it is also cautious (Chen et al., arXiv:2510.12402): it acts
 only where it pulls in the direction of the update, unless ``cautious_decay: false``. Vectors are not decayed.
-Tables are decayed only with ``decay_embeddings``, because a batch touches few of their rows.
+Tables are decayed only with ``decay_embeddings``, because a batch touches few of their rows. The settings of
+a group may say otherwise (`spider.config.run.GroupConfig`).
 
 With ``muon_rows`` the rows of a momentum, its outputs, are scaled to one length before the polar factor
 (MuonEq, arXiv:2603.28254). With ``muon_beta2`` polar factors are normalised as in NorMuon (Li et al.,
 arXiv:2510.05491): `even_out`. A parameter's group (`Model.parameter_groups`) may multiply the rate of its
 role.
 
-State is fp32 (except `LowBitAdamW`'s), and a checkpoint names it by the parameter. Each process updates its
-slice of a sharded parameter (`spider.processes.parallel`). Of W processes, each computes the polar factors of
-every W-th matrix and receives the others (`distribute`).
+State is fp32 (except `LowBitAdamW`'s), or float64 for such weights. A checkpoint names it by the parameter.
+Each process updates its slice of a sharded parameter (`spider.processes.parallel`). Of W processes, each
+computes the polar factors of every W-th matrix and receives the others (`distribute`).
 
 Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. Bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight. Torchao rounds at random
 instead: up with the probability of the fraction that is cut off, which is right on average. Only matrices
-become bf16. Tables, norms and the recurrence's vectors are not multiplied under autocast and form the fp32
-residual stream. The random numbers come from torch's generator, which the training loop seeds at every step.
+become bf16. Norms and the recurrence's vectors are not multiplied under autocast and form the fp32 residual
+stream. The random numbers come from torch's generator, which the training loop seeds at every step. A table
+becomes bf16 by ``weights: bf16`` of its group. AdamW rounds it to nearest, as nanochat does.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from spider.config import OptimizerConfig
-from spider.model.interface import Model
+from spider.config import GroupConfig, OptimizerConfig
+from spider.model.interface import Model, ParameterGroup
 from spider.processes.exchange import distribute
 from spider.processes.parallel import dtensor_like, local
 from spider.processes.world import ALONE, World
@@ -65,6 +67,8 @@ POLAR_EXPRESS = (
 )
 #: The polynomials grow fast above 1, and bf16 rounding may lift a singular value above it: start lower.
 _SAFETY = 1.01
+#: nanochat tuned its rates at this width, where ``width_exponent`` changes nothing.
+_BASE_WIDTH = 768
 _SCRATCH_NUMEL = 1 << 26
 _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
@@ -98,11 +102,12 @@ class Optimizer:
         for group in groups:
             for p in group["params"]:
                 names = ("momentum",) if group["muon"] else ("exp_avg", "exp_avg_sq")
-                self.state[p] = {name: torch.zeros_like(p, dtype=torch.float32) for name in names}
+                dtype = torch.promote_types(p.dtype, torch.float32)
+                self.state[p] = {name: torch.zeros_like(p, dtype=dtype) for name in names}
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 elif group["beta2"] is not None:
-                    self.state[p]["second_moment"] = no_moment(p)
+                    self.state[p]["second_moment"] = no_moment(p, dtype)
         self.set_lr(1.0)
 
     def set_lr(self, factor: float) -> None:
@@ -128,7 +133,17 @@ class Optimizer:
                 p.grad = None
 
     @torch.no_grad()
+    def add_decay_to_gradients(self) -> None:
+        """Add the weight decay of the groups with ``decay: l2`` to their gradients."""
+        for group in self.param_groups:
+            if group["decay"] == "l2":
+                for p in group["params"]:
+                    if p.grad is not None:
+                        local(p.grad).add_(local(p), alpha=group["weight_decay"])
+
+    @torch.no_grad()
     def step(self) -> None:
+        self.add_decay_to_gradients()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if group["muon"]:
@@ -139,9 +154,11 @@ class Optimizer:
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         params = [p for p in params if local(p).numel()]
         states = [self.state[p] for p in params]
+        weights = [local(p) for p in params]
+        exact = [_widened(w) for w in weights]
         adamw(
-            [local(p) for p in params],
-            _gradients(params),
+            exact,
+            [_widened(g) for g in _gradients(params)],
             [local(s["exp_avg"]) for s in states],
             [local(s["exp_avg_sq"]) for s in states],
             [],
@@ -151,10 +168,13 @@ class Optimizer:
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             lr=group["lr"],
-            weight_decay=group["weight_decay"],
+            weight_decay=_decoupled(group),
             eps=group["eps"],
             maximize=False,
         )
+        for weight, new in zip(weights, exact, strict=True):
+            if weight is not new:
+                weight.copy_(new)
 
     def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
         first = 0
@@ -162,7 +182,7 @@ class Optimizer:
             stacks = [self._steps(group, batch).to(group["compute"]) for batch in batches]
             updates = distribute(polar, stacks, [batch[0] for batch in batches], self.world, first)
             for batch, u_Nrc in zip(batches, updates, strict=True):
-                self._apply(group, batch, u_Nrc.float())
+                self._apply(group, batch, u_Nrc.to(self.state[batch[0]]["momentum"].dtype))
                 first += len(batch) * batch[0].shape[:-2].numel()
 
     def _rounds(self, params: list[Tensor]) -> list[list[list[Tensor]]]:
@@ -193,7 +213,7 @@ class Optimizer:
 
         In a group with ``rows`` the momentum of each output's weights is scaled to length 1.
         """
-        grads = [g.float() for g in _gradients(params)]
+        grads = [_widened(g) for g in _gradients(params)]
         momenta = [local(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         steps = torch._foreach_lerp(grads, momenta, group["momentum"])
@@ -216,17 +236,27 @@ class Optimizer:
             moments = [local(self.state[p]["second_moment"]) for p in params]
             u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern)
         lr = group["lr"]
-        decay = group["weight_decay"]
+        decay = lr * _decoupled(group) * (gain if group["decay"] == "scaled" else 1.0)
         updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
         for p, u in zip(map(local, params), updates, strict=True):
             if decay:
                 decayed = p * (u * p > 0) if group["cautious"] else p
-                p.sub_(decayed, alpha=lr * decay)
+                p.sub_(decayed, alpha=decay)
             p.sub_(u, alpha=lr * gain)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
     return [local(p.grad) for p in params if p.grad is not None]
+
+
+def _widened(t: Tensor) -> Tensor:
+    """Return the same tensor, or a copy in fp32 of a narrower one."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _decoupled(group: dict[str, Any]) -> float:
+    """Return the weight decay of a group that is not added to its gradients."""
+    return 0.0 if group["decay"] == "l2" else group["weight_decay"]
 
 
 class LowBitAdamW(Optimizer):
@@ -294,10 +324,11 @@ class LowBitAdamW(Optimizer):
             yield f".8bit.{part}", tensor
 
     def step(self) -> None:
+        self.add_decay_to_gradients()
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"].fill_(group["lr"])
             # A tensor, because another number would compile the update again.
-            inner["weight_decay"] = torch.tensor(group["weight_decay"], dtype=torch.float32)
+            inner["weight_decay"] = torch.tensor(_decoupled(group), dtype=torch.float32)
         for p, slice_ in self._slices.items():
             slice_.data = local(p.detach())
             slice_.grad = None if p.grad is None or not slice_.numel() else local(p.grad)
@@ -305,6 +336,53 @@ class LowBitAdamW(Optimizer):
             self._inner.step()
         for slice_ in self._slices.values():
             slice_.grad = None
+
+
+def group_settings(
+    model: Model, config: OptimizerConfig, lr: float, compute: torch.dtype = torch.float32
+) -> list[dict[str, Any]]:
+    """Return the groups of all trainable parameters with their settings.
+
+    They are those of `Model.parameter_groups` and ``optimizer.groups``. The arguments are those of
+    `build_optimizer`.
+    """
+    group_of = model.parameter_groups()
+    members: dict[ParameterGroup, list[Tensor]] = defaultdict(list)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            assert 0 < group_of[name].rate < math.inf, f"parameter {name} has the rate {group_of[name].rate}"
+            members[group_of[name]].append(p)
+    groups: list[dict[str, Any]] = []
+    for group, params in members.items():
+        own = config.groups.get(group.name, GroupConfig())
+        muon = group.role == "matrix" and config.kind == "muon"
+        decayed = group.role == "matrix" or (group.role == "table" and config.decay_embeddings)
+        peak_lr = group.rate * (lr * config.muon_lr_ratio if muon else lr)
+        if own.lr_ratio is not None:
+            peak_lr = lr * own.lr_ratio
+        if own.width_exponent and model.config.WIDTH:
+            peak_lr *= (getattr(model.config, model.config.WIDTH) / _BASE_WIDTH) ** own.width_exponent
+        weight_decay = config.weight_decay if decayed else 0.0
+        if own.weight_decay is not None:
+            weight_decay, decayed = own.weight_decay, False  # no schedule changes it
+        settings = {
+            "params": params,
+            "name": group.name,
+            "muon": muon,
+            "peak_lr": peak_lr,
+            "decayed": decayed,
+            "weight_decay": weight_decay,
+            "decay": own.decay,
+            "momentum": config.muon_momentum,
+            "beta2": config.muon_beta2,
+            "rows": config.muon_rows,
+            "cautious": config.cautious_decay,
+            "compute": compute,
+            "betas": own.betas or config.betas,
+            "eps": own.eps or config.eps,
+        }
+        groups.append(settings)
+    return sorted(groups, key=lambda one: (one["muon"], one["decayed"], one["peak_lr"]))
 
 
 def build_optimizer(
@@ -316,49 +394,25 @@ def build_optimizer(
     compiled: bool = False,
     world: World = ALONE,
 ) -> Optimizer:
-    """Build the optimizer of every trainable parameter, in the groups of `Model.parameter_groups`.
+    """Build the optimizer of every trainable parameter, in the groups of `group_settings`.
 
     Args:
         lr: learning rate of AdamW at rate 1; schedules and logs show this one.
         compute: dtype of Muon's matrix products, which the processes of ``world`` share.
         compiled: compile the update, where it is torchao's.
     """
-    groups_by_name = model.parameter_groups()
-    members: dict[tuple[bool, bool, float], list[Tensor]] = defaultdict(list)
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            group = groups_by_name[name]
-            muon = group.role == "matrix" and config.kind == "muon"
-            decayed = group.role == "matrix" or (group.role == "table" and config.decay_embeddings)
-            assert 0 < group.rate < math.inf, f"parameter {name} has the rate {group.rate}"
-            members[muon, decayed, group.rate].append(p)
-    groups: list[dict[str, Any]] = [
-        {
-            "params": params,
-            "muon": muon,
-            "peak_lr": rate * (lr * config.muon_lr_ratio if muon else lr),
-            "decayed": decayed,
-            "weight_decay": config.weight_decay if decayed else 0.0,
-            "momentum": config.muon_momentum,
-            "beta2": config.muon_beta2,
-            "rows": config.muon_rows,
-            "cautious": config.cautious_decay,
-            "compute": compute,
-            "betas": config.betas,
-            "eps": config.eps,
-        }
-        for (muon, decayed, rate), params in sorted(members.items(), key=lambda item: item[0])
-    ]
+    groups = group_settings(model, config, lr, compute)
     if config.kind == "adamw8bit":
         return LowBitAdamW(groups, compiled=compiled)
     return Optimizer(groups, world)
 
 
 def narrow_weights(model: Model, config: OptimizerConfig) -> None:
-    """Convert the model's matrices to bf16 in place under ``master_weights: bf16``; call it before
-    `build_optimizer`."""
-    if config.master_weights == "bf16":
-        groups = model.parameter_groups()
-        for name, p in model.named_parameters():
-            if groups[name].role == "matrix":
-                p.data = p.data.to(torch.bfloat16)
+    """Convert parameters to bf16 in place: matrices under ``master_weights: bf16``, and groups with
+    ``weights: bf16``. Call it before `build_optimizer`."""
+    narrow = {name for name, group in config.groups.items() if group.weights == "bf16"}
+    matrices = config.master_weights == "bf16"
+    groups = model.parameter_groups() if narrow or matrices else {}
+    for name, p in model.named_parameters():
+        if name in groups and (groups[name].name in narrow or (matrices and groups[name].role == "matrix")):
+            p.data = p.data.to(torch.bfloat16)

@@ -105,6 +105,28 @@ def test_fewer_bits_take_less_memory():
     assert narrow["weights"] < memory(kind="adamw8bit")["weights"] and "autocast_copies" not in narrow
 
 
+def test_the_table_of_groups_is_what_the_optimizer_is_built_from(capsys):
+    config = configuration(
+        {"family": "gpt", "depth": 4, "windows": "L"},
+        [{"name": "main", "max_steps": 2, "lr": 0.004}],
+        optimizer={"preset": "nanochat", "groups": {"vectors": {"weight_decay": 0.3}}},
+    )
+    found = describe(config, "r")
+    model = build_model(config.run("r").model)
+    built = build_optimizer(model, config.run("r").optimizer, 0.004).param_groups
+    assert [row["group"] for row in found["groups"]] == [group["name"] for group in built]
+    assert sum(row["parameters"] for row in found["groups"]) == found["parameters"]
+    rows = {row["group"]: row for row in found["groups"]}
+    rates = {name: row["lr"] for name, row in rows.items()}
+    wide = 3**0.5  # 768 over 256, to the power of one half
+    plain = {"head": 0.004 * wide, "embedding": 0.3 * wide, "value_embeddings": 0.3 * wide}
+    assert rates == pytest.approx(plain | {"residual": 0.005, "x0": 0.5, "matrices": 0.02})
+    assert rows["x0"]["betas"] == [0.96, 0.95] and rows["head"]["eps"] == 1e-10
+    assert (rows["matrices"]["update"], rows["matrices"]["betas"]) == ("muon", [0.95, 0.95])
+    render(found)
+    assert "0.2 scaled" in capsys.readouterr().out
+
+
 def test_an_average_of_the_weights_is_counted():
     averaging = describe(configuration(defaults={"seq_len": 128, "ema": {}}), "r")
     assert averaging["stages"][0]["memory"]["average"] == 4 * averaging["parameters"]

@@ -9,11 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from spider.config.block import Block, Positive
+from spider.config.block import Block, Positive, wrong_key
 from spider.config.model import ModelConfig
 from spider.tokens import BYTES
 
 Nonnegative = Annotated[int, Field(ge=0)]
+#: Features of a head of a model whose size is given by ``depth``.
+_HEAD = 128
 
 
 class LoopConfig(Block):
@@ -31,11 +33,25 @@ class GPTConfig(ModelConfig):
     """The GPT. Its defaults are gpt-d12."""
 
     LOOPS: ClassVar[str | None] = "recurrence.loops"
+    WIDTH: ClassVar[str | None] = "hidden"
     ANY_TOKENS: ClassVar[bool] = True
     DOCUMENTS: ClassVar[bool] = True
+    GROUPS: ClassVar[dict[str, str]] = {
+        "matrices": "matrix",
+        "embedding": "table",
+        "value_embeddings": "table",
+        "head": "table",
+        "residual": "vector",
+        "x0": "vector",
+        "vectors": "vector",
+        "tables": "table",
+    }
 
     preset: str = "gpt-d12"
     """Named sizes to start from; other keys override them."""
+    depth: Positive | None = None
+    """Sets ``layers`` to this, ``heads`` to half of it (rounded up), and ``hidden`` to 128 features for each
+    head (null: they are set by their own keys)."""
     hidden: Positive = 768
     """Width of the residual stream."""
     layers: Positive = 12
@@ -82,8 +98,11 @@ class GPTConfig(ModelConfig):
     """Cap c of the logits, ``c tanh(logits / c)`` (null: no cap)."""
     tied: bool = False
     """Use the transposed embedding as the head."""
-    start: Literal["uniform", "orthogonal"] = "uniform"
-    """Initialisation of the matrices that do not start at zero."""
+    vocab_multiple: Positive = 1
+    """Round the rows of embeddings and head up to a multiple of this. No token has an added row."""
+    start: Literal["uniform", "orthogonal", "torch"] = "uniform"
+    """Initialisation of the matrices. uniform, orthogonal: outputs of attention and feed-forward start at
+    zero. torch: that of torch, also for these."""
     stream: Literal["wide", "narrow"] = "narrow"
     """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
     recurrence: LoopConfig = LoopConfig()
@@ -117,6 +136,21 @@ class GPTConfig(ModelConfig):
         if r.last is None:
             return all_
         return all_[: r.first] + loops * all_[r.first : r.last + 1] + all_[r.last + 1 :]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, plain: Any) -> Any:
+        """Replace ``depth`` by the sizes that it stands for."""
+        depth = plain.get("depth") if isinstance(plain, dict) else None
+        if type(depth) is not int or depth < 1:
+            return plain
+        heads = (depth + 1) // 2
+        sizes = {"layers": depth, "heads": heads, "hidden": _HEAD * heads}
+        for key, size in sizes.items():
+            if plain.get(key, size) != size:
+                text = f"depth: {depth} means {heads} heads of {_HEAD} and {key}: {size} (got {plain[key]})"
+                raise wrong_key(key, f"{text}; leave {key} or depth out")
+        return {**plain, **sizes, "depth": None}
 
     @field_validator("windows")
     @classmethod

@@ -24,8 +24,9 @@ several times in a row with the same weights; each run counts as a layer for the
 
 Norms use no weights. Vectors and scalars act in fp32, also on a narrow stream. At first Wo, W2 and Wg
 are zero, so a layer adds nothing and gates are 1. Other matrices start orthogonal, or uniform with standard
-deviation 1/sqrt(D) as V_l does (``start``). E starts as N(0, 1) and W as N(0, 0.001^2); tied, both are N(0,
-0.005^2). E, V_l and W are tables: AdamW trains them, never Muon (`GPT.parameter_groups` sets their rates).
+deviation 1/sqrt(D) as V_l does (``start``). With ``start: torch`` all matrices but Wg start as torch's linear
+layers do. E starts as N(0, 1) and W as N(0, 0.001^2); tied, both are N(0, 0.005^2). E, V_l and W are tables:
+AdamW trains them, never Muon (`GPT.parameter_groups` sets their rates).
 
 Shapes: B windows, T tokens of a window, V vocabulary size, D features, H heads, G heads of keys and values, K
 features of a head; N new tokens of a stream.
@@ -80,18 +81,24 @@ _POSITIONS = 8192
 
 
 class Spread(Linear):
-    """Linear map that starts uniform with standard deviation 1/sqrt(fan_in), or orthogonal."""
+    """Linear map that starts orthogonal, or uniform with standard deviation 1/sqrt(fan_in), or as torch's
+    does: uniform with 1/sqrt(3 fan_in)."""
 
     def __init__(self, fan_in: int, fan_out: int, config: GPTConfig) -> None:
         super().__init__(fan_in, fan_out)
-        self.orthogonal = config.start == "orthogonal"
+        self.start = config.start
 
     def init_weights(self) -> None:
-        limit = 3**0.5 * self.std
-        if self.orthogonal:
+        limit = self.std if self.start == "torch" else 3**0.5 * self.std
+        if self.start == "orthogonal":
             nn.init.orthogonal_(self.weight)
         else:
             nn.init.uniform_(self.weight, -limit, limit)
+
+
+def _output(fan_in: int, fan_out: int, config: GPTConfig) -> Linear:
+    """Return a linear map into the residual stream, which starts at zero except for torch's start."""
+    return Spread(fan_in, fan_out, config) if config.start == "torch" else Linear(fan_in, fan_out, std=0.0)
 
 
 class Attention(nn.Module):
@@ -104,7 +111,7 @@ class Attention(nn.Module):
         self.q = Spread(D, D, c)
         self.k = Spread(D, G * K, c)
         self.v = Spread(D, G * K, c)
-        self.out = Linear(D, D, std=0.0)
+        self.out = _output(D, D, c)
         self.gain = nn.Parameter(torch.empty(c.heads)) if c.qk_gain else None
         self.values: nn.Parameter | None = None
         self.gate: Linear | None = None
@@ -160,7 +167,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.slope = config.slope
         self.up = Spread(config.hidden, config.ffn_ratio * config.hidden, config)
-        self.down = Linear(config.ffn_ratio * config.hidden, config.hidden, std=0.0)
+        self.down = _output(config.ffn_ratio * config.hidden, config.hidden, config)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
         return self.down(F.leaky_relu(self.up(h_BTD), self.slope).square())
@@ -263,7 +270,8 @@ class GPT(interface.Model):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = c = config
-        V = c.vocab_size or self.tokens.size
+        self.vocabulary = c.vocab_size or self.tokens.size
+        V = -(-self.vocabulary // c.vocab_multiple) * c.vocab_multiple
         self.embedding = nn.Parameter(torch.empty(V, c.hidden))
         self.blocks = nn.ModuleList(Block(c, layer, V) for layer in range(c.layers))
         count = len(c.order(c.loops)) // 2 if c.skips else 0
@@ -279,16 +287,19 @@ class GPT(interface.Model):
         nn.init.normal_(self.embedding, std=0.005 if self.head is None else 1.0)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        rates = {r".*\.values": _TABLE_RATE}
-        if self.head is not None:
-            rates["embedding"] = _TABLE_RATE
-        if self.config.residual_mix == "scalar":
-            rates |= {r".*\.mix\.stream": _STREAM_RATE, r".*\.mix\.embedded": _EMBEDDING_RATE}
+        scalar = self.config.residual_mix == "scalar"
+        own = {
+            "embedding": ("embedding", 1.0 if self.head is None else _TABLE_RATE),
+            r".*\.values": ("value_embeddings", _TABLE_RATE),
+            r"head\.weight": ("head", 1.0),
+            r".*\.mix\.stream": ("residual", _STREAM_RATE if scalar else 1.0),
+            r".*\.mix\.embedded": ("x0", _EMBEDDING_RATE if scalar else 1.0),
+        }
         groups = super().parameter_groups()
         for name, group in groups.items():
-            for pattern, rate in rates.items():
+            for pattern, (title, rate) in own.items():
                 if re.fullmatch(pattern, name):
-                    groups[name] = replace(group, rate=rate)
+                    groups[name] = replace(group, name=title, rate=rate)
         return groups
 
     def forward(
@@ -343,7 +354,10 @@ class GPT(interface.Model):
     ) -> Tensor:
         """Run the layers in this order and return the normalised states (B, T, D)."""
         half = len(order) // 2
-        x0 = streamed(rms_norm(embedding(tokens_BT, self.embedding)), self.config.stream)
+        x0 = rms_norm(embedding(tokens_BT, self.embedding))
+        # A table may be narrower than the layers (optimizer.groups).
+        dtype = torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype)
+        x0 = streamed(x0.to(dtype), self.config.stream)
         x = x0
         stack: list[Tensor] = []
         skips = iter(self.skips)
@@ -360,9 +374,10 @@ class GPT(interface.Model):
         return rms_norm(wide(x)).to(x.dtype)
 
     def logits(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
-        """Return the logits (B, T, V) in at least float32; the n-gram head corrects them after the
-        softcap."""
-        z_BTV = wide(F.linear(h_BTD, self.embedding) if self.head is None else self.head(h_BTD))
+        """Return the logits (B, T, V) in at least float32, without those of added rows. The n-gram head
+        corrects them after the softcap."""
+        z_BTV = F.linear(h_BTD, self.embedding) if self.head is None else self.head(h_BTD)
+        z_BTV = wide(z_BTV[..., : self.vocabulary])
         cap = self.config.softcap
         if cap is not None:
             z_BTV = cap * (z_BTV / cap).tanh()

@@ -142,6 +142,7 @@ class SpiderConfig(ModelConfig):
     """The Spider. Its defaults are spider-1b."""
 
     LOOPS: ClassVar[str | None] = "recurrence.loops"
+    WIDTH: ClassVar[str | None] = "hidden"
     RECOMPUTE: ClassVar[str | None] = "recurrence.checkpointing"
     MOST_RECOMPUTED: ClassVar[Any] = "full"
 

@@ -137,6 +137,66 @@ def changed(path: str, value) -> dict:
             {"kind": "muon", "muon_momentum_steps": 0},
             "runs.demo.optimizer.muon_momentum_steps: must be positive",
         ),
+        ("runs.demo.optimizer", "nanochatt", "runs.demo.optimizer.preset: no optimizer 'nanochatt'; did you"),
+        (
+            "runs.demo.optimizer",
+            {"betas": [0.9, 1]},
+            "runs.demo.optimizer.betas[1]: must be below 1.0 (got 1)",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"groups": {"head": {"lr_ratio": 2}}},
+            "runs.demo.optimizer.groups.head: the family spider has no such group; its groups are matrices, "
+            "tables, vectors",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"groups": {"tables": {"betas": [-0.1, 0.9]}}},
+            "runs.demo.optimizer.groups.tables.betas[0]: must be at least 0.0 (got -0.1)",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"groups": {"matrices": {"decay": "scaled"}}},
+            "runs.demo.optimizer.groups: kind: adamw has no scaled decay; set kind: muon",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "groups": {"tables": {"decay": "scaled"}}},
+            "runs.demo.optimizer.groups.tables.decay: only matrices have a scaled rate; set decoupled or l2",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}},
+            "runs.demo.optimizer.groups.matrices: Muon has no betas and no eps; set optimizer.muon_momentum",
+        ),
+        (
+            "runs.demo.optimizer",
+            {"groups": {"tables": {"weights": "bf16"}}},
+            "runs.demo.optimizer.groups.tables.weights: bf16 weights cannot be multiplied in fp32",
+        ),
+        (
+            "runs.demo",
+            BASE["runs"]["demo"]
+            | {"precision": "bf16", "optimizer": {"groups": {"matrices": {"weights": "bf16"}}}},
+            "runs.demo.optimizer.groups.matrices.weights: only tables may be bf16 by this key; leave it",
+        ),
+        (
+            "runs.demo.model",
+            {"family": "gpt", "depth": 12, "heads": 5},
+            "runs.demo.model.heads: depth: 12 means 6 heads of 128 and heads: 6 (got 5); leave heads",
+        ),
+        (
+            "runs.demo.model",
+            {"family": "gpt", "depth": 12, "kv_heads": 4},
+            "runs.demo.model: kv_heads: 4 does not divide heads: 6",
+        ),
+        (
+            "runs.demo.model",
+            {"preset": "gpt-cpu", "depth": 8},
+            "runs.demo.model.layers: depth: 8 means 4 heads",
+        ),
+        ("runs.demo.model", {"family": "gpt", "depth": 1.5}, "runs.demo.model.depth: must be a whole number"),
+        ("runs.demo.model", {"family": "gpt", "depth": 0}, "runs.demo.model.depth: must be positive"),
         (
             "runs.demo.optimizer",
             {"weight_decay_end": -0.1},
@@ -336,3 +396,29 @@ def test_a_refusal_names_the_nearest_batch_that_processes_can_share(micro_batch,
             assert abs(named - whole) == nearest
         else:
             assert whole % processes == 0
+
+
+def test_a_named_optimizer_is_its_settings_and_other_keys_override_it():
+    named = changed("runs.demo.model", "gpt-cpu")
+    found = {}
+    for name in ("nanochat", {"preset": "nanochat"}, {"preset": "nanochat", "weight_decay": 0.1}):
+        named["runs"]["demo"]["optimizer"] = name
+        found[str(name)] = load_config(named).runs["demo"].optimizer
+    plain, block, overridden = found.values()
+    assert plain == block and plain.preset is None and plain.betas == (0.8, 0.95) and plain.clip is None
+    assert overridden.changed() == {k: v for k, v in plain.changed().items() if k != "weight_decay"}
+    named["runs"]["demo"] |= {"optimizer": "nanochat", "grid": {"optimizer.weight_decay": [0.1]}}
+    (swept,) = load_config(named).runs.values()
+    assert swept.optimizer == overridden
+
+
+def test_depth_is_short_for_the_sizes_of_a_preset():
+    for depth, preset in ((12, "gpt-d12"), (20, "gpt-d20"), (24, "gpt-d24")):
+        sized, named = (
+            {**changed("runs.demo.model", model)["runs"]["demo"]}
+            for model in ({"preset": preset, "depth": depth}, preset)
+        )
+        blocks = [load_config({**BASE, "runs": {"demo": run}}).runs["demo"].model for run in (sized, named)]
+        assert blocks[0] == blocks[1]
+    odd = load_config(changed("runs.demo.model", {"family": "gpt", "depth": 13})).runs["demo"].model
+    assert (odd.hidden, odd.layers, odd.heads, odd.head_dim) == (896, 13, 7, 128)

@@ -25,7 +25,7 @@ def models() -> dict[str, Model]:
         "spider": build(),
         "gpt": build_gpt(),
         "golf": build_gpt(**SWITCHES["golf"]),
-        "bpe": build_gpt(vocab_size=BPE.size, kv_heads=1),
+        "bpe": build_gpt(vocab_size=BPE.size, kv_heads=1, vocab_multiple=64),
     }
     built["bpe"].tokens = BPE
     return {name: model.eval() for name, model in built.items()}

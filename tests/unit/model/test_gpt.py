@@ -364,6 +364,46 @@ def test_parameters_are_dealt_to_muon_and_adamw_by_name():
         assert all(group["weight_decay"] == 0 for group in groups if not group["muon"])
 
 
+@pytest.mark.parametrize(("stream", "dtype"), [("wide", torch.float32), ("narrow", torch.bfloat16)])
+def test_a_narrow_table_does_not_narrow_the_stream(stream, dtype):
+    model = build_gpt(stream=stream)
+    model.embedding.data = model.embedding.data.to(torch.bfloat16)
+    seen = []
+    model.blocks[0].register_forward_hook(lambda module, given, x: seen.append((given[0].dtype, x.dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(text(1, 9), text(1, 9)).loss.backward()
+    assert seen == [(dtype, dtype)] and model.embedding.grad.dtype == torch.bfloat16
+
+
+def test_torchs_start_is_that_of_torchs_linear_layers():
+    model = build_gpt(busy=False, hidden=64, start="torch")
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and name != "head" and not name.endswith("gate"):
+            bound = nn.Linear(module.in_features, module.out_features).weight.abs().max().item()
+            weight = module.weight.detach()
+            assert weight.abs().max().item() == pytest.approx(bound, rel=0.01), name
+            assert weight.std().item() == pytest.approx((3 * module.in_features) ** -0.5, rel=0.05), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_added_rows_are_never_predicted_and_never_learn(tied):
+    padded, plain = (build_gpt(vocab_multiple=multiple, tied=tied) for multiple in (100, 1))
+    assert len(padded.embedding) == 300 and len(plain.embedding) == 272
+    with torch.no_grad():
+        for name, p in plain.named_parameters():
+            p.copy_(padded.get_parameter(name)[:272] if p.shape[0] == 272 else padded.get_parameter(name))
+    x = text(2, 9)
+    assert torch.equal(padded(x).logits, plain(x).logits)
+    assert torch.equal(padded(x, x, reduction="none").loss, plain(x, x, reduction="none").loss)
+    stream = padded.incremental(9)
+    torch.testing.assert_close(stream.extend(x[0].tolist()), plain(x[:1]).logits[0], rtol=1e-4, atol=1e-4)
+    padded(x, x).loss.backward()
+    for name, p in padded.named_parameters():
+        if p.shape[0] == 300:
+            assert p.grad is not None and not p.grad[272:].any(), name
+            assert p.grad[:272].any(), name
+
+
 def test_tables_and_mixing_factors_have_nanochats_rates():
     rates = {name: group.rate for name, group in build_gpt().parameter_groups().items()}
     special = {name: rate for name, rate in rates.items() if rate != 1}

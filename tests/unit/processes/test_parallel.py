@@ -28,9 +28,10 @@ from tests.unit.training.outcomes import rows
 HERE = Path(__file__).parent
 KINDS = ("ddp", "fsdp")
 MOVING = {"muon_momentum_start": 0.8, "muon_momentum_steps": 5, "weight_decay_end": 0.0}
+GROUPS = {"matrices": {"decay": "scaled"}, "tables": {"decay": "l2", "weight_decay": 0.1}}
 SPECS = {
     "muon": {
-        "optimizer": {"kind": "muon", "muon_beta2": 0.95, **MOVING},
+        "optimizer": {"kind": "muon", "muon_beta2": 0.95, "groups": GROUPS, **MOVING},
         "ema": {"decay": 0.9, "start_step": 2},
     },
     "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 3},

@@ -13,10 +13,12 @@ import types
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt, steps
+from spider.config import OptimizerConfig
 from spider.data.loader import Batch
 from spider.data.packing import pack
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
@@ -98,6 +100,36 @@ def test_a_resumed_run_continues_muons_schedules_and_second_moment(
     assert logged[9]["train/muon_momentum"] == pytest.approx(0.5 + 0.45 * 8 / 14)
     assert logged[18]["train/muon_momentum"] == 0.95
     assert [logged[n]["train/weight_decay"] for n in (3, 20)] == pytest.approx([0.1 * 18 / 20, 0.1 / 20])
+
+
+def test_nanochats_optimizer_and_bf16_tables_resume_to_the_bit(tmp_path, talk, talk_spec):
+    narrow = {name: {"weights": "bf16"} for name in ("embedding", "value_embeddings")}
+    optimizer = OptimizerConfig.model_validate({"preset": "nanochat", "groups": narrow})
+    spec = talk_spec.model_copy(update={"optimizer": optimizer, "precision": "bf16"})
+    with pytest.raises(Stop):
+        train(spec, tmp_path / "killed", talk, on_step=crash_at(7))
+    for folder in ("killed", "whole"):
+        train(spec, tmp_path / folder, talk)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    step = sorted((tmp_path / "whole/checkpoints").glob("step-*"))[-1]
+    tensors: dict[str, torch.Tensor] = {}
+    for file in step.glob("*.safetensors"):
+        tensors |= load_file(file)
+    kinds = {name: t.dtype for name, t in tensors.items() if "embedding" in name or "values" in name}
+    assert {name.split(".")[-1] for name in kinds} == {"embedding", "values", "exp_avg", "exp_avg_sq", "step"}
+    for name, kind in kinds.items():
+        assert kind == (torch.bfloat16 if name.startswith("model.") else torch.float32), name
+    logged = rows(tmp_path / "whole")[-1]["metrics"]
+    assert logged["train/muon_lr"] == pytest.approx(5 * logged["train/lr"])
+
+
+def test_without_a_clip_gradients_keep_their_length(tmp_path, make_spec, shards):
+    ends = {}
+    for clip in (None, 1e9, 1e-3):
+        spec = make_spec(optimizer={"kind": "adamw", "eps": 1.0, "clip": clip}, max_steps=2)
+        train(spec, tmp_path / str(clip), shards)
+        ends[clip] = Checkpoint.at(tmp_path / str(clip)).manifest.weights
+    assert ends[None] == ends[1e9] != ends[1e-3]
 
 
 def test_momentum_rises_once_in_a_run_and_weight_decay_falls_in_each_stage(tmp_path, make_spec, shards):

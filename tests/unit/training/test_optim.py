@@ -20,7 +20,7 @@ CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5
 
 def muon_group(params, **changes):
     group = {"params": params, "muon": True, "peak_lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
-    plain = {"beta2": None, "rows": False, "cautious": True, "compute": torch.float32}
+    plain = {"beta2": None, "rows": False, "cautious": True, "decay": "decoupled", "compute": torch.float32}
     return {**group, **plain, **changes}
 
 
@@ -320,6 +320,21 @@ def test_a_scheduled_weight_decay_applies_to_matrices_only(kind):
     update = polar(torch.ones(1, 4, 4))[0] if kind == "muon" else torch.zeros(4, 4)
     torch.testing.assert_close(net.weight, torch.ones(4, 4) * (1 - rate * 0.5) - rate * update)
     torch.testing.assert_close(net.bias, torch.ones(4))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
+def test_l2_decay_is_a_part_of_the_gradient(kind):
+    decayed, plain = (Net(w=nn.Parameter(torch.linspace(-1, 2, 64).view(8, 8))) for _ in range(2))
+    l2 = {"matrices": {"decay": "l2", "weight_decay": 0.25}}
+    a = build_optimizer(decayed, OptimizerConfig(kind=kind, groups=l2), lr=1e-2)
+    b = build_optimizer(plain, OptimizerConfig(kind=kind, weight_decay=0), lr=1e-2)
+    for seed in range(3):
+        decayed.w.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
+        plain.w.grad = decayed.w.grad + 0.25 * plain.w.detach()
+        a.set_scheduled(weight_decay=7.0)  # a group's own decay has no schedule
+        a.step()
+        b.step()
+    torch.testing.assert_close(decayed.w, plain.w)
 
 
 def test_a_scheduled_momentum_applies_to_the_step():
