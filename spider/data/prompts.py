@@ -16,7 +16,7 @@ class Prompts:
     """The conversations of one split, in the order of its shards.
 
     Raises:
-        ValueError: the split has no conversation.
+        ValueError: the split does not hold a conversation.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -26,7 +26,7 @@ class Prompts:
             begins = np.append(shards.begins(file), len(tokens)) + int(shards.borders[file])
             self._begins += zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True)
         if not self._begins:
-            raise ValueError(f"{shards.name}: holds no conversation; encode some, or hold more out")
+            raise ValueError(f"{shards.name}: does not hold a conversation; encode some, or hold more out")
 
     def __len__(self) -> int:
         return len(self._begins)

@@ -7,8 +7,8 @@ The model answers each prompt several times. An answer is rewarded by a comparis
     - sum over answers i and their tokens t of A_i log p(y_it | before) / tokens of all answers
 
 so each token counts alike (Yu et al., "DAPO", arXiv:2503.14476, section 3.3). Each batch is sampled from the
-current weights. So there is no ratio of old and new probabilities, no clipping, no reference model and no KL
-term.
+current weights. The loss needs no ratio of old and new probabilities, no clipping, no reference model and no
+KL term.
 
 The answers are a pure function of the weights, of the prompts' order and of the seeds, so a resumed stage
 equals an uninterrupted one. Global prompt n is conversation ``permute(n)`` of its epoch, and a position is
