@@ -50,7 +50,7 @@ class StageSpec(RunSettings):
 
     def shape_fields(self) -> dict[str, Any]:
         """Return the settings that decide the warm-up's measurements: matrix shapes and precisions."""
-        chosen = self.changed(include={"precision", "fp8_recipe", "compile", "kernels"})
+        chosen = self.changed(include={"precision", "fp8_recipe", "tf32", "compile", "kernels"})
         chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
         batch = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
         batch["micro_batch"] = self.micro_batch(self.processes)

@@ -33,6 +33,7 @@ class GPTConfig(ModelConfig):
     LOOPS: ClassVar[str | None] = "recurrence.loops"
     ANY_TOKENS: ClassVar[bool] = True
     DOCUMENTS: ClassVar[bool] = True
+    FFN_INPUTS: ClassVar[bool] = True
 
     preset: str = "gpt-d12"
     """Named sizes to start from; other keys override them."""
@@ -91,6 +92,10 @@ class GPTConfig(ModelConfig):
     @property
     def looped(self) -> bool:
         return self.recurrence.last is not None
+
+    @property
+    def feed_forwards(self) -> int:
+        return self.layers
 
     @property
     def groups(self) -> int:
