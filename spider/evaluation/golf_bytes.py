@@ -3,8 +3,8 @@
     evaluation: {measurements: {spider.evaluation.golf_bytes: {}}}
 
 Everywhere else a token stands for all of its text, with a blank for each ``▁``. The script counts the first
-``▁`` of a piece as one byte, unless the token before is special. So it leaves out the blank with which a
-document begins. Any other ``▁`` counts as the three bytes of its UTF-8. The nats are those of all targets, as
+``▁`` of a piece as one byte, unless the token before is special. The blank with which a document begins
+is thus left out. Any other ``▁`` counts as the three bytes of its UTF-8. The nats are those of all targets, as
 in ``bpb_strict``.
 """
 
