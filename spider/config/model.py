@@ -33,6 +33,8 @@ class ModelConfig(Block):
     #: Whether ``forward`` takes ``segments_BT``, the number of each token's document in its row (0: padding),
     #: and then reads each document by itself.
     DOCUMENTS: ClassVar[bool] = False
+    #: Whether the model implements ``ffn_inputs``, for ``evaluation.ttt.objective: projection``.
+    FFN_INPUTS: ClassVar[bool] = False
     #: Path, below ``model``, of the setting for recomputed activations; None if the family recomputes none.
     #: No weight depends on this setting.
     RECOMPUTE: ClassVar[str | None] = None
@@ -61,6 +63,11 @@ class ModelConfig(Block):
     def loops(self) -> int:
         """Number of loops where a stage does not set it."""
         return attrgetter(self.LOOPS)(self) if self.LOOPS else 1
+
+    @property
+    def feed_forwards(self) -> int:
+        """Number of layers with a feed-forward that `Model.ffn_down` returns."""
+        return 0
 
     @property
     def recomputes(self) -> Any:

@@ -198,6 +198,8 @@ class StageSettings(Block):
     """Windows in a forward pass."""
     grad_accum: Positive = 1
     """Forward passes in an optimizer step."""
+    order: Literal["shuffled", "text"] = "shuffled"
+    """Order of windows and rows. text: as in the text, around the ring, without shuffling."""
     packing: Literal["ring", "best_fit"] = "ring"
     """ring: cut windows from the text at equal distances. best_fit: pack rows from whole documents."""
     attend: Literal["row", "document"] = "row"
@@ -261,11 +263,28 @@ class TTTConfig(Block):
     result stands beside the score of the frozen model (docs/evaluation.md)."""
 
     chunk: Positive = 8192
-    """Tokens that are scored before the model trains on them; at least a window."""
+    """Tokens that are scored before the model trains on them: at least a window, or a divisor of it. Windows
+    then slide by a chunk."""
     lr: Annotated[float, Field(ge=0)] = 0.002
     """Learning rate of SGD, constant and equal for all parameters (0: the score of the frozen model)."""
+    objective: Literal["next_token", "projection"] = "next_token"
+    """next_token: the loss on the chunk, by SGD with momentum. projection: the distance of a GPT's last states
+    from what its feed-forwards make of them, by plain steps without labels."""
     parameters: Literal["all", "ffn_down"] = "all"
     """Parameters that are trained. ffn_down: only the output projections of the feed-forwards."""
+    layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Layers whose feed-forwards are trained with ``ffn_down``, counted from 0 (null: all)."""
+    reset: Literal["never", "window"] = "never"
+    """When the trained weights are restored. window: before each window, whose earlier chunks are then
+    learned again."""
+
+    @model_validator(mode="after")
+    def _only_ffn_down(self) -> TTTConfig:
+        for key, set_ in (("objective", self.objective == "projection"), ("layers", self.layers)):
+            if set_ and self.parameters != "ffn_down":
+                remedy = "set parameters: ffn_down"
+                raise wrong_key(key, f"trains output projections of feed-forwards only; {remedy}")
+        return self
 
 
 class MixerConfig(Block):
@@ -396,6 +415,9 @@ class RunSettings(Block):
     """Precision of matrix products. auto: the fastest that the warm-up measures."""
     fp8_recipe: Fp8Recipe = "tensorwise"
     """Granularity of scales in fp8: one for a tensor, or one for a row. gw_hp: weight gradients in bf16."""
+    tf32: bool | None = None
+    """Round factors of fp32 products to TF32 on a GPU, in training and evaluation; a CPU has none (null: as
+    torch does)."""
     compile: bool | None = None
     """Use torch.compile (null: on a GPU only)."""
     kernels: Literal["auto", "triton", "torch"] = "auto"

@@ -260,15 +260,25 @@ def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
 
 
 def _ttt_problems(config: Config, name: str) -> Iterator[str]:
-    """Yield a problem if a chunk of test-time training is smaller than a window."""
+    """Yield the problems of test-time training with the windows and the model of a run."""
     run = config.runs[name]
     ttt = run.evaluation.ttt
     if ttt is None:
         return
-    window, stage = max((config.stage(name, stage.name).window, stage.name) for stage in run.stages)
-    if ttt.chunk < window:
+    for window, stage in {config.stage(name, s.name).window: s.name for s in run.stages}.items():
         of = f"the window of its evaluation, {window} in stage {stage}"
-        yield f"evaluation.ttt.chunk: must be at least {of} (got {ttt.chunk})"
+        if (ttt.objective == "projection" or ttt.reset == "window") and ttt.chunk >= window:
+            inside = "objective: projection" if ttt.objective == "projection" else "reset: window"
+            yield f"evaluation.ttt.chunk: with {inside} must be shorter than {of} (got {ttt.chunk})"
+        elif ttt.chunk < window and window % ttt.chunk:
+            yield f"evaluation.ttt.chunk: must divide {of}, or be at least as long (got {ttt.chunk})"
+    if ttt.objective == "projection" and not run.model.FFN_INPUTS:
+        reason = f"the family {run.model.family} does not support it; set next_token, or use a gpt"
+        yield f"evaluation.ttt.objective: projection: {reason}"
+    for layer in ttt.layers or ():
+        if layer >= run.model.feed_forwards:
+            known = f"the model's {run.model.feed_forwards} layers, counted from 0"
+            yield f"evaluation.ttt.layers: {layer} is not one of {known}"
 
 
 def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
@@ -370,6 +380,8 @@ def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     if packed and spec.model.ngram is not None:
         reason = "the n-gram lookup needs each row's position in the text, which best_fit does not have"
         yield f".packing: {reason}; leave it out"
+    if s.order == "text" and spec.stream is not None:
+        yield f".order: text: {spec.data} is a stream, which reads its files in turn anyway; leave it out"
     if s.attend == "document" and not packed:
         yield ".attend: document: needs packed rows; set packing: best_fit"
     elif s.attend == "document" and not spec.model.DOCUMENTS:
@@ -395,8 +407,8 @@ def _rollout_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     dataset = config.datasets.get(spec.data)
     if spec.stream is not None or (dataset is not None and dataset.format != "chat"):
         yield f".objective: reinforce: {spec.data} has no conversations, whose answers are rewarded"
-    if s.packing != "ring" or s.learn != "all":
-        yield ".objective: reinforce: learns from its own answers; leave packing and learn out"
+    if (s.packing, s.learn, s.order) != ("ring", "all", "shuffled"):
+        yield ".objective: reinforce: learns from its own answers; leave packing, learn and order out"
     if spec.parallel == "fsdp":
         yield ".objective: reinforce: sampling needs the whole model in each process; set parallel: ddp"
     if spec.windows_per_step // spec.processes % s.rollouts.samples:

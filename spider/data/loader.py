@@ -1,4 +1,4 @@
-"""Training windows in a shuffled order that needs no memory and can resume at any position.
+"""Training windows in an order that needs no memory and can resume at any position.
 
 The split's T tokens are a ring. An epoch divides it, from an offset of its own, into N = ceil(T / seq_len)
 windows of seq_len + 1 tokens that overlap by one (the last target of a window is the first input of the
@@ -8,7 +8,9 @@ cross shard borders, and once per epoch the end of the ring, so no text is lost 
 
 Global sample n is window ``permute(n % N)`` of epoch ``n // N``: a pure function of (seed, n). A step of R
 ranks consumes the next R * rows samples, and rank r gets the r-th slice of them. So a position is one number,
-any number of ranks sees the same global order, and a run resumes exactly on another number of ranks.
+any number of ranks sees the same global order, and a run resumes exactly on another number of ranks. In the
+order of the text (``shuffled=False``) sample n is the n-th window around the ring, and epochs follow on.
+Packed rows then come in the order of the first piece of each row.
 
 The permutation is a generalized Feistel network on pairs (left, right) of Z_a x Z_b with a b just above N. It
 is repeated until the result is below N (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
@@ -145,7 +147,8 @@ class Loader(Batches):
     """Batches of one split.
 
     Rows are windows of the ring with ``seq_len`` targets, or ``packed`` rows. With ``answers`` only the
-    assistant's answers are learned. The other arguments are those of `Batches`.
+    assistant's answers are learned. Without ``shuffled`` they come in the order of the text. The other
+    arguments are those of `Batches`.
 
     Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, for a token outside the
     vocabulary (with shard and position).
@@ -162,6 +165,7 @@ class Loader(Batches):
         lookup: NgramLookup | None = None,
         packed: PackedRows | None = None,
         answers: bool = False,
+        shuffled: bool = True,
         **share: int,
     ) -> None:
         if packed is None and shards.tokens < seq_len + 1:
@@ -171,13 +175,18 @@ class Loader(Batches):
             )
         order = {"data": shards.digest, "seq_len": seq_len, "seed": seed}
         order |= {"packing": packed.packing.digest} if packed else {}
+        order |= {} if shuffled else {"order": "text"}
         super().__init__("loader", order, rows=rows, position=position, **share)
         self._shards = shards
         self._lookup = lookup
         self._packed = packed
         self._answers = answers
+        self._shuffled = shuffled
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = packed.count if packed else -(-shards.tokens // seq_len)
+        self._rows_of_text: np.ndarray | None = None
+        if packed and not shuffled:
+            self._rows_of_text = np.argsort(packed.pieces["first"][packed.first[:-1]], kind="stable")
         self._steps = max(1, (CANDIDATE_TOKENS // seq_len if lookup else BLOCK) // rows)
 
     def epoch(self, position: dict[str, Any]) -> float:
@@ -200,7 +209,7 @@ class Loader(Batches):
         """Yield the batches of samples, without their positions."""
         assert self._packed is not None
         pad = self._shards.vocabulary.pad
-        numbers, _ = self._shuffled(samples)
+        numbers = self.packed_rows(samples)
         rows, segments = self._packed.rows(numbers, pad)
         if rows.max() >= self._shards.vocabulary.size:
             raise ValueError(f"{self._shards.name}: a shard is damaged; `spider data verify` finds it")
@@ -226,16 +235,19 @@ class Loader(Batches):
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
         """Return the first token of each global sample's window of the ring, (n,) int64."""
-        windows, offsets = self._shuffled(samples)
+        windows, offsets = self._placed(samples)
         return (offsets % self._shards.tokens + windows * self._order["seq_len"]) % self._shards.tokens
 
     def packed_rows(self, samples: np.ndarray) -> np.ndarray:
         """Return the number of each global sample's packed row, (n,) int64."""
-        return self._shuffled(samples)[0]
+        numbers = self._placed(samples)[0]
+        return numbers if self._rows_of_text is None else self._rows_of_text[numbers]
 
-    def _shuffled(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _placed(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return each global sample's window in the order of its epoch, and the epoch's offset."""
         epochs, index = np.divmod(samples, self.windows)
+        if not self._shuffled:
+            return index, epochs * self.windows * self._order["seq_len"]
         windows, offsets = np.empty_like(index), np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch

@@ -14,14 +14,29 @@ The score does not depend on the length of the stream or on the batch size: rate
 and windows begin at fixed positions. A batch that reaches over the end of a chunk is read again with the new
 weights, and only its targets after that end are used. With a rate of 0 the nats equal those of `score`.
 
-SGD with momentum takes one step for each window of ``seq_len`` ids, on the sum of its nats divided by
-``seq_len``. So the shorter window at the end of a chunk counts less. The model stays in evaluation mode: it
-adds no noise and runs all of its loops. Its ``after_step``, which would balance experts, is never called.
+A chunk may be shorter than a window, which it divides. Windows then slide by a chunk, so each window scores
+its last chunk, and the model learns from a chunk with the window before its end as context.
+
+``next_token``: SGD with momentum takes one step for each window of ``seq_len`` ids, on the sum of its nats
+divided by ``seq_len`` (or by the chunk, if that is shorter). So the shorter window at the end of a chunk
+counts less.
+
+``projection``: no label is used. With the states h of the S tokens of a chunk before the head, a layer's
+feed-forward computes z W^T of them, where W is its output matrix. One step lowers the mean of
+|z W^T - h|^2 / 2::
+
+    W <- W - lr (z W^T - h)^T z / S
+
+``reset: window`` restores the weights before each window, and learns again from the chunks that it has
+before its last one. Nothing then remains of earlier windows.
+
+The model stays in evaluation mode: it adds no noise and runs all of its loops. Its ``after_step``, which
+would balance experts, is never called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -31,12 +46,14 @@ from torch import Tensor, nn
 
 from spider.config import TTTConfig
 from spider.config.run import EvaluationConfig
-from spider.evaluation.bpb import DIVERGED, ModelInput, Score, score
+from spider.evaluation.bpb import DIVERGED, Batch, ModelInput, Score, score
 from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
+from spider.model.layers import wide
 from spider.model.reading import Reading
 from spider.processes.device import make_deterministic
+from spider.tokens import IGNORED
 
 #: Momentum of SGD, which continues from chunk to chunk, and the largest norm of its gradient.
 MOMENTUM = 0.9
@@ -74,23 +91,33 @@ def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Read
     The model's weights, buffers and mode are restored exactly, also after an error.
 
     Raises:
-        ValueError: As `score`; a chunk shorter than a window; a model without the parameters to learn.
+        ValueError: As `score`; a model without the parameters to learn.
     """
     if settings.chunk < reading.seq_len:
-        raise ValueError(
-            f"evaluation.ttt.chunk: must be at least the window, {reading.seq_len} (got {settings.chunk})"
-        )
-    trainable: list[Tensor] = list(model.parameters()) if settings.parameters == "all" else model.ffn_down()
+        assert reading.seq_len % settings.chunk == 0, "the configuration refuses other chunks"
+        # The half keeps the stride exact if the share is rounded.
+        share = (reading.seq_len - settings.chunk + 0.5) / reading.seq_len
+        reading = replace(reading, overlap=share, batch=1)
+    trainable: list[Tensor] = list(model.parameters())
+    layers: list[int] = []
+    if settings.parameters == "ffn_down":
+        matrices = model.ffn_down()
+        layers = sorted({*settings.layers}) if settings.layers else list(range(len(matrices)))
+        trainable = [matrix for layer in layers for matrix in matrices[layer]]
     if not trainable:
         remedy = f"a model of family {model.config.family} has no feed-forward; set it to all"
         raise ValueError(f"evaluation.ttt.parameters: {settings.parameters}: {remedy}")
-    with torch.inference_mode(False), torch.enable_grad(), _restored(model, trainable):
-        learner = _ChunkLearner(model, tokens_N, settings, trainable, reading)
+    with torch.inference_mode(False), torch.enable_grad(), _restored(model, trainable) as before:
+        learner = _ChunkLearner(model, tokens_N, settings, trainable, reading, layers, before)
         return score(model, tokens_N, reading, learner=learner)
 
 
 class _ChunkLearner:
-    """Learns from the chunks of a stream one after the other (a `spider.evaluation.bpb.Learner`)."""
+    """Learns from the chunks of a stream one after the other (a `spider.evaluation.bpb.Learner`).
+
+    ``trainable`` are the parameters to learn, for ``projection`` the output matrices of ``layers``. The pairs
+    of ``before`` are tensors and their values at first.
+    """
 
     def __init__(
         self,
@@ -99,40 +126,89 @@ class _ChunkLearner:
         settings: TTTConfig,
         trainable: list[Tensor],
         reading: Reading,
+        layers: Sequence[int],
+        before: list[tuple[Tensor, Tensor]],
     ) -> None:
         self.model = model
-        self.chunk = settings.chunk
+        self.settings = settings
         self.trainable = trainable
+        self.layers = layers
+        self.before = before
         self.input = ModelInput(model, tokens_N, carry_over=reading.carry_over)
         self.reading = replace(reading, overlap=0.0, batch=1)
         self.optimizer = torch.optim.SGD(trainable, settings.lr, MOMENTUM)
         self.remedy = DIVERGED
-        self.begin = 0
         self.end = settings.chunk
 
     def learn(self) -> None:
-        """Take one step of SGD for each window of the chunk, and advance to the next chunk."""
+        """Learn from the chunk before ``end``, and advance to the next chunk."""
         self.remedy = "lower evaluation.ttt.lr"
-        for read in self.input.batches(self.reading, self.begin, self.end + 1):
-            with self.reading.precision(self.input.device):
-                nats_BT = self.model(
-                    read.inputs,
-                    read.labels,
-                    n_loops=self.reading.n_loops,
-                    reduction="none",
-                    candidates_BTW=read.candidates,
-                ).loss
-            self.optimizer.zero_grad()
-            (nats_BT.sum() / self.reading.seq_len).backward()
-            nn.utils.clip_grad_norm_(self.trainable, CLIP)
-            self.optimizer.step()
-        self.begin = self.end
-        self.end += self.chunk
+        chunk, window = self.settings.chunk, self.reading.seq_len
+        first, begin = max(0, self.end - window), self.end - chunk
+        if self.settings.reset == "window":
+            _copy_back(self.before)
+            self.optimizer = torch.optim.SGD(self.trainable, self.settings.lr, MOMENTUM)
+            first = begin = max(0, self.end + chunk - window)  # the beginning of the next window
+        for start in range(begin, self.end, chunk):
+            for read in self._windows(min(first, start), start, start + chunk):
+                if self.settings.objective == "projection":
+                    self._project(read)
+                else:
+                    self._descend(read)
+        self.end += chunk
+
+    def _windows(self, first: int, start: int, end: int) -> Iterator[Batch]:
+        """Yield the windows of the targets from ``first`` to ``end``, whose labels are those from ``start``
+        on."""
+        seen = first
+        for read in self.input.batches(self.reading, first, end + 1):
+            targets = int((read.labels_BT != IGNORED).sum())
+            read.labels[:, : max(0, start - seen)] = IGNORED
+            seen += targets
+            if seen > start:
+                yield read
+
+    def _descend(self, read: Batch) -> None:
+        """Take a step of SGD on the loss of the next token."""
+        with self.reading.precision(self.input.device):
+            nats_BT = self.model(
+                read.inputs,
+                read.labels,
+                n_loops=self.reading.n_loops,
+                reduction="none",
+                candidates_BTW=read.candidates,
+            ).loss
+        self.optimizer.zero_grad()
+        (nats_BT.sum() / min(self.reading.seq_len, self.settings.chunk)).backward()
+        nn.utils.clip_grad_norm_(self.trainable, CLIP)
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def _project(self, read: Batch) -> None:
+        """Take a step that brings ``z W^T`` nearer to h in each layer."""
+        with self.reading.precision(self.input.device):
+            h_BTD, inputs = self.model.ffn_inputs(read.inputs, self.layers, self.reading.n_loops)
+        learned_BT = read.labels != IGNORED
+        h_SD = wide(h_BTD[learned_BT])
+        for w_DF, z_BTF in zip(self.trainable, inputs, strict=True):
+            z_SF = wide(z_BTF[learned_BT])
+            error_SD = z_SF @ wide(w_DF).T - h_SD
+            w_DF -= self.settings.lr * (error_SD.T @ z_SF) / len(z_SF)
+
+
+def _copy_back(saved: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy saved values into their tensors."""
+    with torch.no_grad():
+        for tensor, before in saved:
+            tensor.copy_(before)
 
 
 @contextmanager
-def _restored(model: Model, trainable: list[Tensor]) -> Iterator[None]:
-    """Enable gradients for ``trainable`` only; restore weights, buffers and random generators at the end."""
+def _restored(model: Model, trainable: list[Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Enable gradients for ``trainable`` only; restore weights, buffers and random generators at the end.
+
+    Yields these weights and buffers, each with its value.
+    """
     device = trainable[0].device
     deterministic = torch.are_deterministic_algorithms_enabled()
     required_gradients = [(p, p.requires_grad) for p in model.parameters()]
@@ -143,11 +219,9 @@ def _restored(model: Model, trainable: list[Tensor]) -> Iterator[None]:
         for p in trainable:
             p.requires_grad_(True)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
+            yield saved
     finally:
-        with torch.no_grad():
-            for tensor, before in saved:
-                tensor.copy_(before)
+        _copy_back(saved)
         for p, required in required_gradients:
             p.requires_grad_(required)
             p.grad = None

@@ -19,6 +19,7 @@ from spider.data.chat import opening
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import Sample
 from spider.model import choose_kernels
+from spider.processes.device import choose_tf32
 from spider.results import StageFolder
 from spider.tokens.turns import TURN
 
@@ -44,6 +45,7 @@ def sample(receipt: Path, spec: StageSpec, output: Path, *, device: str | None =
     checkpoint = Checkpoint.at(receipt)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     choose_kernels(spec.kernels)
+    choose_tf32(spec.tf32)
     settings = spec.evaluation
     folder = StageFolder(output)
     log.info("writing %s bytes on %s", f"{settings.sample_bytes:,}", device)

@@ -157,18 +157,19 @@ def of_stages(
 
     The receipts have positions in these splits.
     """
-    orders: dict[tuple[str, int, int, bool], tuple[Shards, int]] = {}
+    orders: dict[tuple[str, int, int, bool, bool], tuple[Shards, int]] = {}
     for receipt, split in zip(receipts, splits, strict=True):
         position = receipt.position
         assert position is not None, "`training_texts` leaves out receipts without a position"
-        order = (split.digest, position["seq_len"], position["seed"], "packing" in position)
+        ways = "packing" in position, "order" not in position
+        order = (split.digest, position["seq_len"], position["seed"], *ways)
         _, before = orders.get(order, (split, 0))
         orders[order] = (split, max(before, position["sample"]))  # a stage may continue the order of another
     spans = _beginning(indexes, limit)
     if limit is not None:
         limit -= _size(spans)
     total = sum(index.tokens for index in indexes)
-    for (_, seq_len, seed, packed), (split, samples) in orders.items():
+    for (_, seq_len, seed, packed, shuffled), (split, samples) in orders.items():
         rows = PackedRows.open(split.files[0].parents[1], split, seq_len) if packed else None
         windows = rows.count if rows else -(-split.tokens // seq_len)
         total += min(split.tokens, samples * seq_len)
@@ -177,13 +178,15 @@ def of_stages(
         if limit is not None:
             count = min(count, limit // seq_len)
             limit -= count * seq_len
-        spans += _windows_read(split, seq_len, seed, count, rows)
+        loader = Loader(split, seq_len=seq_len, rows=1, seed=seed, packed=rows, shuffled=shuffled)
+        spans += _windows_read(split, loader, seq_len, count, rows)
     return TrainingText(spans, min(1.0, _size(spans) / total))
 
 
-def _windows_read(split: Shards, seq_len: int, seed: int, count: int, rows: PackedRows | None) -> list[Span]:
+def _windows_read(
+    split: Shards, loader: Loader, seq_len: int, count: int, rows: PackedRows | None
+) -> list[Span]:
     """Return the union of the first windows of an order, or of its packed rows, as spans of the split."""
-    loader = Loader(split, seq_len=seq_len, rows=1, seed=seed, packed=rows)
     if rows:
         pieces = np.sort(rows.spans(loader.packed_rows(np.arange(count))), order="first")
         begins = pieces["first"].astype(np.int64)

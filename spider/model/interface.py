@@ -248,9 +248,24 @@ class Model(nn.Module):
         """Return a new observer of the model's inner workings; None if the family has none."""
         return None
 
-    def ffn_down(self) -> list[Tensor]:
-        """Return the output matrices of the feed-forward layers; here those named ``down`` inside ``ffn``."""
-        return [p for name, p in self.named_parameters() if re.search(r"\bffn\b.*\bdown\b", name)]
+    def ffn_down(self) -> list[list[Tensor]]:
+        """Return the output matrices of the feed-forward of each layer; here those named ``down`` inside each
+        ``ffn``."""
+        layers: dict[str, list[Tensor]] = {}
+        for name, p in self.named_parameters():
+            if found := re.match(r"(.*\bffn)\b.*\bdown\b", name):
+                layers.setdefault(found[1], []).append(p)
+        return list(layers.values())
+
+    def ffn_inputs(
+        self, tokens_BT: Tensor, layers: Sequence[int], n_loops: int | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the normalised states before the head, (B, T, D), and the products of the feed-forwards of
+        these layers with them, up to the output matrix, (B, T, F) each.
+
+        Only a family whose configuration sets `FFN_INPUTS` has it. Each of its layers has one output matrix.
+        """
+        raise NotImplementedError
 
     def looked_up(self) -> int:
         """Count the parameters that are only looked up. They cost no FLOPs, and autocast does not copy

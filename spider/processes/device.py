@@ -1,4 +1,4 @@
-"""Check that a training has the GPUs it requests, and make their sums deterministic.
+"""Check that a training has the GPUs it requests, and set how they multiply and add.
 
 Without a usable GPU, torch computes on the CPU without a message, and a cluster's GPU would idle for days.
 Torch reports the reason (a build for CPUs, no device, a driver older than its CUDA) only on request.
@@ -7,12 +7,15 @@ Torch reports the reason (a build for CPUs, no device, a driver older than its C
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
 import torch
 
 from spider.errors import TrainingError
+
+log = logging.getLogger(__name__)
 
 _BUILD = 'install a build of torch for its CUDA (docs/guide.md, "torch for a GPU")'
 #: The remedy by a word of torch's reason.
@@ -64,6 +67,20 @@ def make_deterministic(device: torch.device) -> None:
     # Filling memory only helps to find errors, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
+
+
+def choose_tf32(allowed: bool | None) -> None:
+    """Set whether a GPU rounds the factors of fp32 products to TF32 in this process, and log it.
+
+    None leaves torch's own choice. Only switches of the GPU are set, because torch's common switch would also
+    change the products of some CPUs.
+    """
+    if allowed is None:
+        return
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+    effect = "" if torch.cuda.is_available() else ", without effect on a CPU"
+    log.info("tf32: %s%s", "on" if allowed else "off", effect)
 
 
 def _main() -> None:

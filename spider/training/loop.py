@@ -40,7 +40,7 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
-from spider.processes.device import make_deterministic
+from spider.processes.device import choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward, exchange_gradients, full_tensor, replicate, shard
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
@@ -109,6 +109,7 @@ class Trainer:
         check_fits(spec, self.precision.kind, self.device, world.size)
         make_deterministic(self.device)
         choose_kernels(spec.kernels)
+        choose_tf32(spec.tf32)
         torch.manual_seed(seed_of(spec.seed, "weights"))
         vocabulary = BYTES if spec.stream else load_metadata(data).vocabulary
         self.model = build_model(spec.model, vocabulary).to(self.device)
@@ -498,6 +499,7 @@ class Trainer:
             packed = PackedRows.open(data, shards, self.settings.seq_len)
             self.model.most_documents = packed.packing.most_pieces
         answers = self.settings.learn == "assistant"
+        order["shuffled"] = self.settings.order == "shuffled"
         return Loader(shards, packed=packed, lookup=self.model.lookup, answers=answers, **order)
 
 

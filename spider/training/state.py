@@ -233,7 +233,7 @@ class State:
         checkpoint.load_into(self.tensors())
 
     def _next_position(self, before: Manifest) -> dict[str, Any] | None:
-        """Return the parent's position in the data, or None if data, window or packing differ."""
+        """Return the parent's position in the data, or None if data, window, packing or order differ."""
         position, settings = before.position, self.spec.settings
         if (
             position
@@ -241,6 +241,7 @@ class State:
             and position["seq_len"] == settings.seq_len
             and ("packing" in position) == (settings.packing == "best_fit")
             and ("objective" in position) == (settings.objective == "reinforce")
+            and position.get("order", "shuffled") == settings.order
         ):
             log.info("data: continuing where the previous training stopped")
             return position

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from spider.config import StageSpec
 from spider.data.loader import Batch, to_device
 from spider.model import build_model, choose_kernels
-from spider.processes.device import make_deterministic
+from spider.processes.device import choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
 from spider.training import compilecache
@@ -76,6 +76,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)
     make_deterministic(device)
     choose_kernels(spec.kernels)
+    choose_tf32(spec.tf32)
 
     products, fp8_eligible = _products(spec, device)
     gemms = _time_products(spec, products, fp8_eligible, device)

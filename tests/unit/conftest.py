@@ -1,4 +1,4 @@
-"""Python in a process of its own, for tests that kill it or look at what it imported; a GPU's benchmarks."""
+"""Python in a process of its own, for tests that kill it or look at what it imported; a GPU's settings."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def gpu_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the scripts of `benchmarks/gpu` importable, and the modules that they share."""
     for folder in ("benchmarks", "benchmarks/gpu"):
         monkeypatch.syspath_prepend(ROOT / folder)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Restore torch's switches of TF32 afterwards."""
+    import torch
+
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed

@@ -46,6 +46,7 @@ class GPTConfig(ModelConfig):
         "vectors": "vector",
         "tables": "table",
     }
+    FFN_INPUTS: ClassVar[bool] = True
 
     preset: str = "gpt-d12"
     """Named sizes to start from; other keys override them."""
@@ -110,6 +111,10 @@ class GPTConfig(ModelConfig):
     @property
     def looped(self) -> bool:
         return self.recurrence.last is not None
+
+    @property
+    def feed_forwards(self) -> int:
+        return self.layers
 
     @property
     def groups(self) -> int:

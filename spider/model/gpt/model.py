@@ -38,7 +38,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -170,7 +170,11 @@ class FeedForward(nn.Module):
         self.down = _output(config.ffn_ratio * config.hidden, config.hidden, config)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
-        return self.down(F.leaky_relu(self.up(h_BTD), self.slope).square())
+        return self.down(self.inner(h_BTD))
+
+    def inner(self, h_BTD: Tensor) -> Tensor:
+        """Return ``leaky(W1 h)^2``."""
+        return F.leaky_relu(self.up(h_BTD), self.slope).square()
 
 
 class Mix(nn.Module):
@@ -315,6 +319,24 @@ class GPT(interface.Model):
     ) -> ModelOutput:
         """See `spider.model.interface.Model`; a position attends only within its document, and the trace is
         the tokens."""
+        h_BTD = self.states(tokens_BT, n_loops, segments_BT)
+        inside = tokens_BT if trace else None
+        if labels_BT is None:
+            return ModelOutput(None, self.logits(h_BTD, candidates_BTW), {}, inside)
+        nats_BT = self.nats(h_BTD, labels_BT, candidates_BTW)
+        mean = nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
+        metrics = {"cross_entropy": mean.detach()}
+        return ModelOutput(nats_BT if reduction == "none" else mean, None, metrics, inside)
+
+    def ffn_inputs(
+        self, tokens_BT: Tensor, layers: Sequence[int], n_loops: int | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        h_BTD = self.states(tokens_BT, n_loops)
+        blocks = [cast(Block, self.blocks[layer]) for layer in layers]
+        return h_BTD, [block.ffn.inner(h_BTD) for block in blocks]
+
+    def states(self, tokens_BT: Tensor, n_loops: int | None, segments_BT: Tensor | None = None) -> Tensor:
+        """Return the normalised states before the head, (B, T, D)."""
         order = self.config.order(self.loops(n_loops))
         B, T = tokens_BT.shape
         views = {
@@ -328,14 +350,7 @@ class GPT(interface.Model):
             )
             for window in {self.config.window(layer) for layer in order}
         }
-        h_BTD = self.read(tokens_BT, self.rope(T), views, order)
-        inside = tokens_BT if trace else None
-        if labels_BT is None:
-            return ModelOutput(None, self.logits(h_BTD, candidates_BTW), {}, inside)
-        nats_BT = self.nats(h_BTD, labels_BT, candidates_BTW)
-        mean = nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
-        metrics = {"cross_entropy": mean.detach()}
-        return ModelOutput(nats_BT if reduction == "none" else mean, None, metrics, inside)
+        return self.read(tokens_BT, self.rope(T), views, order)
 
     def rope(self, length: int) -> Rope:
         """Return the angles of positions 0..length-1, as wide as the embedding and at least float32."""

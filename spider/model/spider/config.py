@@ -166,6 +166,10 @@ class SpiderConfig(ModelConfig):
     engram: EngramConfig = EngramConfig()
     recurrence: RecurrenceConfig = RecurrenceConfig()
 
+    @property
+    def feed_forwards(self) -> int:
+        return self.prelude_layers + self.recurrence.layers + self.coda_layers
+
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
         if compiled and precision == "fp32" and self.moe and self.moe.implementation == "grouped":
             return [

@@ -1,9 +1,13 @@
 """GPTQ rounds to the nearest where inputs are uncorrelated, and is optimal for two columns."""
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 
 from spider.compress import gptq as it
+from tests.unit.model.small_gpt import build_gpt
 
 BITS = 6
 
@@ -83,3 +87,28 @@ def test_more_bits_and_a_smaller_clip_give_a_finer_step():
     assert it.steps(torch.full((2, 80), 1e-9), 6, 6, shared=False).count_nonzero() == 0, (
         "steps that underflow are zeros"
     )
+
+
+def test_the_benchmark_rounds_as_the_original_script_does(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benchmarks")
+    benchmark = importlib.import_module("compress")
+    row = torch.tensor([[0.0] * 99 + [100.0], [1.0, -1.0] * 50])
+    q, step = benchmark.rounded(row, 31)
+    mean, deviation = 1.0, 10.0  # of the first row, whose outlier is clipped to 1 + 2.5 x 10
+    assert (row[0].mean(), row[0].std()) == (mean, deviation)
+    assert (
+        step.dtype == torch.float16 and step.tolist() == torch.tensor([[26 / 31], [1 / 31]]).half().tolist()
+    )
+    assert q[0].tolist() == [0] * 99 + [31] and q[1].tolist() == [31, -31] * 50
+
+    model = build_gpt()
+    size, read = benchmark.original(model, kept=0)
+    whole, unchanged = benchmark.original(model, kept=10**9)
+    for (name, before), after, same in zip(
+        model.named_parameters(), read.parameters(), unchanged.parameters(), strict=True
+    ):
+        role = model.parameter_groups()[name].role
+        assert torch.equal(before, after) == (role == "vector" or not before.any()), name
+        if role == "matrix":
+            assert torch.equal(same, before.half().float())
+    assert size < whole

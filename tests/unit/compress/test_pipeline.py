@@ -26,7 +26,7 @@ from spider.cli import cli
 from spider.compress import code, format, pipeline
 from spider.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
 from spider.compress.predict import predict
-from spider.config import CompressConfig
+from spider.config import CompressConfig, TTTConfig
 from spider.config.model import family_block, merged, presets
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
@@ -407,6 +407,22 @@ def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trai
     assert CompressedReceipt.read(folder.receipt) == receipt
     with pytest.raises(CheckpointError, match=r"a compressed model, from which training cannot continue"):
         Checkpoint.at(folder.model).load_into({})
+
+
+def test_it_learns_while_it_is_scored_and_stays_as_it_is(files, trained, tmp_path):
+    (folder, receipt), (_, spec, data) = files["gpt"], trained["gpt"]
+    ttt = TTTConfig(chunk=8, objective="projection", parameters="ffn_down", reset="window", lr=0.01)
+    settings = spec.evaluation.model_copy(update={"ttt": ttt, "max_bytes": 2000, "overlap": 0.75})
+    spec = spec.model_copy(update={"evaluation": settings})
+    before = folder.model.read_bytes()
+    scored = evaluate(folder.receipt, spec, data, tmp_path)
+    (row,) = scored.results["adapt"].rows
+    assert row.carried.value > 0 and row.carried.value != scored.bpb_carried
+    frozen = ttt.model_copy(update={"lr": 0.0})
+    spec = spec.model_copy(update={"evaluation": settings.model_copy(update={"ttt": frozen})})
+    scored = evaluate(folder.receipt, spec, data, tmp_path)
+    assert scored.results["adapt"].rows[0].carried.value == pytest.approx(scored.bpb_carried, rel=1e-6)
+    assert folder.model.read_bytes() == before and scored.weights == receipt.weights
 
 
 @pytest.mark.parametrize("named", ["compress.json", "model.spider"])

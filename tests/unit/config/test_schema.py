@@ -268,14 +268,52 @@ def changed(path: str, value) -> dict:
         (
             "runs.demo.evaluation",
             {"ttt": {"chunk": 100}},
-            "runs.demo.evaluation.ttt.chunk: must be at least the window of its evaluation, 128 in stage b "
-            "(got 100)",
+            "runs.demo.evaluation.ttt.chunk: must divide the window of its evaluation, 128 in stage b, or be "
+            "at least as long (got 100)",
         ),
         (
             "runs.demo.evaluation",
             {"seq_len": 9000, "ttt": {}},
-            "runs.demo.evaluation.ttt.chunk: must be at least the window of its evaluation, 9000 in stage b",
+            "runs.demo.evaluation.ttt.chunk: must divide the window of its evaluation, 9000 in stage b, or",
         ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"chunk": 256, "objective": "projection", "parameters": "ffn_down"}},
+            "runs.demo.evaluation.ttt.chunk: with objective: projection must be shorter than the window of "
+            "its evaluation, 128 in stage b (got 256)",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"chunk": 128, "reset": "window"}},
+            "runs.demo.evaluation.ttt.chunk: with reset: window must be shorter than the window of its",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"chunk": 64, "objective": "projection"}},
+            "runs.demo.evaluation.ttt.objective: trains output projections of feed-forwards only; set",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"layers": [0]}},
+            "runs.demo.evaluation.ttt.layers: trains output projections of feed-forwards only; set",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"parameters": "ffn_down", "layers": []}},
+            "runs.demo.evaluation.ttt.layers: must not be empty",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"parameters": "ffn_down", "layers": [0, 99]}},
+            "runs.demo.evaluation.ttt.layers: 99 is not one of the model's ",
+        ),
+        (
+            "runs.demo.evaluation",
+            {"ttt": {"chunk": 64, "objective": "projection", "parameters": "ffn_down"}},
+            "runs.demo.evaluation.ttt.objective: projection: the family spider does not support it; set",
+        ),
+        ("runs.demo.defaults.order", "sorted", "order: must be one of 'shuffled' or 'text' (got 'sorted')"),
+        ("runs.demo.tf32", "high", "runs.demo.tf32: must be true or false (got 'high')"),
         ("runs.demo.evaluation", {"mixer": {"rate": 0}}, "evaluation.mixer.rate: must be positive (got 0)"),
         ("runs.demo.evaluation", {"mixer": {"prime": -1}}, "evaluation.mixer.prime: must be at least 0"),
     ],
@@ -338,6 +376,15 @@ def test_local_sources_expand_globs_in_order(tmp_path):
 def test_a_stream_needs_another_dataset_to_be_evaluated_on():
     with pytest.raises(ConfigError, match=r"evaluation\.data: 'docs' is a stream"):
         load_config(changed("datasets.docs", STREAM))
+
+
+def test_a_stream_has_no_order_of_the_text():
+    plain = changed("datasets.docs", STREAM)
+    plain["runs"]["demo"]["defaults"]["order"] = "text"
+    with pytest.raises(
+        ConfigError, match=r"stages\[0\]\.order: text: docs is a stream, which reads its files"
+    ):
+        load_config(plain)
 
 
 @pytest.mark.parametrize("path", ["config.yaml", *(f"presets/{p.name}" for p in ROOT.glob("presets/*.yaml"))])

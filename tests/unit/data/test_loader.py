@@ -102,14 +102,24 @@ def test_rows_are_the_windows_of_the_concatenation(data, seq_len, rows, seed, st
     assert np.array_equal(take(loader, steps), [ring[s : s + seq_len + 1] for s in starts])
 
 
+@pytest.mark.parametrize("seq_len", [1, 16, 100, 560])
+def test_the_order_of_the_text_is_one_walk_around_the_ring(data, seq_len):
+    shards, ids = data
+    rows = take(Loader(shards, seq_len=seq_len, rows=3, seed=3, shuffled=False), 30)
+    targets = rows[:, 1:].ravel()
+    assert np.array_equal(targets, np.resize(np.roll(ids, -1), len(targets)))
+    assert np.array_equal(rows[:, 0], np.resize(ids, len(targets) + 1)[:-1:seq_len])
+
+
 @settings(max_examples=25)
-@given(rows=st.integers(1, 5), steps=st.integers(1, 6), seed=st.integers(0, 3))
-def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed):
+@given(rows=st.integers(1, 5), steps=st.integers(1, 6), seed=st.integers(0, 3), shuffled=st.booleans())
+def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed, shuffled):
     batch = 12 * rows
-    one = take(Loader(data[0], seq_len=16, rows=batch, seed=seed), steps)
+    order = {"seq_len": 16, "seed": seed, "shuffled": shuffled}
+    one = take(Loader(data[0], rows=batch, **order), steps)
     for world in (2, 3, 4):
         ranks = [
-            take(Loader(data[0], seq_len=16, rows=batch // world, seed=seed, rank=r, world=world), steps)
+            take(Loader(data[0], rows=batch // world, rank=r, world=world, **order), steps)
             for r in range(world)
         ]
         shares = [np.split(rows, steps) for rows in ranks]
@@ -117,19 +127,22 @@ def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed)
 
 
 @settings(max_examples=25)
-@given(before=st.integers(0, 30), after=st.integers(1, 10), world=st.sampled_from([1, 2, 3, 4]))
-def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after, world):
-    whole = take(Loader(data[0], seq_len=16, rows=12, seed=1), before + after)
-    first = Loader(data[0], seq_len=16, rows=12, seed=1)
+@given(
+    before=st.integers(0, 30),
+    after=st.integers(1, 10),
+    world=st.sampled_from([1, 2, 3, 4]),
+    shuffled=st.booleans(),
+)
+def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after, world, shuffled):
+    order = {"seq_len": 16, "seed": 1, "shuffled": shuffled}
+    whole = take(Loader(data[0], rows=12, **order), before + after)
+    first = Loader(data[0], rows=12, **order)
     position = None
     for _ in range(before):
         position = next(first).position
     first.close()
     ranks = [
-        take(
-            Loader(data[0], seq_len=16, rows=12 // world, seed=1, rank=r, world=world, position=position),
-            after,
-        )
+        take(Loader(data[0], rows=12 // world, rank=r, world=world, position=position, **order), after)
         for r in range(world)
     ]
     shares = [np.split(rows, after) for rows in ranks]

@@ -123,14 +123,30 @@ def test_rows_begin_with_a_document_or_with_a_piece_of_a_long_one(folder):
         assert (row[: len(segments)][segments == 0] == BYTES.pad).all()
 
 
-def test_packed_rows_resume_anywhere_on_any_number_of_processes(folder):
+def test_packed_rows_in_the_order_of_the_text_begin_ever_later_in_it(folder):
+    packing = pack(folder, 32)
+    shards = Shards(folder, "train")
+    packed = PackedRows.open(folder, shards, 32)
+    loader = packed_loader(folder, rows=1, shuffled=False)
+    rows = loader.packed_rows(np.arange(2 * packing.rows))
+    firsts = packed.pieces["first"][packed.first[rows[: packing.rows]]]
+    assert (np.diff(firsts.astype(np.int64)) > 0).all() and (
+        rows[packing.rows :] == rows[: packing.rows]
+    ).all()
+    expected, _ = packed.rows(rows[:8], BYTES.pad)
+    assert (np.concatenate([next(loader).rows_BT1 for _ in range(8)]) == expected).all()
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_packed_rows_resume_anywhere_on_any_number_of_processes(folder, shuffled):
     pack(folder, 32)
-    whole = [next(loader) for loader in [packed_loader(folder)] for _ in range(6)]
-    again = packed_loader(folder, position=whole[2].position)
+    order = {"shuffled": shuffled}
+    whole = [next(loader) for loader in [packed_loader(folder, **order)] for _ in range(6)]
+    again = packed_loader(folder, position=whole[2].position, **order)
     for batch in whole[3:]:
         one = next(again)
         assert (one.rows_BT1 == batch.rows_BT1).all() and one.position == batch.position
-    shares = [packed_loader(folder, rows=2, rank=rank, world=2) for rank in (0, 1)]
+    shares = [packed_loader(folder, rows=2, rank=rank, world=2, **order) for rank in (0, 1)]
     for batch in whole:
         rows = np.concatenate([next(share).rows_BT1 for share in shares])
         assert (rows == batch.rows_BT1).all()

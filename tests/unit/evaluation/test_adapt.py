@@ -183,9 +183,121 @@ def test_ffn_down_changes_only_the_down_projections(monkeypatch):
         adapt(toy(), TOKENS, learning(parameters="ffn_down"), WINDOWS)
 
 
-def test_a_chunk_shorter_than_a_window_is_refused():
-    with pytest.raises(ValueError, match=r"evaluation\.ttt\.chunk: .* the window, 64 \(got 40\)"):
-        adapt(toy(), TOKENS, learning(), Reading(seq_len=64))
+IDS = TOKENS[:66]
+#: A window of four chunks, which slides by one chunk.
+SLIDING = Reading(seq_len=16, overlap=0.75, batch=1, carry_over=1)
+#: Settings with a chunk of a quarter of a window, by what is learned and when it is forgotten.
+SHORT = {
+    "next token": learning(chunk=4),
+    "next token, reset": learning(chunk=4, reset="window", parameters="ffn_down", layers=[1, 3]),
+    "projection": learning(chunk=4, objective="projection", parameters="ffn_down", layers=[0, 2]),
+    "projection, reset": learning(chunk=4, objective="projection", parameters="ffn_down", reset="window"),
+}
+
+
+def trained_gpt(**changes):
+    """Return a GPT in float64 whose output matrices are not zero."""
+    model = build_gpt(**changes).double()
+    with torch.no_grad():
+        for i, matrix in enumerate(p for layer in model.ffn_down() for p in layer):
+            matrix.copy_(0.05 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(i)))
+    return model
+
+
+class Reference:
+    """The plainest loop over windows and their chunks, with the update of projections in NumPy."""
+
+    def __init__(self, model, settings: TTTConfig) -> None:
+        self.model, self.settings = model, settings
+        self.T, self.C, self.M = SLIDING.seq_len, settings.chunk, len(IDS) - 1
+        self.ids = torch.from_numpy(IDS.astype(np.int64))
+        self.layers = [model.blocks[i].ffn for i in settings.layers or range(len(model.blocks))]
+        whole = settings.parameters == "all"
+        self.learned = list(model.parameters()) if whole else [ffn.down.weight for ffn in self.layers]
+        self.original = [p.detach().clone() for p in self.learned]
+        self.restore()
+
+    def restore(self) -> None:
+        for p, before in zip(self.learned, self.original, strict=True):
+            p.data.copy_(before)
+        self.momentum = [torch.zeros_like(p) for p in self.learned]
+
+    def nats(self) -> np.ndarray:
+        nats: list[float] = []
+        if self.settings.reset == "never":
+            for start in range(0, self.M, self.C):
+                begin = max(0, start + self.C - self.T)
+                nats += self.of_chunk(begin, start)
+                self.learn(begin, start)
+        for begin in range(0, self.M - self.T + self.C, self.C) if self.settings.reset == "window" else ():
+            self.restore()
+            for start in range(begin, min(begin + self.T, self.M), self.C):
+                chunk = self.of_chunk(begin, start)
+                nats += chunk if start == len(nats) else []
+                self.learn(begin, start)
+        self.restore()
+        return np.array(nats)
+
+    def of_chunk(self, begin: int, start: int) -> list[float]:
+        with torch.no_grad():
+            log_p = self.model(self.ids[None, begin : min(begin + self.T, self.M)]).logits[0].log_softmax(-1)
+        end = min(start + self.C, self.M)
+        return [-float(log_p[t - begin, self.ids[t + 1]]) for t in range(start, end)]
+
+    def learn(self, begin: int, start: int) -> None:
+        end = start + self.C
+        if end >= self.M:
+            return
+        if self.settings.objective == "projection":
+            h = self.model.states(self.ids[None, begin : begin + self.T], None)[0].detach().numpy()
+            h = h[start - begin : end - begin]
+            for ffn in self.layers:
+                up = h @ ffn.up.weight.detach().numpy().T
+                z = np.where(up > 0, up, ffn.slope * up) ** 2
+                error = z @ ffn.down.weight.detach().numpy().T - h
+                ffn.down.weight.data -= self.settings.lr * torch.from_numpy(error.T @ z / self.C)
+            return
+        log_p = self.model(self.ids[None, begin:end]).logits[0, start - begin :].log_softmax(-1)
+        loss = -log_p.gather(-1, self.ids[start + 1 : end + 1, None]).mean()
+        found = torch.autograd.grad(loss, self.learned, allow_unused=True)
+        gradients = [
+            torch.zeros_like(p) if g is None else g for g, p in zip(found, self.learned, strict=True)
+        ]
+        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+        for p, g, m in zip(self.learned, gradients, self.momentum, strict=True):
+            m.mul_(0.9).add_(g * min(1.0, 1.0 / norm))
+            p.data -= self.settings.lr * m
+
+
+@pytest.mark.parametrize("way", SHORT)
+def test_short_chunks_give_the_nats_of_the_plainest_loop(way):
+    model = trained_gpt()
+    adapted = adapt(model, IDS, SHORT[way], SLIDING).by_target_S
+    assert len(adapted) == len(IDS) - 1
+    np.testing.assert_allclose(adapted, Reference(model, SHORT[way]).nats(), rtol=1e-6)
+    frozen = score(model, IDS, SLIDING).by_target_S
+    assert np.array_equal(adapted[:4], frozen[:4]) and not (adapted[4:] == frozen[4:]).any()
+
+
+@pytest.mark.parametrize("way", SHORT)
+def test_short_chunks_learn_nothing_from_later_ids_and_nothing_at_a_rate_of_zero(way):
+    model, settings = trained_gpt(), SHORT[way]
+    nothing = adapt(model, IDS, settings.model_copy(update={"lr": 0.0}), replace(SLIDING, overlap=0.0))
+    assert np.array_equal(nothing.by_target_S, score(model, IDS, SLIDING).by_target_S)
+    before = adapt(model, IDS, settings, SLIDING).by_target_S
+    for t in (5, 20, 40):
+        changed = IDS.copy()
+        changed[t] = ord("Z")
+        after = adapt(model, changed, settings, SLIDING).by_target_S
+        assert np.array_equal(after[: t - 1], before[: t - 1]) and after[t - 1] != before[t - 1], t
+
+
+def test_a_window_that_forgets_depends_on_nothing_before_it():
+    model, settings = trained_gpt(), SHORT["projection, reset"]
+    whole = adapt(model, IDS, settings, SLIDING).by_target_S
+    begin = 20  # of a window
+    alone = adapt(model, IDS[begin : begin + 17], settings, SLIDING).by_target_S
+    np.testing.assert_allclose(alone[12:], whole[begin + 12 : begin + 16], rtol=1e-6)
 
 
 def test_learning_uses_the_loops_and_the_precision_of_the_evaluation(monkeypatch):

@@ -51,8 +51,10 @@ def parsed(plain: dict) -> Receipt:
     return Receipt.model_validate(plain)
 
 
-def receipt(split: Shards, sample: int, *, seq_len: int = 64, seed: int = 5, stage: str = "main"):
-    position = {"sample": sample, "data": split.digest, "seq_len": seq_len, "seed": seed}
+def receipt(
+    split: Shards, sample: int, *, seq_len: int = 64, seed: int = 5, stage: str = "main", **order: str
+):
+    position = {"sample": sample, "data": split.digest, "seq_len": seq_len, "seed": seed, **order}
     return records.receipt(stage=stage, position=position)
 
 
@@ -120,6 +122,15 @@ def test_stages_of_one_order_are_read_once_and_another_order_is_added(folder):
     assert 600 <= len(b"".join(piece.tobytes() for piece in limited.pieces())) / 2 <= 660
     assert limited.share == pytest.approx(10 / 34, abs=0.02)
     assert of_splits([split], split.tokens // 4).share == pytest.approx(0.25, abs=0.001)
+
+
+def test_a_stage_in_the_order_of_the_text_read_its_beginning(folder):
+    split = Shards(folder, "train")
+    saved = [parsed(receipt(split, 10, order="text")), parsed(receipt(split, 3))]
+    ids, shuffled = split.read(0, split.tokens), windows_read(split, 3)
+    both = shuffled | (np.arange(split.tokens) <= 10 * 64)
+    assert of_stages(saved[:1], [split], None).raw() == BYTES.raw(ids[: 10 * 64 + 1])
+    assert len(of_stages(saved, [split] * 2, None).raw()) >= len(BYTES.raw(ids[both]))
 
 
 def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):

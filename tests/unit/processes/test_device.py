@@ -10,7 +10,7 @@ import torch._inductor.config
 from packaging.requirements import Requirement
 
 from spider.errors import TrainingError
-from spider.processes.device import make_deterministic, require_gpus
+from spider.processes.device import choose_tf32, make_deterministic, require_gpus
 from spider.training import memory
 from spider.training.memory import check_fits
 from spider.training.stage import train
@@ -73,6 +73,23 @@ def test_a_gpu_uses_deterministic_algorithms_and_a_cpu_does_not(monkeypatch):
         )
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_sets_the_switches_of_the_gpu_and_changes_no_product_of_a_cpu(tf32, caplog, allowed):
+    caplog.set_level("INFO")
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    a, b = torch.randn(2, 64, 64)
+    before, narrow = a @ b, torch.backends.mkldnn.matmul.fp32_precision
+    for backend in (matmul, cudnn):
+        backend.allow_tf32 = not allowed
+    choose_tf32(None)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (not allowed, not allowed) and not caplog.text
+    choose_tf32(allowed)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (allowed, allowed)
+    assert torch.equal(a @ b, before) and torch.backends.mkldnn.matmul.fp32_precision == narrow
+    cpu = "" if torch.cuda.is_available() else ", without effect on a CPU"
+    assert caplog.messages == [f"tf32: {'on' if allowed else 'off'}{cpu}"]
 
 
 @pytest.fixture

@@ -479,8 +479,10 @@ def test_the_next_stage_inherits_weights_optimizer_data_position_and_step(
     assert [row["step"] for row in rows(tmp_path / "b")] == [8, 10]
 
 
-@pytest.mark.parametrize("change", [{"seq_len": 16}, {"packing": "best_fit"}])
-def test_another_window_length_or_packing_begins_a_new_order(tmp_path, make_spec, shards, caplog, change):
+@pytest.mark.parametrize("change", [{"seq_len": 16}, {"packing": "best_fit"}, {"order": "text"}])
+def test_another_window_length_packing_or_order_begins_a_new_order(
+    tmp_path, make_spec, shards, caplog, change
+):
     caplog.set_level("INFO")
     pack(data := shutil.copytree(shards, tmp_path / "data"), 32)
     first = train(make_spec("a", max_steps=2), tmp_path / "a", data)

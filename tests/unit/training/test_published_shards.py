@@ -1,5 +1,6 @@
 """Published shards are imported, trained on, evaluated and exported."""
 
+import numpy as np
 import pytest
 
 from spider import load_model
@@ -7,9 +8,11 @@ from spider.config import load_config
 from spider.data.shards import Shards
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate
+from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.records import Evaluation
 from spider.publish.export import export
 from spider.report.compare import compare
+from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
 from tests.unit.data.published import config_of, import_shards, publish
@@ -42,6 +45,30 @@ def test_evaluation_scores_the_text_of_the_shards_and_marks_its_results(trained)
     assert rates and all(rate > 1 for rate in rates), "of the decoded text"
     compare([stage / "evaluation.json"], benchmarks=None, output=folder / "report")
     assert f"{measured.score.rows[0]}†" in (folder / "report/table.md").read_text()
+
+
+def test_bytes_are_counted_as_the_golf_script_counts_them_on_request(trained, tmp_path):
+    folder, stage, plain = trained
+    config = config_of(folder)
+    config["runs"]["r"]["evaluation"]["measurements"] = {"spider.evaluation.golf_bytes": {}}
+    spec = load_config(config).stage("r", "a")
+    measured = evaluate(stage / "train.json", spec, folder / "shards", tmp_path)
+    bpb, count = measured.results["spider.evaluation.golf_bytes"].rows
+    assert measured.bpb == plain.bpb and bpb.value == measured.bpb_strict * measured.bytes / count.value
+    assert bpb.carried.value == measured.bpb_strict_carried * measured.bytes / count.value
+
+
+def test_the_golf_script_leaves_out_a_first_blank_and_counts_inner_marks_as_three_bytes(trained):
+    tokens = read_tokens(trained[0] / "m.model")
+    ids = {piece: tokens.size - len(tokens.pieces) + i for i, (piece, _) in enumerate(tokens.pieces)}
+    pieces = ["▁the", "▁the", "of▁the", "▁▁", "日本", "▁"]
+    stream = [tokens.bos, *(ids[piece] for piece in pieces), ord("x"), ids["▁the"], tokens.eos]
+    stream += [tokens.bos, ids["▁"], tokens.eos, tokens.bos, ids["of"]]
+    #          3, then 4, of▁the, ▁▁, 日本, ▁; x and 4; a document of one blank; of
+    expected = 3 + 4 + 8 + 4 + 6 + 1 + 1 + 4 + 0 + 2
+    assert golf_bytes(np.array(stream, np.uint16), tokens) == expected
+    with pytest.raises(ValueError, match=r"golf_bytes: counts pieces of a SentencePiece model"):
+        golf_bytes(BYTES.encode("text"), BYTES)
 
 
 def test_the_exported_model_includes_its_tokenizer_and_generates_with_it(trained, tmp_path):

@@ -213,7 +213,7 @@ def test_answers_without_a_number_are_refused_before_training(tmp_path):
     [
         ({"objective": "next_token"}, r"rollouts: belong to `objective: reinforce`"),
         ({"source": "pydocs"}, r"objective: reinforce: sums has no conversations"),
-        ({"packing": "best_fit"}, r"learns from its own answers; leave packing and learn out"),
+        ({"packing": "best_fit"}, r"learns from its own answers; leave packing, learn and order out"),
         ({"parallel": "fsdp"}, r"set parallel: ddp"),
         (
             {"rollouts": {"samples": 3}},

@@ -7,6 +7,8 @@ from spider import files
 from spider.cli.session import keep_freed_memory
 from spider.config import StageSpec
 from spider.errors import TrainingError
+from spider.evaluation.evaluate import evaluate
+from spider.evaluation.sample import sample
 from spider.model import build_model
 from spider.model.spider import moe
 from spider.training import precision, warmup
@@ -166,6 +168,24 @@ def test_training_uses_the_warm_ups_precision_and_keeps_it_on_resume(tmp_path, m
     record.model_copy(update={"precision": "fp32"}).write(path)
     assert train(spec, tmp_path / "a", shards, warmup=path).precision == "bf16"
     assert train(spec, tmp_path / "b", shards, warmup=path).precision == "fp32"
+
+
+def test_warm_up_training_evaluation_and_sample_log_their_tf32_once(
+    tmp_path, make_spec, shards, quick, caplog, tf32
+):
+    caplog.set_level("INFO")
+    spec, receipt = make_spec(tf32=True, max_steps=1), tmp_path / "train.json"
+    assert spec.shape != make_spec(max_steps=1).shape and spec.identity != make_spec(max_steps=1).identity
+    for job in (
+        lambda: warm_up(spec, tmp_path / "warmup.json"),
+        lambda: train(spec, tmp_path, shards),
+        lambda: evaluate(receipt, spec, shards, tmp_path),
+        lambda: sample(receipt, spec, tmp_path),
+    ):
+        caplog.clear()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        job()
+        assert caplog.text.count("tf32: on") == 1 and torch.backends.cuda.matmul.allow_tf32
 
 
 def test_only_a_clearly_faster_precision_replaces_the_exact_one(tmp_path, make_spec, quick, monkeypatch):
