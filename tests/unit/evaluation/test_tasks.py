@@ -69,7 +69,7 @@ def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, t
     whole = [q.contexts[q.gold] + q.choices[q.gold] for q in task.questions]
     known = answer(Knows(whole, tokens), task)
     nothing = answer(Knows([], tokens), task)
-    assert known.value == column(known, "by total nats") == column(known, "centered") == 1.0
+    assert known.value == column(known, "by total nats") == column(known, "centered, per byte") == 1.0
     assert known.error == 0
     first = np.mean([q.gold == 0 for q in task.questions])
     assert nothing.value == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
@@ -160,7 +160,13 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
             {"query": "q", "choices": ["a", 3], "gold": 0},
             "line 1: a question and its answers must be text",
         ),
-        ({"question": "q"}, "line 1: needs choices, context_options or continuation .keys: question"),
+        ({"text": "q"}, "line 1: needs choices, context_options or continuation .keys: text"),
+        ({"question": "q"}, "line 1: a question without choices needs an answer, which is text"),
+        ({"question": "q", "answer": "so ####  "}, "line 1: a question without choices needs an answer"),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": "C"},
+            "line 1: gold must be one of 0 to 1 .got 2",
+        ),
         ([1], "line 1: must be an object"),
     ],
 )
