@@ -171,7 +171,25 @@ def training(stages: list[StageRecord]) -> list[Chart]:
             "{:,.0f} bytes/s",
             logged("speed", "bytes_per_second", 4),
         ),
+        *_tasks(logs, bands),
     ]
+
+
+def _tasks(logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
+    """Return a chart of the questions that were answered during training, with CORE for a bundle of tasks."""
+    names = dict.fromkeys(name for log in logs for row in log.rows for name in row.metrics)
+
+    def curve(name: str, colour: int) -> Series:
+        x_S, y_S = _points(logs, lambda metrics: metrics.get(name, math.nan))
+        return Series(name.removeprefix("val/tasks/"), x_S.tolist(), y_S.tolist(), colour % COLOURS)
+
+    series = [curve(name, i) for i, name in enumerate(filter(_is_drawn, names))]
+    return [Chart("Questions answered correctly", _BYTES, Axis("", percent), series, bands)] if series else []
+
+
+def _is_drawn(name: str) -> bool:
+    task = name.removeprefix("val/tasks/")
+    return task != name and ("/" not in task or task.endswith("/CORE"))
 
 
 def inside(

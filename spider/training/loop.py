@@ -50,6 +50,7 @@ from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name, fp8_layers
+from spider.training.probes import Probes
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show, target_counts
@@ -161,6 +162,8 @@ class Trainer:
             full_lookup=full_lookup,
             compiled=compiled,
         )
+        samples = StageFolder(folder).samples
+        self.probes = Probes(self.validation, samples, origin.get("conversations") is not None)
         self._announce(micro_batch)
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
@@ -192,6 +195,7 @@ class Trainer:
                     saved = self._save_is_due() or decided or done
                     with watchdog.step(progress.global_step), peers_required():
                         validated = self.validation.after(progress, saved=saved)
+                        validated |= self.probes.after(progress)
                     if progress.step % self.settings.log_every == 0 or done:
                         self._log(window, bar, validated)
                         window = Window()
