@@ -91,15 +91,15 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
 
 def _in_chat_form(task: Task, answer_bytes: int = 0) -> Task:
     """Return a task whose choices are a part of the question; the answers are their letters."""
-    questions = [_lettered(one) if len(one.choices) > 1 else one for one in task.questions]
+    questions = [_lettered(task.name, one) if len(one.choices) > 1 else one for one in task.questions]
     return task._replace(questions=questions, chat=True, answer_bytes=answer_bytes)
 
 
-def _lettered(question: Question) -> Question:
+def _lettered(name: str, question: Question) -> Question:
     context, *others = dict.fromkeys(question.contexts)
     if others or len(question.choices) > len(_CHOICES):
         reason = "choices after different contexts" if others else f"{len(question.choices)} choices"
-        raise ValueError(f"a question with {reason} has no chat form: {question.contexts[0][:60]!r}")
+        raise ValueError(f"{name}: a question with {reason} has no chat form: {question.contexts[0][:60]!r}")
     letters = [letter.encode() for letter in _CHOICES[: len(question.choices)]]
     listed = [b"%s. %s" % pair for pair in zip(letters, question.choices, strict=True)]
     asked = b"\n".join([context, b"", *listed, b"", b"Answer with the letter of the right choice."])

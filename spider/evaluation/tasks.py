@@ -124,7 +124,7 @@ def run_task(model: Model, task: Task, reading: Reading) -> Row:
     """Answer the questions of a task, and return its accuracy, by nats per byte."""
     questions = task.questions
     pairs = [pair for one in questions for pair in zip(one.contexts, one.choices, strict=True)]
-    read = _answers(model, task, pairs, reading) if task.chat else continuations(model, pairs, reading)
+    read = _answers(model, task, reading) if task.chat else continuations(model, pairs, reading)
     bytes_R = np.array([len(choice) for _, choice in pairs])
     accuracy = _accuracy(questions, read.nats_R / bytes_R, read.greedy_R)
     by_sum = _accuracy(questions, read.nats_R, read.greedy_R)
@@ -161,33 +161,40 @@ def _centered(accuracy: float, task: Task) -> Number:
     return Number(value=(accuracy - task.chance) / above, error=_error(accuracy, len(task.questions)) / above)
 
 
-def _answers(
-    model: Model, task: Task, pairs: Sequence[tuple[bytes, bytes]], reading: Reading
-) -> Continuations:
-    """Score letters as answers to a user's turn, and write the answers to questions without choices."""
+def _answers(model: Model, task: Task, reading: Reading) -> Continuations:
+    """Score letters as answers to a user's turn, and write the answers to questions without choices.
+
+    A written answer has a row without meaning, because it is not scored but compared.
+    """
     window = reading.seq_len
-    turns = [
-        opening([("user", asked.decode("utf-8", "replace"))], model.tokens, answer=True) for asked, _ in pairs
-    ]
-    rows = [answer_row(model, ids, choice, window) for ids, (_, choice) in zip(turns, pairs, strict=True)]
-    read = score_rows(model, rows, reading)
-    at = 0
+    most = window - min(task.answer_bytes, window // 2)
+    rows: list[ScoredIds] = []
+    right: dict[int, bool] = {}
+    truncated = 0
     for question in task.questions:
-        if len(question.choices) == 1:
-            ids = generate(
-                model,
-                turns[at][-window:],
-                max_bytes=task.answer_bytes,
-                temperature=0,
-                seed=0,
-                n_loops=reading.n_loops,
-                context=window,
-                ends=[TURN],
-            )
-            written = "".join(stream_text(ids, model.tokens))
-            read.greedy_R[at] = is_right(written, question.choices[0].decode("utf-8", "replace"))
-        at += len(question.choices)
-    return read
+        asked = question.contexts[0].decode("utf-8", "replace")
+        ids = opening([("user", asked)], model.tokens, answer=True)
+        if len(question.choices) > 1:
+            rows += [answer_row(model, ids, choice, window) for choice in question.choices]
+            continue
+        truncated += len(ids) > most
+        written = generate(
+            model,
+            ids[-most:],
+            max_bytes=task.answer_bytes,
+            temperature=0,
+            seed=0,
+            n_loops=reading.n_loops,
+            context=window,
+            ends=[TURN],
+        )
+        expected = question.choices[0].decode("utf-8", "replace")
+        right[len(rows)] = is_right("".join(stream_text(written, model.tokens)), expected)
+        rows.append(ScoredIds(ids[-most:], 0, len(ids[-most:]) - 1))
+    read = score_rows(model, rows, reading)
+    for at, is_so in right.items():
+        read.greedy_R[at] = is_so
+    return read._replace(truncated=read.truncated + truncated)
 
 
 def answer_row(model: Model, opened: np.ndarray, answer: bytes, window: int) -> ScoredIds:
