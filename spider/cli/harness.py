@@ -53,6 +53,9 @@ def harness(
 
     from spider.checkpoints.load import Checkpoint
 
+    checkpoint = Checkpoint.at(path)
+    if chat and checkpoint.manifest.conversations is None:
+        raise ValueError(f"{path}: the model was never trained on conversations; leave --chat out")
     os.environ |= {"TOKENIZERS_PARALLELISM": "false"}
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -63,9 +66,6 @@ def harness(
 
     with tracked_at(path, "harness", outputs=[output]) as job:
         prepare_torch(threads)
-        checkpoint = Checkpoint.at(path)
-        if chat and checkpoint.manifest.conversations is None:
-            raise ValueError(f"{path}: the model was never trained on conversations; leave --chat out")
         model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
         record = run_harness(
             HarnessModel(model, replace(checkpoint.reading, batch=batch), chat=chat),
