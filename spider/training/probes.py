@@ -80,5 +80,5 @@ class Probes:
             log.info("step %d: %r is continued by %r", step, one.prompt, one.text)
         if texts:
             self.samples.mkdir(exist_ok=True)
-            files.write_text(self.samples / f"step-{step:08d}.txt", as_text(texts))
+            files.write_text(self.samples / f"sample-{step:08d}.txt", as_text(texts))
         return {f"val/{row.name}": row.value for row in rows if row.value is not None}

@@ -81,7 +81,7 @@ def test_the_last_answers_and_samples_are_those_of_the_evaluation(asking, traine
     assert set(found) == {"val/tasks/recall", "val/tasks/core/q", "val/tasks/core/CORE"}
     shown = samples(trained)
     assert [name[-6:-4] for name in shown] == ["08", "16", "20"]
-    assert shown["step-00000020.txt"] == text != shown["step-00000008.txt"] and text.count("---") == 2
+    assert shown["sample-00000020.txt"] == text != shown["sample-00000008.txt"] and text.count("---") == 2
 
 
 def test_answers_and_samples_change_neither_the_weights_nor_other_metrics(
@@ -101,7 +101,7 @@ def test_answers_and_samples_change_neither_the_weights_nor_other_metrics(
 def test_a_resumed_training_answers_and_writes_the_same(tmp_path, asking, trained, shards):
     with pytest.raises(Stop):
         train(asking, tmp_path, shards, on_step=crash_at(9))
-    (tmp_path / "samples/step-00000008.txt").write_text("torn")
+    (tmp_path / "samples/sample-00000008.txt").write_text("torn")
     train(asking, tmp_path, shards)
     assert outcome(tmp_path) == outcome(trained) and samples(tmp_path) == samples(trained)
 
@@ -113,7 +113,7 @@ def test_a_model_of_conversations_is_asked_in_chat_form(tmp_path, talk, talk_spe
     spec = probed(talk_spec, evaluation, tasks_every=12, samples_every=12)
     train(spec, folder := tmp_path / "talk", talk)
     found, text = answered(spec, folder, talk, 500, converses=True)
-    assert curves(folder) == {12: found} and samples(folder) == {"step-00000012.txt": text}
+    assert curves(folder) == {12: found} and samples(folder) == {"sample-00000012.txt": text}
     train(talk_spec, plain := tmp_path / "plain", talk)
     assert outcome(plain)["tensors"] == outcome(folder)["tensors"]
 
