@@ -328,6 +328,8 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
         yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
     yield from _validation_problems(config, spec)
+    if spec.stream and spec.evaluation.train_bytes:
+        yield f": evaluation.train_bytes: {spec.data} is a stream, without a train split; leave it out"
     if s.tasks_every and not spec.evaluation.tasks:
         yield ".tasks_every: evaluation.tasks lists no task; add one, or leave it out"
     if spec.parallel == "fsdp" and (s.samples_every or s.tasks_every):

@@ -110,7 +110,7 @@ class Continuations(NamedTuple):
 
 
 class ScoredIds(NamedTuple):
-    """The ids of a row, of which the end is scored."""
+    """A row of ids whose end is scored."""
 
     ids: np.ndarray
     """All ids of context and choice. An n-gram index also reads those that do not fit into the window."""

@@ -30,7 +30,7 @@ class Probes:
     """Run the tasks and write the samples of a stage.
 
     Raises:
-        ValueError: A task cannot be read, or there is no text to make its questions from.
+        ValueError: A task cannot be read, or the text for its questions is missing.
     """
 
     validation: Validation

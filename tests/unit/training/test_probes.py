@@ -149,11 +149,16 @@ def test_the_page_draws_a_curve_for_each_task_and_for_core_of_a_bundle(tmp_path)
             {"evaluation": {"tasks": {"it": RECALL | {"chat": True}}}},
             "evaluation.tasks.it.chat: no stage of the run learns from conversations; train a stage on data",
         ),
+        (
+            {"data": "crawl", "evaluation": {"data": "d", "train_bytes": 9}},
+            "stages[0]: evaluation.train_bytes: crawl is a stream, without a train split; leave it out",
+        ),
         ({"harness": {"chat": True}}, "harness.chat: no stage of the run learns from conversations"),
     ],
 )
 def test_settings_that_cannot_work_are_configuration_errors(run, message):
-    datasets = {"d": {"source": {"kind": "pydocs"}}}
+    crawl = {"source": {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}}
+    datasets = {"d": {"source": {"kind": "pydocs"}}, "crawl": crawl}
     whole = {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 2}], **run}
     with pytest.raises(ConfigError) as error:
         load_config({"datasets": datasets, "runs": {"r": whole}})
