@@ -43,7 +43,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
         return None
     found, notes = read_tasks(settings, subject.text.documents(), subject.converses)
     if any(task.bundle for task in found):
-        notes.append("CORE is the mean of `centered, per token` over the tasks of a bundle.")
+        notes.append("CORE is the mean of the column 'centered, per token' over the tasks of a bundle.")
     return Result(
         title="Questions answered correctly",
         head="task",

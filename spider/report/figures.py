@@ -184,7 +184,7 @@ def _tasks(logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
         return Series(name.removeprefix("val/tasks/"), x_S.tolist(), y_S.tolist(), colour % COLOURS)
 
     series = [curve(name, i) for i, name in enumerate(filter(_is_drawn, names))]
-    return [Chart("Questions answered correctly", _BYTES, Axis("", percent), series, bands)] if series else []
+    return [Chart("Questions answered correctly", _BYTES, Axis("share"), series, bands)] if series else []
 
 
 def _is_drawn(name: str) -> bool:
