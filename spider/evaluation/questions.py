@@ -304,9 +304,14 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
             raise ValueError(f"{folder}/eval_meta_data.csv: no baseline of the task {label!r}")
         path = folder / "eval_data" / entry["dataset_uri"]
         delimiter = entry.get("continuation_delimiter", " ")
-        examples = [_parsed(row, where, delimiter) for where, row in _rows(path)]
-        chosen = list(range(len(examples)))
-        random.Random(_CORE_ORDER).shuffle(chosen)
+        examples = []
+        for where, row in _rows(path):
+            if isinstance(context := row.get("context"), str):
+                row["context"] = context.strip()
+            examples.append(_parsed(row, where, delimiter))
+        # As in nanochat, shots are drawn from the chosen items, by their number among these.
+        random.Random(_CORE_ORDER).shuffle(examples)
+        examples = examples[: config.items]
         shots = entry["num_fewshot"][0]
-        task = _with_shots(f"{name}/{label}", examples, chosen[: config.items], shots, str(path))
+        task = _with_shots(f"{name}/{label}", examples, range(len(examples)), shots, str(path))
         yield task._replace(chance=chances[label], bundle=name)

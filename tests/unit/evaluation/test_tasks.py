@@ -1,6 +1,8 @@
 """Test tasks: a model that knows the answers is correct, another guesses, and costs equal sums by hand."""
 
 import json
+import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,7 +197,7 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     (tmp_path / "eval_data").mkdir()
     rows = [{"query": f"q{i}", "choices": ["a", "b", "c"], "gold": i % 3} for i in range(9)]
     jsonl(tmp_path / "eval_data/mc.jsonl", *rows)
-    jsonl(tmp_path / "eval_data/lm.jsonl", *({"context": f"c{i}", "continuation": "x"} for i in range(5)))
+    jsonl(tmp_path / "eval_data/lm.jsonl", *({"context": f" c{i} ", "continuation": "x"} for i in range(5)))
     (tmp_path / "core.yaml").write_text(
         "icl_tasks:\n"
         "- {label: mc, dataset_uri: mc.jsonl, num_fewshot: [2], icl_task_type: multiple_choice}\n"
@@ -204,8 +206,15 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\nlm,0\n")
     mc, lm = tasks("core", CoreTask(kind="core", folder=str(tmp_path), items=4), [])
     assert (mc.name, mc.chance, len(mc.questions)) == ("core/mc", 0.33, 4)
-    assert mc.questions[0].contexts[0].count(b"\n\n") == 2
-    assert lm.questions[0].contexts[0].endswith(b"\n") and lm.chance == 0
+    random.Random(1337).shuffle(rows)
+    for i, (row, question) in enumerate(zip(rows[:4], mc.questions, strict=True)):
+        others = [rows[j] for j in range(4) if j != i]
+        shots = [
+            f"{one['query']} {one['choices'][one['gold']]}"
+            for one in random.Random(1234 + i).sample(others, 2)
+        ]
+        assert question.contexts[0].decode() == "\n\n".join([*shots, f"{row['query']} "])
+    assert re.fullmatch(rb"c\d\n", lm.questions[0].contexts[0]) and lm.chance == 0
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\n")
     with pytest.raises(ValueError, match=r"eval_meta_data.csv: no baseline of the task 'lm'"):
         list(tasks("core", CoreTask(kind="core", folder=str(tmp_path)), []))
