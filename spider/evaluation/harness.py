@@ -29,7 +29,7 @@ from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import Number, Result, Row
-from spider.evaluation.tasks import answer_row, continuations, score_rows
+from spider.evaluation.tasks import answer_row, score_rows, text_row
 from spider.model.interface import Model
 from spider.model.reading import Reading
 from spider.tokens.turns import TURN
@@ -83,14 +83,14 @@ class HarnessModel(LM):
         pairs = _arguments(requests)
         if not pairs:
             return []
-        if self.chat:
-            window = self.reading.seq_len
-            opened = [(self._opened(prompt), _utf8(text)) for prompt, text in pairs]
-            rows = [answer_row(self.model, *pair, window) for pair in opened]
-            read = score_rows(self.model, rows, self.reading)
-        else:
-            texts = [(_utf8(context), _utf8(text)) for context, text in pairs]
-            read = continuations(self.model, texts, self.reading)
+        model, window = self.model, self.reading.seq_len
+        rows = [
+            answer_row(model, self._opened(context), _utf8(text), window)
+            if self.chat
+            else text_row(model, _utf8(context), _utf8(text), window)
+            for context, text in pairs
+        ]
+        read = score_rows(model, rows, self.reading)
         self.truncated += read.truncated
         return list(zip((-read.nats_R).tolist(), read.greedy_R.tolist(), strict=True))
 

@@ -123,9 +123,8 @@ class ScoredIds(NamedTuple):
 def run_task(model: Model, task: Task, reading: Reading) -> Row:
     """Answer the questions of a task, and return its accuracy, by nats per byte."""
     questions = task.questions
-    pairs = [pair for one in questions for pair in zip(one.contexts, one.choices, strict=True)]
-    read = _answers(model, task, reading) if task.chat else continuations(model, pairs, reading)
-    bytes_R = np.array([len(choice) for _, choice in pairs])
+    read = _answers(model, task, reading) if task.chat else _continuations(model, task, reading)
+    bytes_R = np.array([len(choice) for one in questions for choice in one.choices])
     accuracy = _accuracy(questions, read.nats_R / bytes_R, read.greedy_R)
     by_sum = _accuracy(questions, read.nats_R, read.greedy_R)
     by_token = _accuracy(questions, read.nats_R / read.ids_R, read.greedy_R)
@@ -159,6 +158,12 @@ def _centered(accuracy: float, task: Task) -> Number:
     """Return an accuracy above chance: 0 for guessing, 1 for no error."""
     above = 1 - task.chance
     return Number(value=(accuracy - task.chance) / above, error=_error(accuracy, len(task.questions)) / above)
+
+
+def _continuations(model: Model, task: Task, reading: Reading) -> Continuations:
+    """Score the choices as texts after their contexts."""
+    pairs = [pair for one in task.questions for pair in zip(one.contexts, one.choices, strict=True)]
+    return score_rows(model, [text_row(model, *pair, reading.seq_len) for pair in pairs], reading)
 
 
 def _answers(model: Model, task: Task, reading: Reading) -> Continuations:
@@ -197,16 +202,24 @@ def _answers(model: Model, task: Task, reading: Reading) -> Continuations:
     return read._replace(truncated=read.truncated + truncated)
 
 
+def text_row(model: Model, context: bytes, choice: bytes, window: int) -> ScoredIds:
+    """Return the row of a choice after a context, which may be empty.
+
+    Spaces at the end of the context belong to the choice. Tokens begin with a space, so a token that spans
+    the border begins there.
+    """
+    ids = model.tokens.encode(context + choice)[:-1]
+    ends = np.cumsum(model.tokens.bytes_of[ids], dtype=np.int64)
+    begin = max(1, int(np.searchsorted(ends, len(context.rstrip(b" ")), side="right")))
+    first = max(0, len(ids) - 1 - window)
+    return ScoredIds(ids, first, max(first + 1, begin))
+
+
 def answer_row(model: Model, opened: np.ndarray, answer: bytes, window: int) -> ScoredIds:
     """Return the row of an answer after the ids of a conversation."""
     ids = np.concatenate([opened, model.tokens.encode(answer)[1:-1]])
     first = max(0, len(ids) - 1 - window)
     return ScoredIds(ids, first, max(first + 1, len(opened)))
-
-
-def continuations(model: Model, pairs: Sequence[tuple[bytes, bytes]], reading: Reading) -> Continuations:
-    """Score continuations of contexts, which may be empty."""
-    return score_rows(model, [_row(model, *pair, reading.seq_len) for pair in pairs], reading)
 
 
 def score_rows(model: Model, rows: Sequence[ScoredIds], reading: Reading) -> Continuations:
@@ -254,18 +267,6 @@ def _accuracy(questions: Sequence[Question], cost_R: np.ndarray, greedy_R: np.nd
         right += bool(greedy_R[at]) if len(costs) == 1 else int(np.argmin(costs)) == question.gold
         at += len(costs)
     return right / len(questions)
-
-
-def _row(model: Model, context: bytes, choice: bytes, window: int) -> ScoredIds:
-    """Encode a context and a choice. Spaces at the end of the context belong to the choice.
-
-    Tokens begin with a space, so a token that spans the border begins there.
-    """
-    ids = model.tokens.encode(context + choice)[:-1]
-    ends = np.cumsum(model.tokens.bytes_of[ids], dtype=np.int64)
-    begin = max(1, int(np.searchsorted(ends, len(context.rstrip(b" ")), side="right")))
-    first = max(0, len(ids) - 1 - window)
-    return ScoredIds(ids, first, max(first + 1, begin))
 
 
 def _padded(

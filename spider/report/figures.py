@@ -6,6 +6,7 @@ Each is a value of `spider.report.charts`, the same for a page and a file.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -177,19 +178,15 @@ def training(stages: list[StageRecord]) -> list[Chart]:
 
 def _tasks(logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
     """Return a chart of the questions that were answered during training, with CORE for a bundle of tasks."""
-    names = dict.fromkeys(name for log in logs for row in log.rows for name in row.metrics)
+    found = dict.fromkeys(name for log in logs for row in log.rows for name in row.metrics)
+    names = [name for name in found if re.fullmatch("val/tasks/([^/]+|.+/CORE)", name)]
 
     def curve(name: str, colour: int) -> Series:
         x_S, y_S = _points(logs, lambda metrics: metrics.get(name, math.nan))
         return Series(name.removeprefix("val/tasks/"), x_S.tolist(), y_S.tolist(), colour % COLOURS)
 
-    series = [curve(name, i) for i, name in enumerate(filter(_is_drawn, names))]
+    series = [curve(name, i) for i, name in enumerate(names)]
     return [Chart("Questions answered correctly", _BYTES, Axis("share"), series, bands)] if series else []
-
-
-def _is_drawn(name: str) -> bool:
-    task = name.removeprefix("val/tasks/")
-    return task != name and ("/" not in task or task.endswith("/CORE"))
 
 
 def inside(
