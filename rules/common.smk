@@ -395,7 +395,8 @@ def harness_options(wildcards):
     words = ["--tasks", ",".join(block.tasks), "--batch", str(CONFIG.runs[wildcards.run].evaluation.batch)]
     for option, value in (("include", block.include), ("items", block.items), ("shots", block.shots)):
         words += [f"--{option}", str(value)] if value is not None else []
-    return shlex.join([*words, "--online"] if block.online else words)
+    words += [f"--{option}" for option in ("chat", "online") if getattr(block, option)]
+    return shlex.join(words)
 
 
 # ---------------------------------------------------------------------------------------------------- report

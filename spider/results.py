@@ -40,6 +40,7 @@ class StageFolder:
 
     origin = _Inside("origin.json")  # the training that the checkpoints and metrics belong to
     metrics = _Inside("metrics.jsonl")
+    samples = _Inside("samples")  # written during the training
     checkpoints = _Inside("checkpoints")
     receipt = _Inside("train.json")
     evaluation = _Inside("evaluation.json")

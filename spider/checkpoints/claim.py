@@ -4,8 +4,8 @@
 metrics belong to: its spec, the digest of its data, and the digest of its initial weights. What happens to a
 stage that starts with another origin depends on the old training:
 
-- It *finished*: its checkpoints and metrics are moved to ``superseded-{identity}-{n}/``, and the stage starts
-  at its beginning. The user changed the configuration and requested the run again.
+- It *finished*: its checkpoints, metrics and samples are moved to ``superseded-{identity}-{n}/``, and the
+  stage starts at its beginning. The user changed the configuration and requested the run again.
 - It is *unfinished* and has checkpoints: the stage is refused, and each field that differs is named. A typo
   must not discard days of work.
 - It lacks a checkpoint: the stage starts at its beginning, because nothing is lost.
@@ -148,7 +148,7 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
     aside = next(path for path in candidates if not path.exists())
     aside.mkdir()
     # The origin is moved last, so that the next start after a kill in between moves the rest.
-    for path in (stage.checkpoints, stage.metrics, stage.receipt, stage.origin):
+    for path in (stage.checkpoints, stage.metrics, stage.samples, stage.receipt, stage.origin):
         if path.exists():
             os.rename(path, aside / path.name)
     files.fsync(folder)

@@ -27,6 +27,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--include", type=FOLDER, help="Folder with your own tasks.")
 @click.option("--items", type=COUNT, help="Items of each task, from the first on (default: all).")
 @click.option("--shots", type=click.IntRange(min=0), help="Answered examples before each item.")
+@click.option("--chat", is_flag=True, help="Ask as a user's turn, with shots as earlier turns.")
 @click.option("--batch", type=COUNT, default=16, show_default=True, help="Rows scored at once.")
 @click.option("--online", is_flag=True, help="Download the data of tasks that is not on this machine.")
 @click.option("--output", type=NEW_FILE, required=True, help="harness.json to write.")
@@ -37,6 +38,7 @@ def harness(
     include: Path | None,
     items: int | None,
     shots: int | None,
+    chat: bool,
     batch: int,
     online: bool,
     output: Path,
@@ -51,6 +53,9 @@ def harness(
 
     from spider.checkpoints.load import Checkpoint
 
+    checkpoint = Checkpoint.at(path)
+    if chat and checkpoint.manifest.conversations is None:
+        raise ValueError(f"{path}: the model was never trained on conversations; leave --chat out")
     os.environ |= {"TOKENIZERS_PARALLELISM": "false"}
     if not online:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -61,10 +66,9 @@ def harness(
 
     with tracked_at(path, "harness", outputs=[output]) as job:
         prepare_torch(threads)
-        checkpoint = Checkpoint.at(path)
         model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
         record = run_harness(
-            HarnessModel(model, replace(checkpoint.reading, batch=batch)),
+            HarnessModel(model, replace(checkpoint.reading, batch=batch), chat=chat),
             tasks.split(","),
             include=include,
             items=items,

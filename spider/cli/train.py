@@ -206,6 +206,8 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
             receipt = train(**planned._asdict(), world=world)
         if in_results:
             tracking.log_checkpoint(results.root, StageFolder(folder))
+            if samples := sorted(StageFolder(folder).samples.glob("*.txt")):
+                tracking.log_scores(results.root, StageFolder(folder), {}, samples, of="samples")
         job.metric("bytes", receipt.bytes)
         job.metric("seconds", receipt.seconds)
     trained = f"trained to step {receipt.steps} on {receipt.bytes:,} bytes in {receipt.seconds:.0f} s"

@@ -242,11 +242,17 @@ class StageSettings(Block):
     1/400 of the training's FLOPs; 0: none)."""
     val_bytes: Positive = 16_384
     """Bytes that each validation scores, spread evenly over the text that the evaluation scores."""
+    tasks_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between answers to the questions of ``evaluation.tasks`` (0: none during training)."""
+    tasks_items: Positive | None = 500
+    """Questions of each task that are answered during training, from the first on (null: all)."""
+    samples_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between samples: the texts that the evaluation's sample has (0: none during training)."""
 
     #: Settings that do not affect the weights and may change in the middle of a stage.
     BOOKKEEPING: ClassVar = frozenset(
         {"log_every", "ckpt_every", "ckpt_minutes", "keep_last", "keep_every", "stall_minutes"}
-        | {"val_every", "val_bytes"}
+        | {"val_every", "val_bytes", "tasks_every", "tasks_items", "samples_every"}
     )
 
 
@@ -321,7 +327,7 @@ class EvaluationConfig(Block):
     """Evaluation of the last checkpoint of each stage."""
 
     #: Keys that affect only the sample, not the scores.
-    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes"})
+    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes", "prompts", "unconditioned"})
     #: Keys that decide bits per byte.
     BPB: ClassVar[frozenset[str]] = frozenset(
         {"data", "max_bytes", "largest_group", "seq_len", "overlap", "batch", "carry_over", "n_loops"}
@@ -352,6 +358,8 @@ class EvaluationConfig(Block):
     training_bytes: Positive | None = 4_000_000
     """Bytes of training text that prime PPMd (null: all). Slower compressors are primed only if the text is
     at most 1/64 of this. The overlap search reads up to 8 times as much."""
+    train_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes of the train split to score as well, from its start, to compare with held-out text (0: none)."""
     zpaq: bool = False
     """Prime zpaq, the strongest and slowest compressor, with as much as PPMd (27 MB: 80 s, twice)."""
     ttt: TTTConfig | None = None
@@ -366,6 +374,10 @@ class EvaluationConfig(Block):
     """Text that the sample continues, or answers where the model was trained on conversations."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400
     """Length of the sample, in bytes."""
+    prompts: list[str] = []
+    """Further prompts of the sample. Each is continued, or answered, with the likeliest tokens."""
+    unconditioned: Annotated[int, Field(ge=0)] = 0
+    """Number of further texts of the sample, drawn from the start of a document at temperature 1."""
 
     def scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide the scores."""

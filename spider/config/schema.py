@@ -24,6 +24,7 @@ from spider.config.measurement import measurement_problems
 from spider.config.run import Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
+from spider.config.tasks import in_chat_form
 from spider.config.tokens import sized, token_problems, tokenizer_of
 from spider.record import key_path
 
@@ -217,6 +218,7 @@ def _problems(config: Config) -> Iterator[str]:
         yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
         yield from (f"runs.{name}.{problem}" for problem in _ttt_problems(config, name))
         yield from (f"runs.{name}.{problem}" for problem in _mixer_problems(config, run))
+        yield from (f"runs.{name}.{problem}" for problem in _chat_problems(config, name))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
             if spec.index < i:
@@ -288,6 +290,18 @@ def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
         yield f"evaluation.mixer: {reason}; leave the mixer out"
 
 
+def _chat_problems(config: Config, name: str) -> Iterator[str]:
+    """Yield the tasks in chat form of a run without conversations."""
+    run = config.runs[name]
+    datasets = [config.datasets.get(config.stage(name, stage.name).data) for stage in run.stages]
+    if None in datasets or any(dataset.format == "chat" for dataset in datasets if dataset):
+        return
+    keys = [f"evaluation.tasks.{key}" for key, task in run.evaluation.tasks.items() if in_chat_form(task)]
+    for key in keys + ["harness"] * bool(run.harness and run.harness.chat):
+        remedy = "train a stage on data of format: chat, or leave it out"
+        yield f"{key}.chat: no stage of the run learns from conversations; {remedy}"
+
+
 def _run_problems(run: Run) -> Iterator[str]:
     """Yield the problems of a run's settings with each other."""
     yield from run.model.problems(run.precision, run.compile)
@@ -349,6 +363,13 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
         yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
     yield from _validation_problems(config, spec)
+    if spec.stream and spec.evaluation.train_bytes:
+        yield f": evaluation.train_bytes: {spec.data} is a stream, without a train split; leave it out"
+    if s.tasks_every and not spec.evaluation.tasks:
+        yield ".tasks_every: evaluation.tasks lists no task; add one, or leave it out"
+    if spec.parallel == "fsdp" and (s.samples_every or s.tasks_every):
+        key = "samples_every" if s.samples_every else "tasks_every"
+        yield f".{key}: parallel: fsdp shares the weights, and one process writes; set ddp, or leave it out"
     if not spec.model.looped and spec.loops != 1:
         yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
     if spec.data not in config.datasets:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from spider.config.block import Block, Positive
+from spider.config.block import Block, Positive, wrong_key
 
 
 class _Task(Block):
@@ -29,12 +29,15 @@ class TextTask(_Task):
     cue, among four passages that the model read before."""
     items: Positive = 200
     """Number of questions."""
+    chat: bool = False
+    """Ask as a user's turn, with a letter for each choice. The answer is the letter of the largest logit."""
 
 
 class JsonlTask(_Task):
     """Your own questions, one JSON object in a line. A question has the keys ``query, choices, gold``, or
     ``context_options, continuation, gold``, or ``context, continuation``. The last kind is answered right if
-    greedy decoding gives the continuation."""
+    greedy decoding gives the continuation. Files of MMLU, ARC (``question, choices, answer``) and GSM8K
+    (``question, answer``) are read as well."""
 
     kind: Literal["jsonl"]
     file: str
@@ -43,6 +46,17 @@ class JsonlTask(_Task):
     """Number of questions, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] = 0
     """Number of answered questions before each question, drawn from the others."""
+    chat: bool = False
+    """Ask as a user's turn. Choices have letters, and the answer is the letter of the largest logit. A
+    question without choices is answered by the likeliest tokens."""
+    answer_bytes: Positive = 1000
+    """Longest answer to a question without choices, with ``chat``."""
+
+    @model_validator(mode="after")
+    def _one_turn(self) -> JsonlTask:
+        if self.chat and self.shots:
+            raise wrong_key("shots", "a question in chat form has no shots; leave shots or chat out")
+        return self
 
     def files(self) -> list[str]:
         return [self.file]
@@ -105,6 +119,8 @@ class HarnessConfig(Block):
     """Number of items of each task, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] | None = None
     """Number of answered examples before each question (null: the task's own)."""
+    chat: bool = False
+    """Ask as a user's turn, with shots as earlier turns; for a run that learned from conversations."""
     online: bool = False
     """Download the data of tasks that is not on this machine."""
 
@@ -172,3 +188,8 @@ def _below(folder: Path) -> list[Path]:
 
 
 TaskConfig = Annotated[TextTask | JsonlTask | CoreTask, Field(discriminator="kind")]
+
+
+def in_chat_form(task: TaskConfig) -> bool:
+    """Return whether the questions are asked as a user's turn."""
+    return not isinstance(task, CoreTask) and task.chat

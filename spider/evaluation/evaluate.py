@@ -51,6 +51,7 @@ WAITING = ("baselines", "spread", "overlap")
 #: The measurements that come with Spider, in display order: modules of this package.
 MEASUREMENTS = (
     *WAITING,
+    "train_text",
     "adapt",
     "mixer",
     "tasks",
@@ -208,6 +209,7 @@ def evaluate(
             baselines=baselines,
             groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
             learned_from=learned_from or LearnedFrom(),
+            converses=checkpoint.manifest.conversations is not None,
         )
         results = _measure(subject)
     evaluation = held_out.evaluation(trained, model, scored, carried)

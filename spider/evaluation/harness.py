@@ -10,6 +10,7 @@ This module imports ``lm_eval``, which the extra ``spider-lm[harness]`` installs
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,18 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from spider.data.chat import message, opening
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import Number, Result, Row
-from spider.evaluation.tasks import continuations
+from spider.evaluation.tasks import answer_row, score_rows, text_row
 from spider.model.interface import Model
 from spider.model.reading import Reading
+from spider.tokens.turns import TURN
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
 datasets.disable_progress_bars()
@@ -42,20 +46,51 @@ class HarnessModel(LM):
     """The harness's interface to a model. Prompts that do not fit into the window lose their beginning.
 
     `truncated` counts these prompts. Texts are written one by one.
+
+    In chat form a prompt is a conversation so far. The harness passes prompts as text, but no text can hold
+    the ids of turns, so such a prompt is the JSON of its messages.
     """
 
-    def __init__(self, model: Model, reading: Reading) -> None:
+    def __init__(self, model: Model, reading: Reading, *, chat: bool = False) -> None:
         super().__init__()
         self.model = model
         self.reading = reading
+        self.chat = chat
         self.truncated = 0
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return the name that the harness gives to prompts in chat form."""
+        return "spider"
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return a conversation so far as JSON. A last message of the assistant begins its answer."""
+        return json.dumps(chat_history)
+
+    def _opened(self, prompt: str) -> np.ndarray:
+        """Return the ids of a prompt."""
+        if not self.chat or not prompt:
+            return self.model.tokens.encode(_utf8(prompt))[:-1]
+        messages = [message(number, one) for number, one in enumerate(json.loads(prompt))]
+        begun = messages.pop()[1] if messages[-1][0] == "assistant" else ""
+        ids_N = opening(messages, self.model.tokens, answer=True)
+        return np.concatenate([ids_N, self.model.tokens.encode(_utf8(begun))[1:-1]])
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Return each continuation's log likelihood, and whether greedy decoding writes it."""
-        pairs = [(_utf8(context), _utf8(text)) for context, text in _arguments(requests)]
+        pairs = _arguments(requests)
         if not pairs:
             return []
-        read = continuations(self.model, pairs, self.reading)
+        model, window = self.model, self.reading.seq_len
+        rows = [
+            answer_row(model, self._opened(context), _utf8(text), window)
+            if self.chat
+            else text_row(model, _utf8(context), _utf8(text), window)
+            for context, text in pairs
+        ]
+        read = score_rows(model, rows, self.reading)
         self.truncated += read.truncated
         return list(zip((-read.nats_R).tolist(), read.greedy_R.tolist(), strict=True))
 
@@ -78,7 +113,7 @@ class HarnessModel(LM):
         count = int(options.get("max_gen_toks", _MAX_GEN_TOKS))
         window = self.reading.seq_len
         most = window - min(count, window // 2)
-        ids_N = self.model.tokens.encode(_utf8(prompt))[:-1]
+        ids_N = self._opened(prompt)
         if len(ids_N) > most:
             self.truncated += 1
             ids_N = ids_N[-most:]
@@ -93,6 +128,7 @@ class HarnessModel(LM):
             seed=0,
             n_loops=self.reading.n_loops,
             context=window,
+            ends=[TURN] if self.chat else (),
         )
         text = ""
         for piece in stream_text(itertools.islice(ids, count), self.model.tokens):
@@ -151,7 +187,14 @@ def run_harness(
             task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=_SEED)
     # `simple_evaluate` would also list all installed packages by pip, which takes seconds.
-    outcome = evaluate(model, loaded, limit=items, log_samples=False)
+    outcome = evaluate(
+        model,
+        loaded,
+        limit=items,
+        log_samples=False,
+        apply_chat_template=model.chat,
+        fewshot_as_multiturn=model.chat,
+    )
     assert outcome is not None, "only other processes than the first get None"
     tasks = sorted(outcome["results"])
     revisions = outcome.get("versions", {})
@@ -166,9 +209,9 @@ def run_harness(
         rows=[row for name in tasks for row in _rows(outcome, name)],
         notes=[
             f"Run on {label} by lm-evaluation-harness {version('lm_eval')}, in windows of "
-            f"{model.reading.seq_len:,} ids{first}{truncated}."
+            f"{model.reading.seq_len:,} ids{', in chat form' if model.chat else ''}{first}{truncated}."
         ],
-        details={"truncated": model.truncated, "items": items, "shots": shots},
+        details={"truncated": model.truncated, "items": items, "shots": shots, "chat": model.chat},
     )
     return HarnessResult(
         format=HarnessResult.FORMAT,

@@ -34,8 +34,7 @@ import time
 import numpy as np
 
 from spider.config.run import EvaluationConfig, MixerConfig
-from spider.data.shards import Shards
-from spider.evaluation.bpb import check_deviation, clip_stream, score
+from spider.evaluation.bpb import check_deviation, score
 from spider.evaluation.mixing import (
     ABOVE,
     BEGIN,
@@ -54,9 +53,8 @@ from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.spread import intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import Text
+from spider.evaluation.train_text import split_lookup, train_stream
 from spider.evaluation.training_text import LearnedFrom
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import open_index
 from spider.tokens import Tokens
 
 
@@ -112,15 +110,9 @@ def _primed(subject: Subject, config: MixerConfig) -> Learned:
     A model with an n-gram index reads the one without the train split, as in training. The other one holds
     the text that primes.
     """
-    learned_from = subject.learned_from
-    prime_N = prime_stream(learned_from, config.prime, subject.text)
-    lookup = None
-    if subject.model.lookup is not None:
-        assert learned_from.split_index is not None, "`learned_from` names it for a model with an index"
-        index = open_index(learned_from.split_index)
-        lookup = NgramLookup(index, subject.model.lookup.config, subject.model.tokens)
+    prime_N = prime_stream(subject.learned_from, config.prime, subject.text)
     mixer = Mixer(subject.model.tokens, config.rate, keeps_text=False)
-    score(subject.model, prime_N, subject.reading, consume=mixer.read, lookup=lookup)
+    score(subject.model, prime_N, subject.reading, consume=mixer.read, lookup=split_lookup(subject))
     return mixer.state.learned
 
 
@@ -132,17 +124,7 @@ def prime_stream(learned_from: LearnedFrom, count: int, scored: Text) -> np.ndar
             may be truncated. Documents of less than `MATCH_BYTES` bytes do not count.
     """
     key = "evaluation.mixer.prime"
-    folder = learned_from.stages[-1][1] if learned_from.stages else None
-    if folder is None:
-        raise ValueError(f"{key}: the training text cannot be read; set it to 0")
-    split = Shards(folder, "train")
-    # A document of n bytes has n + 2 ids, and none is empty.
-    prime_N = clip_stream(np.asarray(split.read(0, min(split.tokens, 3 * count))), count, split.vocabulary)
-    prime = Text.of(prime_N, split.vocabulary)
-    if len(prime) < count:
-        raise ValueError(
-            f"{key}: {count:,} bytes are more than the train split of {folder} has ({len(prime):,}); lower it"
-        )
+    prime_N, prime, folder = train_stream(learned_from, count, key)
     for document in prime.documents():
         for other in scored.documents():
             shared = min(len(document), len(other))

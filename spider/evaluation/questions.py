@@ -2,6 +2,8 @@
 
 Questions are made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or
 read from a folder in the layout of nanochat's CORE bundle. They are bytes, so they do not depend on a model.
+
+In chat form the choices are part of the question, each after a letter, and the letters are the answers.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +35,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: CORE's seeds: for the choice of items and for the shots of each.
 _CORE_ORDER = 1337
 _SHOTS_SEED = 1234
+#: Names of choices in chat form, and what stands before the answer of GSM8K.
+_CHOICES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_ANSWER = "####"
+_NUMBER = re.compile(r"(?:(?<!\d)-)?\d[\d,]*(?:\.\d+)?")
 
 
 class Question(NamedTuple):
@@ -50,6 +57,13 @@ class Task(NamedTuple):
     questions: list[Question]
     chance: float
     """Accuracy of guessing."""
+    bundle: str = ""
+    """Name of the bundle whose tasks have a mean, CORE."""
+    chat: bool = False
+    """Whether the contexts are a user's turn, which the choices answer. A single choice is then compared with
+    what the model writes (`is_right`)."""
+    answer_bytes: int = 0
+    """Longest answer that the model writes."""
 
 
 def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator[Task]:
@@ -63,14 +77,45 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
     """
     if isinstance(config, TextTask):
         make = {"cloze": _cloze, "induction": _induction, "copy": _copy}[config.kind]
-        yield Task(name, list(make(name, config.items, documents)), 1 / 4)
+        task = Task(name, list(make(name, config.items, documents)), 1 / 4, chat=config.chat)
+        yield _in_chat_form(task) if config.chat else task
     elif isinstance(config, JsonlTask):
         path = Path(config.file)
-        examples = [_parsed(row, where) for where, row in _rows(path)]
+        examples = [_parsed(row, where, "" if config.chat else " ") for where, row in _rows(path)]
         chosen = range(len(examples))[: config.items]
-        yield _with_shots(name, examples, chosen, config.shots, str(path))
+        task = _with_shots(name, examples, chosen, config.shots, str(path))
+        yield _in_chat_form(task, config.answer_bytes) if config.chat else task
     else:
         yield from _core(name, config)
+
+
+def _in_chat_form(task: Task, answer_bytes: int = 0) -> Task:
+    """Return a task whose choices are a part of the question; the answers are their letters."""
+    questions = [_lettered(task.name, one) if len(one.choices) > 1 else one for one in task.questions]
+    return task._replace(questions=questions, chat=True, answer_bytes=answer_bytes)
+
+
+def _lettered(name: str, question: Question) -> Question:
+    context, *others = dict.fromkeys(question.contexts)
+    if others or len(question.choices) > len(_CHOICES):
+        reason = "choices after different contexts" if others else f"{len(question.choices)} choices"
+        raise ValueError(f"{name}: a question with {reason} has no chat form: {question.contexts[0][:60]!r}")
+    letters = [letter.encode() for letter in _CHOICES[: len(question.choices)]]
+    listed = [b"%s. %s" % pair for pair in zip(letters, question.choices, strict=True)]
+    asked = b"\n".join([context, b"", *listed, b"", b"Answer with the letter of the right choice."])
+    return Question((asked,) * len(letters), tuple(letters), question.gold)
+
+
+def is_right(written: str, expected: str) -> bool:
+    """Return whether the last number of an answer is the expected one, or for a text, the answer is equal.
+
+    Only the part after the last ``####`` counts, as in GSM8K.
+    """
+    written, expected = (text.rpartition(_ANSWER)[2].strip() for text in (written, expected))
+    if not _NUMBER.fullmatch(expected):
+        return written == expected
+    numbers = _NUMBER.findall(written)
+    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(expected.replace(",", ""))
 
 
 # ------------------------------------------------------------------------------------- questions from text
@@ -177,8 +222,10 @@ class _Example(NamedTuple):
 
 
 def _parsed(row: dict[str, Any], where: str, delimiter: str = " ") -> _Example:
-    """Return the question of a row in one of the three formats; ``delimiter`` stands before its answer."""
+    """Return the question of a row in one of the formats; ``delimiter`` stands before its answer."""
     between = delimiter.encode()
+    if "question" in row:
+        row = _renamed(row, where)
     if "choices" in row:
         choices = tuple(_text(choice, where) for choice in row["choices"])
         contexts = (_text(row.get("query"), where) + between,) * len(choices)
@@ -199,6 +246,21 @@ def _parsed(row: dict[str, Any], where: str, delimiter: str = " ") -> _Example:
     if len(set(zip(contexts, choices, strict=True))) < len(choices):
         raise ValueError(f"{where}: two choices are equal")
     return _Example(Question(contexts, choices, gold), contexts[gold] + choices[gold])
+
+
+def _renamed(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a question of MMLU, ARC or GSM8K with the names of the other formats."""
+    question, choices = row["question"], row.get("choices")
+    answer = row.get("answerKey", row.get("answer"))
+    if choices is None:
+        if not isinstance(answer, str) or not answer.rpartition(_ANSWER)[2].strip():
+            raise ValueError(f"{where}: a question without choices needs an answer, which is text")
+        return {"context": question, "continuation": answer}
+    labels: Sequence[str] = _CHOICES
+    if isinstance(choices, dict):
+        labels, choices = choices.get("label", ()), choices.get("text", ())
+    is_label = isinstance(answer, str) and len(answer) == 1 and answer in labels
+    return {"query": question, "choices": choices, "gold": labels.index(answer) if is_label else answer}
 
 
 def _text(value: Any, where: str) -> bytes:
@@ -242,9 +304,14 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
             raise ValueError(f"{folder}/eval_meta_data.csv: no baseline of the task {label!r}")
         path = folder / "eval_data" / entry["dataset_uri"]
         delimiter = entry.get("continuation_delimiter", " ")
-        examples = [_parsed(row, where, delimiter) for where, row in _rows(path)]
-        chosen = list(range(len(examples)))
-        random.Random(_CORE_ORDER).shuffle(chosen)
+        examples = []
+        for where, row in _rows(path):
+            if isinstance(context := row.get("context"), str):
+                row["context"] = context.strip()
+            examples.append(_parsed(row, where, delimiter))
+        # As in nanochat, shots are drawn from the chosen items, by their number among these.
+        random.Random(_CORE_ORDER).shuffle(examples)
+        examples = examples[: config.items]
         shots = entry["num_fewshot"][0]
-        task = _with_shots(f"{name}/{label}", examples, chosen[: config.items], shots, str(path))
-        yield task._replace(chance=chances[label])
+        task = _with_shots(f"{name}/{label}", examples, range(len(examples)), shots, str(path))
+        yield task._replace(chance=chances[label], bundle=name)

@@ -255,6 +255,13 @@ def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Res
     return results
 
 
+class Written(BaseModel, frozen=True):
+    """A text that a model wrote after a prompt; an empty prompt is the start of a document."""
+
+    prompt: str
+    text: str
+
+
 class Sample(Record):
     """``sample.json``: the text that one checkpoint wrote."""
 
@@ -268,3 +275,5 @@ class Sample(Record):
     prompt: str
     text: str
     """The text after the prompt."""
+    more: tuple[Written, ...] = ()
+    """The texts after ``evaluation.prompts``, and then the ``unconditioned`` ones."""

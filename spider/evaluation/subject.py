@@ -41,6 +41,8 @@ class Subject:
     """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
     learned_from: LearnedFrom = field(default_factory=LearnedFrom)
     """The data that the model has learned from."""
+    converses: bool = False
+    """Whether the model has learned from conversations."""
 
     @property
     def carrying(self) -> Reading:

@@ -6,6 +6,7 @@ Each is a value of `spider.report.charts`, the same for a page and a file.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -171,7 +172,21 @@ def training(stages: list[StageRecord]) -> list[Chart]:
             "{:,.0f} bytes/s",
             logged("speed", "bytes_per_second", 4),
         ),
+        *_tasks(logs, bands),
     ]
+
+
+def _tasks(logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
+    """Return a chart of the questions that were answered during training, with CORE for a bundle of tasks."""
+    found = dict.fromkeys(name for log in logs for row in log.rows for name in row.metrics)
+    names = [name for name in found if re.fullmatch("val/tasks/([^/]+|.+/CORE)", name)]
+
+    def curve(name: str, colour: int) -> Series:
+        x_S, y_S = _points(logs, lambda metrics: metrics.get(name, math.nan))
+        return Series(name.removeprefix("val/tasks/"), x_S.tolist(), y_S.tolist(), colour % COLOURS)
+
+    series = [curve(name, i) for i, name in enumerate(names)]
+    return [Chart("Questions answered correctly", _BYTES, Axis("share"), series, bands)] if series else []
 
 
 def inside(

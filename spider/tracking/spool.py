@@ -143,7 +143,7 @@ def _list_as_running(results: Path, record: Path) -> None:
 # -------------------------------------------------------------------------------------------------- secrets
 
 _SECRET_NAME = re.compile(
-    r"passw|secret|credential|api_?key|access_?key|private_?key|authori[sz]ation|token$", re.I
+    r"passw|secret|credential|api_?key|access_?key|private_?key|authori[sz]ation|(?<!per )token$", re.I
 )
 _SECRET_TEXT = {
     r"(://)[^/\s:@]*:[^/\s@]*@": r"\1***@",
@@ -157,7 +157,7 @@ _SECRET_TEXT = {
 def redact(value: Any) -> Any:
     """Return ``value`` without secrets: values of secret keys, texts like tokens, secrets of the environment.
 
-    Numbers like ``tokens: 5000`` and ``eos_token: 258`` stay.
+    Numbers like ``tokens: 5000`` and ``eos_token: 258`` stay, and so does a column ``by nats per token``.
     """
     secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 8]
     secrets.sort(key=len, reverse=True)  # a longer secret may contain a shorter one

@@ -52,6 +52,7 @@ from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, compiles, decide, device_name, fp8_layers
+from spider.training.probes import Probes
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Means, Progress, State, read_parent
@@ -172,6 +173,8 @@ class Trainer:
             full_lookup=full_lookup,
             compiled=compiled,
         )
+        samples = StageFolder(folder).samples
+        self.probes = Probes(self.validation, samples, origin.get("conversations") is not None)
         self._announce(micro_batch)
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
@@ -209,6 +212,7 @@ class Trainer:
                         validated = self.validation.after(progress, saved=saved)
                         if validated and self.answers is not None:
                             validated |= self._answer_prompts(self.answers)
+                        validated |= self.probes.after(progress)
                     if progress.step % self.settings.log_every == 0 or done:
                         self._log(window, bar, validated)
                         window = Window()

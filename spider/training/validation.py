@@ -23,6 +23,7 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -79,10 +80,11 @@ class Validation:
         spec, model = self.spec, self.model
         self.every: int | None = None
         self._batches: list[_Batch] = []
+        self.n_loops = spec.evaluation.n_loops or spec.loops
         if spec.settings.val_every == 0:
             return
         try:
-            self.tokens_N = self._text()
+            self.tokens_N = self.text()
         except ValueError as error:
             if spec.settings.val_every is not None:
                 raise TrainingError(
@@ -92,7 +94,6 @@ class Validation:
             return
         window, settings = spec.window, spec.settings
         bytes_ = int(model.tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
-        self.n_loops = spec.evaluation.n_loops or spec.loops
         reading = Reading(window, spec.evaluation.overlap)
         available = len(spans(self.tokens_N, reading, model.tokens.bos)[0])
         wanted = max(1, math.ceil(available * settings.val_bytes / max(1, bytes_)))
@@ -102,7 +103,7 @@ class Validation:
         self.cost = validation / step
         self.every = settings.val_every or _interval(self.cost, settings)
 
-    def _text(self) -> np.ndarray:
+    def text(self) -> np.ndarray:
         """Return the ids that the evaluation scores; raise `ValueError` if they are less than one window."""
         spec, limit = self.spec, self.spec.evaluation.max_bytes
         is_scored = spec.evaluation.data in (None, spec.data)
@@ -155,11 +156,9 @@ class Validation:
         if chosen is not None and (found := chosen[1].validated):
             log.info("best checkpoint: %s, %.4f bits per byte", chosen[0].name, found.bpb)
 
-    def _score(self) -> float:
-        if not self._batches:
-            self._load_batches()
-        device = self._batches[0].inputs_BT.device
-        nats = torch.zeros((), dtype=torch.float64, device=device)
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Measure the averaged weights inside, if there are any, with the full n-gram index."""
         with contextlib.ExitStack() as stack:
             if self.ema is not None:
                 stack.callback(self.precision.after_update, self.model)
@@ -169,9 +168,19 @@ class Validation:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             # Not inference mode: training could not use the weights that FSDP gathers in that mode.
             stack.enter_context(torch.no_grad())
-            stack.enter_context(self.precision.autocast(device))
+            stack.enter_context(self.precision.autocast(self.world.device))
             stack.callback(self.model.train, self.model.training)
+            stack.callback(setattr, self.model, "lookup", self.model.lookup)
+            self.model.lookup = self.full_lookup
             self.model.eval()
+            yield
+
+    def _score(self) -> float:
+        if not self._batches:
+            self._load_batches()
+        device = self._batches[0].inputs_BT.device
+        nats = torch.zeros((), dtype=torch.float64, device=device)
+        with self.measuring():
             for batch in self._batches:
                 output = self.model(
                     batch.inputs_BT,

@@ -25,6 +25,7 @@ from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import evaluate
+from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import Evaluation, Sample
 from spider.evaluation.result import ALONE, CARRIED
 from spider.evaluation.sample import sample
@@ -274,6 +275,43 @@ def test_a_sample_needs_no_held_out_text_and_is_reproducible(receipt, spec, tmp_
     )
     with pytest.raises(ValueError, match="is the receipt of demo/main, not of demo/other"):
         sample(receipt, spec.model_copy(update={"stage": "other"}), folder.path, device="cpu")
+
+
+def test_a_sample_may_have_further_prompts_and_texts_from_nothing(receipt, spec, tmp_path):
+    changes = {"prompts": ["One and two ", "Water is "], "unconditioned": 3}
+    settings = spec.evaluation.model_copy(update=changes)
+    assert settings.scoring() == spec.evaluation.scoring() and settings.sampling().items() > changes.items()
+    plain = sample(receipt, spec, tmp_path, device="cpu")
+    asked = spec.model_copy(update={"evaluation": settings})
+    written = sample(receipt, asked, tmp_path, device="cpu")
+    assert plain.more == () and (written.prompt, written.text) == (plain.prompt, plain.text)
+    assert [one.prompt for one in written.more] == ["One and two ", "Water is ", "", "", ""]
+    texts = [one.text for one in written.more]
+    assert len(set(texts[2:])) == 3, "each has a seed of its own"
+    model, _ = load_model(receipt)
+    likeliest = generate(
+        model, "Water is ", max_bytes=6, temperature=0, seed=0, n_loops=2, context=spec.window
+    )
+    assert texts[1] == "".join(stream_text(likeliest))
+    shown = StageFolder(tmp_path).sample_text.read_text()
+    assert shown.count("\n---\n") == 5 and f"Water is {texts[1]}\n" in shown
+    old = {key: value for key, value in written.plain().items() if key != "more"}
+    assert Sample.model_validate(old).more == ()
+
+
+def test_the_training_text_is_scored_as_the_held_out_text_is(receipt, spec, data, tmp_path):
+    settings = spec.evaluation.model_copy(update={"train_bytes": MAX_BYTES, "loops_bytes": 0})
+    spec = spec.model_copy(update={"evaluation": settings})
+    learned_from = LearnedFrom(stages=[(receipt, data)])
+    measured = evaluate(receipt, spec, data, tmp_path, learned_from=learned_from, device="cpu")
+    (row,) = measured.results["train_text"].rows
+    model, _ = load_model(receipt)
+    train_N = clip_stream(Shards(data, "train").read(0, 3 * MAX_BYTES), MAX_BYTES)
+    by_hand = score(model, train_N, Reading(seq_len=64, batch=8, n_loops=2))
+    assert row.value == pytest.approx(by_hand.bpb, rel=1e-9) != measured.bpb
+    assert (row.name, row.baseline) == ("train_text/bpb", False) and row.interval[0] < row.value
+    with pytest.raises(ValueError, match=r"evaluation\.train_bytes: the training text cannot be read"):
+        evaluate(receipt, spec, data, tmp_path, device="cpu")
 
 
 def test_the_mixer_scores_the_same_text_in_both_columns(receipt, spec, data, tmp_path):

@@ -16,6 +16,7 @@ pytest.importorskip("lm_eval")
 
 from spider.config.model import family_block
 from spider.config.tasks import JsonlTask
+from spider.data.chat import opening
 from spider.evaluation.bpb import score
 from spider.evaluation.harness import HarnessModel, run_harness
 from spider.evaluation.questions import tasks
@@ -24,6 +25,7 @@ from spider.model import build_model
 from spider.model.reading import Reading
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
+from spider.tokens.turns import TURN
 from tests.forkserver import spider
 from tests.unit.evaluation.toys import Scripted
 from tests.unit.hf.small_exports import exported
@@ -142,6 +144,47 @@ def test_a_task_without_its_file_is_refused(folder, monkeypatch):
         run_harness(harness_model(model_of(BYTES)), ["roll"], include=folder, label="it", weights="w")
 
 
+@pytest.mark.parametrize("tokens", [BYTES, PAIRS], ids=["bytes", "pairs"])
+def test_a_prompt_in_chat_form_is_read_with_the_ids_of_turns(tokens):
+    model = model_of(tokens)
+    chat = HarnessModel(model, Reading(seq_len=WINDOW, batch=16, overlap=0.5), chat=True)
+    said = [("system", "be brief"), ("user", "the value"), ("assistant", "a"), ("user", "of")]
+    history = [{"role": role, "content": content} for role, content in said]
+    ids = np.concatenate([opening(said, tokens, answer=True), tokens.encode(b"then")[1:-1]]).astype(np.int64)
+    log_TV = model(torch.from_numpy(ids[None])).logits.log_softmax(-1)[0]
+    begin = len(opening(said, tokens, answer=True))
+    by_hand = [log_TV[t - 1, ids[t]].item() for t in range(begin, len(ids))]
+    ((nats, _),) = chat.loglikelihood([SimpleNamespace(args=(chat.apply_chat_template(history), "then"))])
+    assert nats == pytest.approx(sum(by_hand), abs=1e-4)
+    begun = chat.apply_chat_template([*history, {"role": "assistant", "content": "the"}], False)
+    ((rest, _),) = chat.loglikelihood([SimpleNamespace(args=(begun, "n"))])
+    assert rest == pytest.approx(by_hand[-1], abs=1e-4)
+
+
+def test_an_answer_in_chat_form_ends_with_its_turn():
+    model = HarnessModel(Scripted([*b"one", TURN, *b"two"]), Reading(seq_len=WINDOW), chat=True)
+    prompt = model.apply_chat_template([{"role": "user", "content": "say"}])
+    assert model.generate_until([SimpleNamespace(args=(prompt, {"until": []}))]) == ["one"]
+    assert model.model.read[0] == opening([("user", "say")], BYTES, answer=True).tolist()
+
+
+def test_tasks_of_the_harness_run_in_chat_form_with_shots_as_turns(folder, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+    asked = []
+
+    class Noted(HarnessModel):
+        def _opened(self, prompt):
+            asked.append([one["role"] for one in json.loads(prompt)])
+            return super()._opened(prompt)
+
+    model = Noted(model_of(BYTES), Reading(seq_len=512, batch=16), chat=True)
+    names = ["choose", "write"]
+    found = run_harness(model, names, include=folder, items=5, shots=1, label="it", weights="w")
+    assert {tuple(roles) for roles in asked} == {("user", "assistant", "user")}
+    assert len(asked) == 5 * 4 + 5 and found.result.details["chat"] is True
+    assert "in chat form" in found.result.notes[0] and 0 <= found.result.rows[0].value <= 1
+
+
 def command(*words, **environment):
     command = [spider(), "harness", *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
@@ -156,6 +199,8 @@ def test_nothing_is_fetched_without_online_and_a_missing_extra_is_reported(tmp_p
     done = command(*words, "away")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "task away: its text is not on this machine; --online" in done.stderr
+    done = command(*words, "away", "--chat")
+    assert done.returncode == 1 and "was never trained on conversations; leave --chat out" in done.stderr
     done = command(*words, "arc_easy,chose")
     assert done.returncode == 1 and "chose: no such task; the harness has none" in done.stderr
     (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(\"No module named 'lm_eval'\")")

@@ -1,6 +1,8 @@
 """Test tasks: a model that knows the answers is correct, another guesses, and costs equal sums by hand."""
 
 import json
+import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,12 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from spider.config import EvaluationConfig
 from spider.config.tasks import CoreTask, JsonlTask, TextTask
-from spider.evaluation.questions import COPY_DISTANCE, CUE, Question, Task, tasks
-from spider.evaluation.tasks import run_task
+from spider.data.chat import opening
+from spider.evaluation.questions import COPY_DISTANCE, CUE, Question, Task, is_right, tasks
+from spider.evaluation.tasks import read_tasks, run_task, run_tasks
 from spider.model.reading import Reading
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
+from spider.tokens.turns import ASSISTANT, TURN
 from tests.unit.evaluation.toys import Bigram, Toy
 
 WORDS = ["quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "boil", "tea"]
@@ -22,7 +27,7 @@ DOCUMENTS = [" ".join(RNG.choice(WORDS, 300)).encode() for _ in range(6)]
 
 
 class Knows(Toy):
-    """A model that predicts the next id of the texts that it has memorised, and nothing else."""
+    """A model that predicts the next id of the texts, or ids, that it has memorised, and nothing else."""
 
     def __init__(self, texts, tokens=BYTES, sure=20.0):
         super().__init__()
@@ -30,7 +35,7 @@ class Knows(Toy):
         self.weight = nn.Parameter(torch.zeros(1))
         self.after = {}
         for text in texts:
-            ids = tokens.encode(text).tolist()
+            ids = (tokens.encode(text) if isinstance(text, bytes) else text).tolist()
             for i in range(1, len(ids)):
                 self.after[tuple(ids[max(0, i - 60) : i])] = ids[i]
 
@@ -69,7 +74,7 @@ def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, t
     whole = [q.contexts[q.gold] + q.choices[q.gold] for q in task.questions]
     known = answer(Knows(whole, tokens), task)
     nothing = answer(Knows([], tokens), task)
-    assert known.value == column(known, "by total nats") == column(known, "centered") == 1.0
+    assert known.value == column(known, "by total nats") == column(known, "centered, per byte") == 1.0
     assert known.error == 0
     first = np.mean([q.gold == 0 for q in task.questions])
     assert nothing.value == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
@@ -160,7 +165,13 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
             {"query": "q", "choices": ["a", 3], "gold": 0},
             "line 1: a question and its answers must be text",
         ),
-        ({"question": "q"}, "line 1: needs choices, context_options or continuation .keys: question"),
+        ({"text": "q"}, "line 1: needs choices, context_options or continuation .keys: text"),
+        ({"question": "q"}, "line 1: a question without choices needs an answer, which is text"),
+        ({"question": "q", "answer": "so ####  "}, "line 1: a question without choices needs an answer"),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": "C"},
+            "line 1: gold must be one of 0 to 1 .got 2",
+        ),
         ([1], "line 1: must be an object"),
     ],
 )
@@ -186,7 +197,7 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     (tmp_path / "eval_data").mkdir()
     rows = [{"query": f"q{i}", "choices": ["a", "b", "c"], "gold": i % 3} for i in range(9)]
     jsonl(tmp_path / "eval_data/mc.jsonl", *rows)
-    jsonl(tmp_path / "eval_data/lm.jsonl", *({"context": f"c{i}", "continuation": "x"} for i in range(5)))
+    jsonl(tmp_path / "eval_data/lm.jsonl", *({"context": f" c{i} ", "continuation": "x"} for i in range(5)))
     (tmp_path / "core.yaml").write_text(
         "icl_tasks:\n"
         "- {label: mc, dataset_uri: mc.jsonl, num_fewshot: [2], icl_task_type: multiple_choice}\n"
@@ -195,8 +206,138 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\nlm,0\n")
     mc, lm = tasks("core", CoreTask(kind="core", folder=str(tmp_path), items=4), [])
     assert (mc.name, mc.chance, len(mc.questions)) == ("core/mc", 0.33, 4)
-    assert mc.questions[0].contexts[0].count(b"\n\n") == 2
-    assert lm.questions[0].contexts[0].endswith(b"\n") and lm.chance == 0
+    random.Random(1337).shuffle(rows)
+    for i, (row, question) in enumerate(zip(rows[:4], mc.questions, strict=True)):
+        others = [rows[j] for j in range(4) if j != i]
+        shots = [
+            f"{one['query']} {one['choices'][one['gold']]}"
+            for one in random.Random(1234 + i).sample(others, 2)
+        ]
+        assert question.contexts[0].decode() == "\n\n".join([*shots, f"{row['query']} "])
+    assert re.fullmatch(rb"c\d\n", lm.questions[0].contexts[0]) and lm.chance == 0
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\n")
     with pytest.raises(ValueError, match=r"eval_meta_data.csv: no baseline of the task 'lm'"):
         list(tasks("core", CoreTask(kind="core", folder=str(tmp_path)), []))
+
+
+def test_core_is_the_mean_of_centered_accuracy_by_mean_nats_per_token():
+    """The model is a bigram table, so the expected figure is computed from the table."""
+    model = Bigram()
+    log_VV = model.table_VV.log_softmax(-1)
+    draw = np.random.default_rng(1)
+    expected, found = [], []
+    for name, chance, count in (("a", 0.25, 4), ("b", 0.5, 2)):
+        questions, right = [], 0
+        for _ in range(30):
+            choices = tuple(bytes(draw.integers(97, 123, draw.integers(2, 9))) for _ in range(count))
+            gold = int(draw.integers(count))
+            costs = []
+            for choice in choices:
+                path = b"?" + choice
+                nats = [-log_VV[path[i], path[i + 1]].item() for i in range(len(choice))]
+                costs.append(sum(nats) / len(nats))
+            right += int(np.argmin(costs)) == gold
+            questions.append(Question((b"why?",) * count, choices, gold))
+        expected.append((right / 30 - chance) / (1 - chance))
+        found.append(Task(f"core/{name}", questions, chance, bundle="core"))
+    *rows, core = run_tasks(model, [*found, Task("other", found[0].questions, 0.25)], Reading(seq_len=64))
+    assert [row.name for row in rows] == ["tasks/core/a", "tasks/core/b", "tasks/other"]
+    assert core.name == "tasks/core/CORE" and core.value == pytest.approx(np.mean(expected), abs=1e-12)
+    assert [column(row, "centered, per token") for row in rows[:2]] == pytest.approx(expected)
+    assert column(rows[0], "centered, per byte") == (rows[0].value - 0.25) / 0.75
+    errors = [row.columns["centered, per token"].error for row in rows[:2]]
+    assert core.error == pytest.approx(np.sqrt(np.square(errors).sum()) / 2)
+
+
+PAIRS = BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273)])
+FORMATS = [
+    {"query": "What is the sky?", "choices": ["blue", "green"], "gold": 0},
+    {"question": "the MMLU", "choices": ["w", "x", "y", "z"], "answer": 3, "subject": "s"},
+    {"question": "letters", "choices": ["w", "x", "y"], "answer": "B"},
+    {"question": "the ARC", "choices": {"text": ["r", "s", "t"], "label": ["1", "2", "3"]}, "answerKey": "3"},
+    {"question": "the GSM8K", "answer": "2 + 2 = <<2+2=4>>4, and 1,000 more.\n#### 1,004"},
+    {"context": "The capital?", "continuation": "Paris"},
+]
+
+
+def known_answers(task, answers, tokens):
+    """Return a model that gives these answers, each after its question as a user's turn."""
+    known = []
+    for question, answer in zip(task.questions, answers, strict=True):
+        ids = opening([("user", question.contexts[0].decode())], tokens, answer=True)
+        known.append(np.concatenate([ids, tokens.encode(answer)[1:-1], [TURN]]))
+    return Knows(known, tokens)
+
+
+@pytest.mark.parametrize("tokens", [BYTES, PAIRS])
+def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(tmp_path, tokens):
+    path = jsonl(tmp_path / "t.jsonl", *FORMATS)
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True), [])
+    asked = task.questions[0].contexts[0].decode()
+    assert asked.startswith("What is the sky?\n\nA. blue\nB. green\n\n") and "letter" in asked
+    assert [one.choices for one in task.questions[:2]] == [(b"A", b"B"), (b"A", b"B", b"C", b"D")]
+    right = [b"A", b"D", b"B", b"C", b"Then it is #### 1004.0", b" Paris"]
+    wrong = [b"B", b"A", b"C", b"A", b"Of 1,004 #### 7", b"Paris!"]
+    assert answer(known_answers(task, right, tokens), task).value == 1
+    assert answer(known_answers(task, wrong, tokens), task).value == 0
+    assert answer(known_answers(task, right[:3] + wrong[3:], tokens), task).value == 0.5
+
+
+def test_the_logits_of_the_letters_decide_alone():
+    """After ASSISTANT a bigram table gives the same letter to every question."""
+    model = Bigram()
+    (task,) = tasks("it", TextTask(kind="cloze", items=40, chat=True), DOCUMENTS)
+    letter = int(model.table_VV[ASSISTANT, list(b"ABCD")].argmax())
+    found = answer(model, task, window=600)
+    assert found.value == np.mean([q.gold == letter for q in task.questions]) and task.chance == 0.25
+    assert column(found, "truncated") == 0 and found.value == column(found, "by nats per token")
+
+
+def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginning(tmp_path):
+    path = jsonl(tmp_path / "t.jsonl", {"question": "x" * 90, "answer": "12"})
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True, answer_bytes=1), [])
+    model = known_answers(task, [b"12"], BYTES)
+    assert answer(model, task).value == 0 and answer(model, task._replace(answer_bytes=2)).value == 1
+    short = answer(model, task._replace(answer_bytes=2), window=70)
+    assert short.value == 1 and column(short, "truncated") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "expected", "right"),
+    [
+        ("It is 12.", "12", True),
+        ("12 and then 13", "12", False),
+        ("7 - 19 = -12", "-12", True),
+        ("20-8", "8", True),
+        ("$1,234.50", "1234.5", True),
+        ("#### 5 apples", "so 2 + 3 #### 5", True),
+        ("none", "12", False),
+        ("Paris ", "Paris", True),
+        ("in Paris", "Paris", False),
+        ("", "Paris", False),
+    ],
+)
+def test_an_answer_is_right_by_its_last_number_or_its_text(written, expected, right):
+    assert is_right(written, expected) is right
+
+
+def test_tasks_in_chat_form_are_for_models_that_learned_from_conversations(tmp_path):
+    path = jsonl(tmp_path / "t.jsonl", FORMATS[0])
+    plain = {"kind": "jsonl", "file": str(path)}
+    settings = EvaluationConfig(tasks={"plain": plain, "mine": {**plain, "chat": True}})
+    found, (note,) = read_tasks(settings, [], False)
+    assert [task.name for task in found] == ["plain"]
+    assert note == "mine: not asked, because this stage has not learned from conversations yet."
+    found, notes = read_tasks(settings, [], True)
+    assert [task.name for task in found] == ["plain", "mine"] and notes == []
+
+
+def test_questions_without_a_chat_form_are_refused(tmp_path):
+    schema = {"context_options": ["x", "y"], "continuation": "z", "gold": 0}
+    many = {"query": "q", "choices": [str(i) for i in range(27)], "gold": 0}
+    for row, reason in ((schema, "choices after different contexts"), (many, "27 choices")):
+        path = jsonl(tmp_path / "t.jsonl", row)
+        with pytest.raises(ValueError, match=f"mine: a question with {reason} has no chat form: b'"):
+            list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True), []))
+    with pytest.raises(ValueError, match="a question in chat form has no shots; leave shots or chat out"):
+        JsonlTask(kind="jsonl", file="t.jsonl", chat=True, shots=1)

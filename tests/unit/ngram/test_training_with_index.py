@@ -10,13 +10,15 @@ import torch
 
 from spider import files
 from spider.checkpoints.load import Checkpoint
-from spider.config import TTTConfig
+from spider.config import EvaluationConfig, TTTConfig
 from spider.data.shards import Shards
 from spider.errors import CheckpointError
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate
-from spider.evaluation.text import validation_stream
+from spider.evaluation.sample import as_text, written
+from spider.evaluation.tasks import read_tasks, run_tasks
+from spider.evaluation.text import Text, validation_stream
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Reading
@@ -240,3 +242,22 @@ def test_validation_during_training_uses_the_index_of_the_evaluation(results, sh
     reading = spec.evaluation.model_dump(include={"overlap", "batch"}) | {"n_loops": spec.loops}
     expected = score(model, tokens_N, Reading(seq_len=spec.window, **reading)).bpb
     assert read_rows(stage.metrics)[-1].metrics["val/bpb"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_questions_and_samples_during_training_read_the_full_index(results, shards, both, make_spec):
+    """The scored text is in neither index, and training goes on with the split index."""
+    spec = make_spec(max_steps=2)
+    evaluation = {"tasks": {"recall": {"kind": "induction", "items": 30}}, "sample_bytes": 40}
+    settings = spec.settings.model_copy(update={"tasks_every": 1, "samples_every": 1})
+    changes = {"settings": settings, "evaluation": EvaluationConfig(**evaluation)}
+    asked = spec.model_copy(update=changes)
+    folder = results.root / "runs/asked/a"
+    receipt = train(asked, folder, shards, indexes=both)
+    assert receipt.weights == train(spec, folder.with_name("b"), shards, indexes=both).weights
+    model = Checkpoint.at(folder).model()
+    documents = Text.of(validation_stream(shards, 10**6)[0], BYTES).documents()
+    found, _ = read_tasks(asked.evaluation, documents, False)
+    (row,) = run_tasks(model, found, Reading(spec.window))
+    assert read_rows(folder / "metrics.jsonl")[-1].metrics["val/tasks/recall"] == row.value
+    text = as_text(written(model, asked, converses=False))
+    assert (folder / "samples/sample-00000002.txt").read_text() == text

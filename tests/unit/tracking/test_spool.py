@@ -50,6 +50,7 @@ def test_redact_keeps_harmless_values():
     harmless = {
         "tokens": 5000,
         "eos_token": 258,
+        "by nats per token": {"value": 0.5},
         "target_tokens": "10B",
         "keys": ["a", "b"],
         "uri": "http://host:5000/a@b",

@@ -131,17 +131,19 @@ def test_a_resumed_training_has_the_same_validation_curve_and_best_checkpoint(
     assert Progress.saved(manifest).spent > manifest.seconds + manifest.checkpoint_seconds
 
 
-def test_validation_compiles_no_second_graph(tmp_path, shards, monkeypatch):
+def test_validation_tasks_and_samples_compile_no_second_graph(tmp_path, shards, monkeypatch):
     """Dynamo captures the graphs, and the backend runs them uncompiled."""
     monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
     stages = [{"name": "a", "max_steps": 10}]
     settings = {"seq_len": 32, "micro_batch": 4, "ckpt_every": 5, "val_bytes": 300}
     run = {"data": "toy", "model": {"family": "tests.families.toy"}, "precision": "fp32", "compile": True}
+    run["evaluation"] = {"tasks": {"recall": {"kind": "induction", "items": 8}}, "sample_bytes": 9}
     found = []
     for every in (0, 5):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        block = run | {"defaults": {**settings, "val_every": every}, "stages": stages}
+        often = dict.fromkeys(("val_every", "tasks_every", "samples_every"), every)
+        block = run | {"defaults": {**settings, **often}, "stages": stages}
         config = load_config({"datasets": {"toy": {"source": {"kind": "pydocs"}}}, "runs": {"r": block}})
         receipt = train(config.stage("r", "a"), tmp_path / str(every), shards)
         found.append((receipt.weights, torch._dynamo.utils.counters["stats"]["unique_graphs"]))
