@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import random
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig, TextTask
+from spider.evaluation.rewards import NUMBER, last_number
 
 #: Number of bytes of a cloze question's context, of its choices, and of the cue and the choices of a copy
 #: question. A small model can answer them, and they fit into a short window.
@@ -38,7 +38,6 @@ _SHOTS_SEED = 1234
 #: Names of choices in chat form, and what stands before the answer of GSM8K.
 _CHOICES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ANSWER = "####"
-_NUMBER = re.compile(r"(?:(?<!\d)-)?\d[\d,]*(?:\.\d+)?")
 
 
 class Question(NamedTuple):
@@ -112,10 +111,9 @@ def is_right(written: str, expected: str) -> bool:
     Only the part after the last ``####`` counts, as in GSM8K.
     """
     written, expected = (text.rpartition(_ANSWER)[2].strip() for text in (written, expected))
-    if not _NUMBER.fullmatch(expected):
+    if not NUMBER.fullmatch(expected):
         return written == expected
-    numbers = _NUMBER.findall(written)
-    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(expected.replace(",", ""))
+    return last_number(written) == last_number(expected)
 
 
 # ------------------------------------------------------------------------------------- questions from text

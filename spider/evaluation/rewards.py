@@ -15,7 +15,13 @@ from decimal import Decimal
 
 from spider.config import RolloutConfig
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?:(?<!\d)-)?\d[\d,]*(?:\.\d+)?")
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text; None if it has none."""
+    numbers = NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
 class Reward:
@@ -32,8 +38,7 @@ class Reward:
         if self._pattern is not None:
             matches = list(self._pattern.finditer(text))
             return matches[-1][min(1, self._pattern.groups)] if matches else None
-        numbers = _NUMBER.findall(text)
-        return Decimal(numbers[-1].replace(",", "")) if numbers else None
+        return last_number(text)
 
     def __call__(self, answer: str, reference: str) -> float:
         """Return 1.0 for a correct answer, else 0.0."""

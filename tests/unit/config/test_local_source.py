@@ -105,5 +105,6 @@ def test_every_setting_that_names_a_column_is_kept_and_documented():
     table = page.split("These settings of a dataset name columns.")[1].split("\n\n")[1]
     assert set(re.findall(r"^\| `([\w.]+)`", table, re.MULTILINE)) == settings
     named = {"text_column": "a", "id_column": "b", "split_by": {"column": "c"}}
-    assert Dataset.model_validate({"source": LOCAL, **named}).columns == ("a", "b", "c")
-    assert len(settings) == 3
+    named |= {"answer_column": "d", "format": "chat"}
+    assert Dataset.model_validate({"source": LOCAL, **named}).columns == ("a", "b", "c", "d")
+    assert len(settings) == 4

@@ -46,7 +46,7 @@ def test_the_record_of_a_dataset_describes_its_source():
         ({"kind": "tests.sources"}, r"source\.kind: .*tests\.sources must define one subclass of Source"),
         ({"kind": TOY}, r"datasets\.own\.source\.file: is required"),
         ({"kind": TOY, "file": "a", "fil": 1}, r'source\.fil: unknown key; did you mean "file"\?'),
-        ({"file": "own.txt"}, r"datasets\.own\.source\.kind: is required, one of hub, local, "),
+        ({"file": "own.txt"}, r"datasets\.own\.source\.kind: is required, one of arithmetic, hub, local, "),
     ],
 )
 def test_a_source_that_is_not_as_asked_is_refused_by_its_key(source, message):
