@@ -277,7 +277,8 @@ def _ttt_problems(config: Config, name: str) -> Iterator[str]:
         yield f"evaluation.ttt.objective: projection: {reason}"
     for layer in ttt.layers or ():
         if layer >= run.model.feed_forwards:
-            yield f"evaluation.ttt.layers: {layer} is not one of {run.model.feed_forwards}, counted from 0"
+            known = f"the model's {run.model.feed_forwards} layers, counted from 0"
+            yield f"evaluation.ttt.layers: {layer} is not one of {known}"
 
 
 def _mixer_problems(config: Config, run: Run) -> Iterator[str]:

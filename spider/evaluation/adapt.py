@@ -115,8 +115,8 @@ def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Read
 class _ChunkLearner:
     """Learns from the chunks of a stream one after the other (a `spider.evaluation.bpb.Learner`).
 
-    ``trainable`` are the parameters to learn, for ``projection`` the output matrices of ``layers``, and
-    ``before`` are tensors with their values before the first chunk.
+    ``trainable`` are the parameters to learn, for ``projection`` the output matrices of ``layers``. The pairs
+    of ``before`` are tensors and their values at first.
     """
 
     def __init__(

@@ -245,7 +245,7 @@ def changed(path: str, value) -> dict:
         (
             "runs.demo.evaluation",
             {"ttt": {"parameters": "ffn_down", "layers": [0, 99]}},
-            "runs.demo.evaluation.ttt.layers: 99 is not one of ",
+            "runs.demo.evaluation.ttt.layers: 99 is not one of the model's ",
         ),
         (
             "runs.demo.evaluation",
