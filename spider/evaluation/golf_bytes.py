@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from spider.evaluation.subject import Subject
 
 
-class Config(Block):
-    """No settings."""
+Config = Block
+"""No settings."""
 
 
 def golf_bytes(tokens_N: np.ndarray, vocabulary: Tokens) -> int:

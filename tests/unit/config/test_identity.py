@@ -11,7 +11,6 @@ from spider import config
 from spider.config import FORMAT, Block, load_config
 from spider.config.block import identity
 from spider.config.data import kinds, source_class
-from spider.config.measurement import measurement
 
 ROOT = Path(__file__).parents[3]
 PINNED = Path(__file__).with_name("pinned.json")
@@ -47,7 +46,6 @@ def defaults() -> dict[str, Any]:
             walk(one)
 
     config.family_config("spider")
-    measurement("spider.evaluation.golf_bytes")
     for kind in kinds():
         source_class(kind)
     walk(Block)
