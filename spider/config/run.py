@@ -274,8 +274,8 @@ class TTTConfig(Block):
     lr: Annotated[float, Field(ge=0)] = 0.002
     """Learning rate of SGD, constant and equal for all parameters (0: the score of the frozen model)."""
     objective: Literal["next_token", "projection"] = "next_token"
-    """next_token: the loss on the chunk, by SGD with momentum. projection: the distance of a GPT's last states
-    from what its feed-forwards make of them, by plain steps without labels."""
+    """next_token: the loss on the chunk, by SGD with momentum. projection: the distance of a GPT's last
+    states from what its feed-forwards make of them, by plain steps without labels."""
     parameters: Literal["all", "ffn_down"] = "all"
     """Parameters that are trained. ffn_down: only the output projections of the feed-forwards."""
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None

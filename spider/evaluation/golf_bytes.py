@@ -3,9 +3,9 @@
     evaluation: {measurements: {spider.evaluation.golf_bytes: {}}}
 
 Everywhere else a token stands for all of its text, with a blank for each ``▁``. The script counts the first
-``▁`` of a piece as one byte, unless the token before is special. The blank with which a document begins
-is thus left out. Any other ``▁`` counts as the three bytes of its UTF-8. The nats are those of all targets, as
-in ``bpb_strict``.
+``▁`` of a piece as one byte, unless the token before is special. So it counts no blank at the start of a
+document. Any other ``▁`` counts as the three bytes of its UTF-8. The nats are those of all targets, as in
+``bpb_strict``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from spider.evaluation.subject import Subject
 
 
-class Config(Block):
-    """No settings."""
+Config = Block
+"""No settings."""
 
 
 def golf_bytes(tokens_N: np.ndarray, vocabulary: Tokens) -> int:
