@@ -12,7 +12,7 @@ import click
 from spider.cli.session import COUNT, MODEL, log
 
 if TYPE_CHECKING:
-    from spider.data.chat import Message
+    from spider.data.chat import Message, Part
     from spider.model.interface import Model
 
 
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
 @click.option("--context", type=click.IntRange(min=8), help="Tokens of context (default: as evaluated).")
+@click.option(
+    "--calculator/--no-calculator", default=True, show_default=True, help="Compute the calls of an answer."
+)
 def chat(path: Path, system: str | None, count: int, context: int | None, **sampling: Any) -> None:
     """Chat with a model in the terminal.
 
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider or an exported
-    folder. Each line is a message. An answer streams until the model ends its turn. Ctrl-C stops an answer;
-    Ctrl-C or Ctrl-D at the prompt ends the conversation.
+    folder. Each line is a message. An answer streams until the model ends its turn. A call of the calculator
+    is shown as ⟨48/2⟩ and its output as ⟨= 24⟩. Ctrl-C stops an answer; Ctrl-C or Ctrl-D at the prompt ends
+    the conversation.
     """
     import torch
 
@@ -64,9 +68,11 @@ def _read_messages() -> Iterator[str]:
             yield line.strip()
 
 
-def _answer(model: Model, messages: list[Message], context: int, count: int, sampling: dict[str, Any]) -> str:
+def _answer(
+    model: Model, messages: list[Message], context: int, count: int, sampling: dict[str, Any]
+) -> list[Part]:
     """Stream the answer to a conversation, and return it. Remove the first turns of a long conversation."""
-    from spider.data.chat import opening
+    from spider.data.chat import opening, parts_of
     from spider.evaluation.generate import generate, stream_text
     from spider.tokens.turns import TURN
 
@@ -76,14 +82,20 @@ def _answer(model: Model, messages: list[Message], context: int, count: int, sam
         log.info("the conversation fills half of the context (%d tokens): its first turn is removed", context)
         del messages[first : first + 2]
         ids = opening(messages, model.tokens, answer=True)
-    answer = ""
+    answer: list[int] = []
     try:
         sampling = sampling | {"seed": sampling["seed"] + len(messages)}
         tokens = generate(model, ids, max_bytes=count, context=context, ends=[TURN], **sampling)
-        for piece in stream_text(tokens, model.tokens):
-            answer += piece
+        for piece in stream_text(_kept(tokens, answer), model.tokens):
             click.echo(piece, nl=False)
     except KeyboardInterrupt:
         click.echo(" ...", nl=False)
     click.echo()
-    return answer
+    return parts_of(answer, model.tokens)
+
+
+def _kept(ids: Iterator[int], answer: list[int]) -> Iterator[int]:
+    """Yield ids and append them to the answer."""
+    for i in ids:
+        answer.append(i)
+        yield i

@@ -5,6 +5,7 @@ of a byte stays constant.
 
 Ids are drawn on the host in float64 with a generator of their own, so a seed gives the same text for any
 state of torch's generators. Only ids of text and EOS can be drawn. EOS ends the stream and is not part of it.
+With the calculator, ids that begin and end a call can be drawn as well.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spider.evaluation.calculator import Calls
 from spider.model.interface import Model
 from spider.model.layers import wide
 from spider.model.texts import Texts
 from spider.tokens import BYTES, Tokens
+from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
 if TYPE_CHECKING:
     from spider.evaluation.mixer import Mixer
+
+
+#: What the tokens of calls look like in text: ⟨48/2⟩⟨= 24⟩.
+_SHOWN = {PYTHON_START: "⟨", PYTHON_END: "⟩", OUTPUT_START: "⟨= ", OUTPUT_END: "⟩"}
 
 
 class Settings(TypedDict, total=False):
     """Settings of a generated text."""
 
     max_bytes: Required[int]
-    """Most bytes of text. EOS may end the text before."""
+    """Most bytes of text, where a token of a call counts as one. EOS may end the text before."""
     temperature: float
     """0 takes the likeliest id each time (default: 1)."""
     top_k: int | None
@@ -43,6 +50,8 @@ class Settings(TypedDict, total=False):
     """Most ids that the model reads (default: 1024). The window of its training is best."""
     ends: Collection[int]
     """Special ids that end the text, as EOS does."""
+    calculator: bool
+    """Compute the calls that the model writes, and continue the text with their outputs (default: no)."""
 
 
 def generate(
@@ -98,6 +107,7 @@ def _steps(
     n_loops: int | None = None,
     context: int = 1024,
     ends: Collection[int] = (),
+    calculator: bool = False,
 ) -> Iterator[dict[int, int]]:
     """Yield the next id of each text that has not ended, by the number of its seed."""
     if max_bytes < 0 or temperature < 0 or context < 1:
@@ -112,7 +122,9 @@ def _steps(
     prompt_ids = _prompt_ids(prompt, model.tokens, context)
     model.loops(n_loops)
     closing = {model.tokens.eos, *ends}
-    writable_W = np.append(np.flatnonzero(model.tokens.bytes_of), sorted(closing))
+    calls = [Calls(model.tokens) for _ in seeds] if calculator else []
+    marks = {PYTHON_START, PYTHON_END} if calculator else set()
+    writable_W = np.append(np.flatnonzero(model.tokens.bytes_of), sorted(closing | marks))
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def steps() -> Iterator[dict[int, int]]:
@@ -136,10 +148,12 @@ def _steps(
                 logits_RV = torch.from_numpy(mixer.log_p(log_p_1V[0]))[None]
             drawing = [generators[number] for number in numbers]
             drawn_R = sample(logits_RV, temperature, top_k, top_p, drawing, writable_W)
+            if calculator:
+                drawn_R = [calls[number].next(drawn) for number, drawn in zip(numbers, drawn_R, strict=True)]
             step = {}
             going = []
             for row, (number, drawn) in enumerate(zip(numbers, drawn_R, strict=True)):
-                written[number] += int(model.tokens.bytes_of[drawn])
+                written[number] += int(model.tokens.bytes_of[drawn]) or 1
                 if written[number] <= max_bytes:
                     step[number] = drawn
                 if written[number] < max_bytes and drawn not in closing:
@@ -212,10 +226,13 @@ def sample(
 
 
 def stream_text(ids: Iterable[int], vocabulary: Tokens = BYTES) -> Iterator[str]:
-    """Yield the text of a stream of ids, character by character; malformed UTF-8 becomes U+FFFD."""
+    """Yield the text of a stream of ids, character by character; malformed UTF-8 becomes U+FFFD.
+
+    A call is shown as ``⟨48/2⟩`` and its output as ``⟨= 24⟩``.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for i in ids:
-        text = decoder.decode(vocabulary.raw([i]))
+        text = decoder.decode(_SHOWN[i].encode() if i in _SHOWN else vocabulary.raw([i]))
         if text:
             yield text
     text = decoder.decode(b"", final=True)

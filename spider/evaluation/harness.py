@@ -73,8 +73,9 @@ class HarnessModel(LM):
         """Return the ids of a prompt."""
         if not self.chat or not prompt:
             return self.model.tokens.encode(_utf8(prompt))[:-1]
-        messages = [message(number, one) for number, one in enumerate(json.loads(prompt))]
-        begun = messages.pop()[1] if messages[-1][0] == "assistant" else ""
+        said = json.loads(prompt)
+        begun = said.pop()["content"] if said[-1]["role"] == "assistant" else ""
+        messages = [message(number, one) for number, one in enumerate(said)]
         ids_N = opening(messages, self.model.tokens, answer=True)
         return np.concatenate([ids_N, self.model.tokens.encode(_utf8(begun))[1:-1]])
 

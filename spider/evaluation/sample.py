@@ -82,6 +82,7 @@ def written(model: Model, spec: StageSpec, *, converses: bool) -> Iterator[Writt
             n_loops=settings.n_loops or spec.loops,
             context=spec.window,
             ends=[TURN] if answers else (),
+            calculator=answers,
         )
         text = ("\n" if answers else "") + "".join(stream_text(ids, model.tokens))
         yield Written(prompt=prompt, text=text)

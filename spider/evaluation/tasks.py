@@ -192,6 +192,7 @@ def _answers(model: Model, task: Task, reading: Reading) -> Continuations:
             n_loops=reading.n_loops,
             context=window,
             ends=[TURN],
+            calculator=True,
         )
         expected = question.choices[0].decode("utf-8", "replace")
         right[len(rows)] = is_right("".join(stream_text(written, model.tokens)), expected)

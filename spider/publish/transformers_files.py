@@ -60,7 +60,7 @@ def generation(conversations: str | None) -> dict[str, Any]:
     """Return ``generation_config.json``, which samples as `spider.evaluation.generate` does.
 
     A model can generate ids of text and the end of a document. A model that was trained on conversations can
-    also generate the end of a turn.
+    also generate the end of a turn, but no call of the calculator, because transformers computes none.
     """
     ends = {BYTES.eos} | ({TURN} if conversations else set())
     never = {*BYTES.specials.values()} - ends

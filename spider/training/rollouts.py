@@ -56,7 +56,10 @@ class Sampler:
         self._autocast = autocast
 
     def answers(self, prompt: np.ndarray, *purpose: object) -> list[list[int]]:
-        """Return several answers to a prompt, as ids with the id that ends them."""
+        """Return several answers to a prompt, as ids with the id that ends them.
+
+        The calculator computes the calls in them. `assistant_mask` leaves its outputs out of the loss.
+        """
         settings = self.rollouts
         with self._autocast():
             return generate_many(
@@ -69,6 +72,7 @@ class Sampler:
                 n_loops=self.n_loops,
                 context=self.seq_len,
                 ends=[TURN],
+                calculator=True,
             )
 
     def rewards(self, answers: Sequence[list[int]], reference: str) -> np.ndarray:

@@ -85,6 +85,21 @@ def test_it_answers_each_line_from_all_that_was_said(stage):
     assert said.output == "".join(answer + "\n" for answer in expected)
 
 
+def test_a_model_that_learned_calls_gets_their_outputs(tmp_path):
+    # Each id follows from the one before, so the smallest model learns the answer. The output is not learned.
+    parts = [("python", "6*7"), ("python_output", "?"), ("text", "!")]
+    answer = [{"type": kind, "text": text} for kind, text in parts]
+    row = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}])
+    learned = spec(learn="assistant", max_steps=200, lr=0.1)
+    train(learned, tmp_path / "a", written(tmp_path, [row] * 60))
+    chat = ["chat", str(tmp_path / "a"), "--temperature", "0", "--context", "200"]
+    said = CliRunner().invoke(cli, chat, input="a\na\n")
+    assert said.exit_code == 0, said.output
+    assert said.output == "⟨6*7⟩⟨= 42⟩!\n" * 2
+    without = CliRunner().invoke(cli, [*chat, "--no-calculator"], input="a\n")
+    assert "⟨" not in without.output
+
+
 def test_a_model_that_never_saw_a_conversation_is_refused(shards, make_spec, tmp_path):
     train(make_spec(max_steps=1), tmp_path / "a", shards)
     said = CliRunner().invoke(cli, ["chat", str(tmp_path / "a")], input="Hi\n")

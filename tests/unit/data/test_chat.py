@@ -18,7 +18,18 @@ from spider.data.shards import Shards, verify
 from spider.sources.local import import_local
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
-from spider.tokens.turns import ASSISTANT, SYSTEM, TURN, USER, assistant_mask, ends_inside_answer
+from spider.tokens.turns import (
+    ASSISTANT,
+    OUTPUT_END,
+    OUTPUT_START,
+    PYTHON_END,
+    PYTHON_START,
+    SYSTEM,
+    TURN,
+    USER,
+    assistant_mask,
+    ends_inside_answer,
+)
 from tests.unit.small_datasets import dataset
 
 HELLO = [
@@ -60,6 +71,35 @@ def test_the_tokens_of_a_conversation_are_texts_between_roles():
     assert BYTES.raw(ids) == b"Be brief.HiHello!ByeBye"
 
 
+PARTS = [("text", "It is "), ("python", "4/2"), ("python_output", "2"), ("text", ": two."), ("python", "x")]
+
+
+def with_parts(parts, role="assistant"):
+    content = [{"type": kind, "text": text} for kind, text in parts]
+    rows = {"user": "Hi", "assistant": "Ho"} | {role: content}
+    return json.dumps([{"role": role, "content": content} for role, content in rows.items()])
+
+
+def test_a_call_is_learned_and_its_output_is_only_read():
+    row = with_parts(PARTS)
+    ids = chat.ids_of(row, BYTES)
+    answer = [
+        *[*b"It is ", PYTHON_START, *b"4/2", PYTHON_END, OUTPUT_START, *b"2", OUTPUT_END],
+        *[*b": two.", PYTHON_START, *b"x", PYTHON_END, TURN],
+    ]
+    assert ids.tolist() == [BYTES.bos, USER, *b"Hi", TURN, ASSISTANT, *answer, BYTES.eos]
+    assert ids[assistant_mask(ids)].tolist() == [
+        *[*b"It is ", PYTHON_START, *b"4/2", PYTHON_END],
+        *[*b": two.", PYTHON_START, *b"x", PYTHON_END, TURN],
+    ]
+    assert chat.parts_of(answer[:-1], BYTES) == chat.parse(row)[1][1] == PARTS
+    assert chat.plain(row) == b"Hi\nIt is 4/22: two.x"
+    assert (
+        chat.ids_of(with_parts([("text", "Ho")]), BYTES).tolist()
+        == chat.ids_of(talk("Hi", "Ho"), BYTES).tolist()
+    )
+
+
 def test_no_content_can_contain_a_role():
     tokens = BpeTokens([(97, 97)])
     for vocabulary in (BYTES, tokens):
@@ -69,8 +109,8 @@ def test_no_content_can_contain_a_role():
         ]
 
 
-@given(st.lists(st.sampled_from([BYTES.bos, SYSTEM, USER, ASSISTANT, TURN, BYTES.eos, 97, 98]), max_size=40),
-       st.integers(0, 40))  # fmt: skip
+@given(st.lists(st.sampled_from([BYTES.bos, SYSTEM, USER, ASSISTANT, TURN, OUTPUT_START, OUTPUT_END,
+                                 BYTES.eos, 97, 98]), max_size=40), st.integers(0, 40))  # fmt: skip
 def test_the_mask_does_not_depend_on_where_a_stream_is_cut(ids, at):
     ids = np.array(ids, np.int64)
     one, two = ids[:at], ids[at:]
@@ -92,6 +132,22 @@ def test_the_mask_does_not_depend_on_where_a_stream_is_cut(ids, at):
         ),
         ('[{"role": "user", "content": ""}]', "message 0: content must be text, and not empty"),
         ('[{"role": "user", "content": ["x"]}]', "message 0: content must be text, and not empty"),
+        ('[{"role": [], "content": "x"}]', "message 0: role must be one of system, user, assistant"),
+        (with_parts(PARTS, "user"), "message 0: content must be text, and not empty; only an assistant's"),
+        (with_parts([]), "message 1: content must be text, and not empty"),
+        (with_parts([("tool", "x")]), "message 1, part 0: type must be one of text, python, python_output"),
+        (with_parts([([], "x")]), "message 1, part 0: type must be one of text, python, python_output"),
+        (with_parts([("text", "")]), "message 1, part 0: text must be a string, and not empty"),
+        (with_parts([("python", 3)]), "message 1, part 0: text must be a string, and not empty"),
+        (with_parts(PARTS[2:]), "message 1, part 0: a python_output must follow a python part"),
+        (
+            with_parts([*PARTS[:2], *PARTS[2:3] * 2]),
+            "message 1, part 3: a python_output must follow a python",
+        ),
+        (
+            '[{"role": "user", "content": "x"}, {"role": "assistant", "content": ["x"]}]',
+            "message 1, part 0 must have a type and a text",
+        ),
         ('[{"role": "assistant", "content": "x"}]', "must begin with a user's message"),
         ('[{"role": "system", "content": "x"}]', "must begin with a user's message"),
         ('[{"role": "user", "content": "x"}]', "must end with an assistant's message"),
@@ -107,11 +163,16 @@ def test_a_malformed_conversation_is_an_error_with_its_row(tmp_path, row, messag
 
 
 def test_lists_of_messages_come_from_jsonl(tmp_path):
-    rows = [{"messages": HELLO, "id": 1}, {"messages": json.loads(talk("a", "ü\ud800")), "id": 2}]
+    rows = [
+        {"messages": HELLO, "id": 1},
+        {"messages": json.loads(talk("a", "ü\ud800")), "id": 2},
+        {"messages": json.loads(with_parts(PARTS)), "id": 3},
+    ]
     (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = dataset(validation=0.0, format="chat", text_column="messages")
     import_local(tmp_path / "talk.jsonl", tmp_path / "p.parquet", settings)
-    assert next(iter(documents(tmp_path / "p.parquet", settings))) == b"Be brief.\nHi\nHello!\nBye\nBye"
+    texts = list(documents(tmp_path / "p.parquet", settings))
+    assert texts[::2] == [b"Be brief.\nHi\nHello!\nBye\nBye", b"Hi\nIt is 4/22: two.x"]
     with pytest.raises(ValueError, match=r"talk.jsonl, line 1: 'messages' must be text or null .got list"):
         import_local(tmp_path / "talk.jsonl", tmp_path / "q.parquet", dataset(text_column="messages"))
 

@@ -1,5 +1,7 @@
 """Test sampling: seeds, limits, the context, and prompts that are refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from spider.evaluation.generate import generate, generate_many, sample, stream_text
 from spider.model.interface import Model
 from spider.tokens import BYTES
-from spider.tokens.turns import TURN
+from spider.tokens.turns import PYTHON_END, PYTHON_START, TURN
 from tests.families.toy.config import Config as ToyConfig
 from tests.families.toy.model import Toy
 from tests.unit.evaluation.toys import Bigram, Scripted
@@ -193,3 +195,23 @@ def test_streams_are_copied_and_dropped_by_number(family):
     got = reader.extend_all(ids_RT[rows, 9:])
     whole = model(ids_RT[rows]).logits[:, 9:]
     torch.testing.assert_close(got, whole)
+
+
+def test_texts_that_are_sampled_at_once_have_calls_of_their_own():
+    """The model begins calls, and writes sums of random digits in them."""
+    model = Bigram()
+    digits = list(b"0123456789")
+    with torch.no_grad():
+        model.table_VV[:] = -30.0
+        model.table_VV[:, PYTHON_START] = 0.0
+        model.table_VV[:, TURN] = -1.0
+        model.table_VV[[PYTHON_START, ord("+"), *digits]] = -30.0
+        model.table_VV[[[PYTHON_START], [ord("+")]], digits] = 0.0
+        model.table_VV[digits, ord("+")] = model.table_VV[digits, PYTHON_END] = 0.0
+    settings = {"max_bytes": 60, "context": 200, "ends": [TURN], "calculator": True}
+    at_once = generate_many(model, "", seeds=range(6), **settings)
+    alone = [list(generate(model, "", seed=seed, **settings)) for seed in range(6)]
+    assert [[i for i in ids if i != TURN] for ids in at_once] == alone
+    calls = re.findall(r"⟨([0-9+]+)⟩⟨= (\d+)⟩", "".join("".join(stream_text(ids)) for ids in alone))
+    assert len({sum(map(int, call.split("+"))) for call, _ in calls}) > 3
+    assert all(sum(map(int, call.split("+"))) == int(output) for call, output in calls)

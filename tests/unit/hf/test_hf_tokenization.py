@@ -14,7 +14,7 @@ from spider.hf.tokenization import SpiderTokenizer
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
 from spider.tokens.stored import copy_tokenizer
-from spider.tokens.turns import ASSISTANT, TURN, USER
+from spider.tokens.turns import ASSISTANT, OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, TURN, USER
 from tests.unit.hf.small_exports import BPE, exported
 from tests.unit.tokens.sentencepiece_file import write_model
 
@@ -109,6 +109,20 @@ def test_a_conversation_gives_the_ids_of_its_turns_and_no_message_adds_a_turn(ex
     )
     assert batch["attention_mask"].sum(1).tolist() == [len(ids) - 1, 4]
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith("⟨BOS⟩⟨RESERVED_1⟩the cat")
+    parts = [{"type": "python", "text": "4/2"}, {"type": "python_output", "text": "2"}]
+    calling = [*messages, {"role": "assistant", "content": parts}]
+    called = tokenizer.apply_chat_template(calling).input_ids
+    ours = [
+        PYTHON_START,
+        *BPE.encode("4/2")[1:-1],
+        PYTHON_END,
+        OUTPUT_START,
+        *BPE.encode("2")[1:-1],
+        OUTPUT_END,
+    ]
+    assert called == [*ids, *ours, TURN]
+    with pytest.raises(ValueError, match=r"message 1, part 0: a python_output must follow"):
+        tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": parts[1:]}])
     with pytest.raises(ValueError, match=r"message 0: role must be one of system, user, assistant"):
         tokenizer.apply_chat_template([{"role": "cat", "content": "a"}])
     with pytest.raises(ValueError, match="have no tools"):

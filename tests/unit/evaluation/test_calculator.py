@@ -1,0 +1,146 @@
+"""The calculator of a model: Python's values, no other expression, and outputs of calls."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spider.evaluation.calculator import DIGITS, MOST_BITS, MOST_CHARACTERS, Calls, calculate
+from spider.evaluation.generate import generate, stream_text
+from spider.tokens import BYTES
+from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, TURN
+from tests.unit.evaluation.toys import Scripted
+
+NUMBERS = st.one_of(
+    st.integers(0, 10**9).map(str),
+    st.floats(0, 1e6).map(lambda x: f"{x:.3f}"),
+    st.sampled_from(["'a banana'.count('an')", '"...".count(".")']),
+)
+EXPRESSIONS = st.recursive(
+    NUMBERS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%", " - ", " * "]), inner).map("".join),
+        st.tuples(inner, st.sampled_from(["**2", "**0.5", "**-1", "**3"])).map(
+            lambda two: f"({two[0]}){two[1]}"
+        ),
+        inner.map(lambda text: f"-({text})"),
+    ),
+    max_leaves=6,
+)
+
+
+@given(EXPRESSIONS)
+def test_a_value_is_that_of_python(expression):
+    try:
+        value = eval(expression)  # the test made the expression, of numbers only
+    except (ArithmeticError, TypeError):  # a complex number cannot be divided with //
+        value = None
+    said = calculate(expression)
+    if value is None or isinstance(value, complex) or (isinstance(value, int) and abs(value) >= 2**MOST_BITS):
+        assert said is None
+    elif said is not None:
+        assert said == (str(value) if isinstance(value, int) else f"{value:.{DIGITS}g}")
+    else:  # a part of it is out of range
+        assert "**" in expression or len(expression) > MOST_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("48/2", "24"),
+        ("0.1 + 0.2", "0.3"),
+        (" 1,200 * 3 ", "3600"),
+        ("1,234,567-1", "1234566"),
+        ("2**100", str(2**100)),
+        ("(-8)**3", "-512"),
+        ("+5 % 3", "2"),
+        ('"strawberry".count("r")', "3"),
+        ('"1,234".count(",")', "1"),
+        ("'a-b'.count('-') * 2", "2"),
+    ],
+)
+def test_it_computes_what_a_model_needs(expression, value):
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *["", " ", "1 +", "1 2", "1,2", "007", "1\n2", "\0", "\ud800", "١ + x", "True"],
+        *["None", "...", "1j", "~1", "7 @ 7", "10**100", "0**-1"],
+        *["__import__('os')", "__import__('os').system('true')", "open('/etc/passwd').read()", "print(1)"],
+        *["().__class__", "(1).__class__.__mro__", "''.__class__", "'a'.count.__self__", "(1).bit_length()"],
+        *["x", "x := 1", "(x := 1)", "lambda: 1", "(lambda: 1)()", "[1][0]", "{1: 2}", "(1, 2)"],
+        *["sum([i for i in (1, 2)])", "[x for x in ()]", "f'{1}'", "f'{1}'.count('1')", "b'a'.count(b'a')"],
+        *["'a' * 10**9", "'a' + 'b'", "'a'", "'%s' % 1", "'a'.upper()", "'a'.count(1)", "'a'.count('a', 0)"],
+        *["'a'.count(sub='a')", "'a'.count(*'a')", "('a' * 10**9).count('a')", "'a'.count('a').count('a')"],
+        *["9**9**9", "9**9**9**9", "2**250", "(2**249)**(2**249)", "2**(2**60)", "1<<10**9"],
+        *["1e400", "1e308 * 10", "1e300**2", "10.0**400", "(-8)**0.5", "1/0", "1//0", "1 % 0", "0.0**-1"],
+        *["1 < 2", "1 if 1 else 2", "1 and 2", "not 1", "await x", "yield", "*1", "import os", "1; 2", "`1`"],
+        *["1" * 251, "9" * 240, "1if " * 60, "1+" * 200,
+          "(" * 33 + "1" + ")" * 33, "(" * 256, "[" * 256, "{" * 256],
+        *["{1:" * 80, "lambda:" * 36, "'" * 255, "f'{" * 80, "[x for " * 36, "not " * 63, "x(" * 32],
+    ],
+)  # fmt: skip
+def test_what_is_not_arithmetic_is_refused_at_once(expression):
+    started = time.process_time()
+    assert calculate(expression) is None
+    assert time.process_time() - started < 1
+
+
+@given(st.text(alphabet="0123456789.,+-*/%() '\"acount[]{}:=_eExj\\\n", max_size=300))
+def test_any_text_has_a_short_value_or_none(text):
+    said = calculate(text)
+    assert said is None or len(said) <= 80
+
+
+def called(expression, output):
+    return [PYTHON_START, *expression, PYTHON_END, OUTPUT_START, *output, OUTPUT_END]
+
+
+def test_a_call_is_followed_by_its_output_which_the_model_reads():
+    # What the model writes during an output is replaced.
+    model = Scripted([*b"so ", PYTHON_START, *b"48/2", PYTHON_END, *b"xxxx", *b" it is 24", TURN])
+    settings = {"max_bytes": 100, "temperature": 0, "seed": 0, "ends": [TURN]}
+    written = list(generate(model, "q", **settings, calculator=True))
+    expected = [*b"so ", *called(b"48/2", b"24"), *b" it is 24"]
+    assert written == expected
+    assert model.read[-1] == [BYTES.bos, *b"q", *expected]
+    assert "".join(stream_text(written)) == "so ⟨48/2⟩⟨= 24⟩ it is 24"
+
+
+def test_a_call_that_fails_has_no_output_and_the_text_goes_on():
+    for script in (
+        [PYTHON_START, *b"1/0", PYTHON_END, *b" none"],
+        [PYTHON_END, *b"48/2", PYTHON_END],
+        [PYTHON_START, *b"open('x')", PYTHON_END, PYTHON_START, *b"4", BYTES.eos],
+    ):
+        model = Scripted([*script, BYTES.eos])
+        written = generate(model, "", max_bytes=100, temperature=0, seed=0, calculator=True)
+        assert list(written) == [i for i in script if i != BYTES.eos]
+
+
+def test_a_repeated_start_begins_the_call_again_and_outputs_may_follow_each_other():
+    calls = Calls(BYTES)
+    drawn = [PYTHON_START, *b"9", PYTHON_START, *b"1+1", PYTHON_END, *b"...", PYTHON_START, *b"2", PYTHON_END]
+    assert [calls.next(i) for i in drawn] == [
+        PYTHON_START,
+        *b"9",
+        *called(b"1+1", b"2"),
+        *called(b"2", b"")[:3],
+    ]
+    assert [calls.next(0) for _ in range(4)] == [OUTPUT_START, *b"2", OUTPUT_END, 0]
+
+
+def test_a_text_of_empty_calls_ends_too():
+    model = Scripted([PYTHON_START, PYTHON_END] * 10)
+    assert len(list(generate(model, "", max_bytes=6, temperature=0, seed=0, calculator=True))) == 6
+
+
+def test_without_the_calculator_no_token_of_a_call_is_drawn():
+    model = Scripted([PYTHON_START, *b"ab", OUTPUT_START, BYTES.eos])
+    written = list(generate(model, "", max_bytes=3, temperature=0, seed=0))
+    assert all(i < 256 for i in written) and written[1:] == [*b"ab"]
+    model = Scripted([OUTPUT_START, OUTPUT_END, BYTES.eos])
+    assert all(i < 256 for i in generate(model, "", max_bytes=2, temperature=0, seed=0, calculator=True))
