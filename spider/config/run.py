@@ -323,8 +323,8 @@ class Run(RunSettings):
 
 
 class ForeignConfig(Block):
-    """A causal language model of transformers with its own tokenizer, scored as a run is (docs/evaluation.md);
-    needs ``spider-lm[hf]``."""
+    """A causal language model of transformers with its own tokenizer, scored as a run is
+    (docs/evaluation.md); needs ``spider-lm[hf]``."""
 
     model: str
     """Folder of the model: ``config.json``, weights and tokenizer. Nothing is downloaded."""
@@ -340,6 +340,11 @@ class ForeignConfig(Block):
         folder = Path(self.model)
         found = [str(one) for one in sorted(folder.glob("*")) if one.is_file() and one.name[0] != "."]
         return found or [self.model]
+
+    def scoring(self, evaluation: EvaluationConfig) -> dict[str, Any]:
+        """Return the changed keys of both blocks that decide the scores."""
+        shared = evaluation.changed(include={*evaluation.BPB, "tasks"})
+        return self.changed(exclude={"model", "like"}) | shared
 
 
 class TrackingConfig(Block):

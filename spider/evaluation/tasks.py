@@ -32,11 +32,17 @@ from spider.tokens import IGNORED
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the accuracy of each task; None if the configuration lists no tasks."""
+    return answered(subject.model, subject.text.documents(), subject.reading, settings)
+
+
+def answered(
+    model: Model, documents: Sequence[bytes], reading: Reading, settings: EvaluationConfig
+) -> Result | None:
+    """Return the accuracy of a model in each task, which may be made from these documents."""
     if not settings.tasks:
         return None
-    documents = subject.text.documents()
     rows = [
-        run_task(subject.model, task, subject.reading)
+        run_task(model, task, reading)
         for name, config in settings.tasks.items()
         for task in tasks(name, config, documents)
     ]
@@ -154,6 +160,7 @@ def _row(model: Model, context: bytes, choice: bytes, window: int) -> _Row:
     """
     ids = model.tokens.encode(context + choice)[:-1]
     ends = np.cumsum(model.tokens.bytes_of[ids], dtype=np.int64)
+    ends += len(context + choice) - ends[-1]  # the tokenizer of others may put a blank in front
     begin = max(1, int(np.searchsorted(ends, len(context.rstrip(b" ")), side="right")))
     first = max(0, len(ids) - 1 - window)
     return _Row(ids, first, max(first + 1, begin))
