@@ -12,7 +12,6 @@ import click
 from spider import tracking
 from spider.checkpoints.records import Receipt
 from spider.cli.session import (
-    COUNT,
     FILE,
     NEW_FILE,
     STAGE,
@@ -53,7 +52,6 @@ def _costs(session: Session, spec: StageSpec) -> dict[str, float]:
 @THREADS
 @COMPRESSED
 @click.option("--model", help="A folder of transformers, or a name under `foreign`, to score instead.")
-@click.option("--window", type=COUNT, help="Tokens in a window of that model (default: its context).")
 @click.option("--allow-lossy", is_flag=True, help="Score it even if its tokenizer changes the text.")
 def evaluate(
     session: Session,
@@ -61,7 +59,6 @@ def evaluate(
     threads: int | None,
     compressed: bool,
     model: str | None,
-    window: int | None,
     allow_lossy: bool,
 ) -> None:
     """Score the last checkpoint of a stage in bits per byte, beside compressors.
@@ -69,10 +66,9 @@ def evaluate(
     With --model, score that model on the text and the tasks of the stage (default: the last one of the first
     run). It becomes a row of the comparison.
     """
-    if model is not None:
-        foreign = ForeignConfig(model=model, window=window, allow_lossy=allow_lossy)
-        return _evaluate_foreign(session, model, foreign, stage, threads)
-    if stage is None:
+    if model is not None and not compressed:
+        return _evaluate_foreign(session, model, stage, allow_lossy, threads)
+    if stage is None or model is not None:
         raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
@@ -110,9 +106,9 @@ def evaluate(
 
 
 def _evaluate_foreign(
-    session: Session, model: str, foreign: ForeignConfig, stage: tuple[str, str] | None, threads: int | None
+    session: Session, model: str, stage: tuple[str, str] | None, allow_lossy: bool, threads: int | None
 ) -> None:
-    """Score a model that others trained, named in the configuration or as this block says."""
+    """Score a model that others trained, by its name in the configuration or by its folder."""
     try:
         import spider.hf  # noqa: F401 (registers Spider's own models)
         from spider.evaluation.foreign import evaluate_foreign
@@ -120,7 +116,9 @@ def _evaluate_foreign(
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
     results, config = session.results, session.config
     name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
-    foreign = config.foreign.get(model, foreign)
+    foreign = config.foreign.get(model, ForeignConfig(model=model))
+    if allow_lossy:
+        foreign = foreign.model_copy(update={"allow_lossy": True})
     spec = config.stage(*stage) if stage else config.scored_like(foreign)
     data = results.shards(spec.evaluation.data or spec.data)
     folder = results.foreign(name)

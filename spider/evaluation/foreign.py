@@ -26,7 +26,7 @@ from spider.data.metadata import load_metadata
 from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation, Training
-from spider.evaluation.result import Result, Row
+from spider.evaluation.result import Result
 from spider.evaluation.spread import intervals
 from spider.evaluation.tasks import answered
 from spider.evaluation.text import Text, validation_stream
@@ -39,16 +39,12 @@ from spider.tokens.foreign import ForeignTokens
 
 #: Longest window, unless the configuration says otherwise.
 WINDOW = 2048
-#: Files of which a model's folder needs at least one.
-_NEEDED = {
-    "configuration": ("config.json",),
-    "weights": ("*.safetensors", "pytorch_model*.bin"),
-    "tokenizer": ("tokenizer*", "vocab*", "*.model"),
-}
 #: Ids of the check for causality.
 _CHECKED = 16
 #: Bytes of a text that a message shows.
 _SHOWN = 20
+#: Characters of an error of transformers that a message shows.
+_LONGEST = 300
 
 
 class ForeignModel(Model):
@@ -78,12 +74,10 @@ class ForeignModel(Model):
         if not folder.is_dir():
             remedy = f"Spider downloads no model; `hf download OWNER/NAME --local-dir {folder}` does"
             raise ValueError(f"{folder}: no such folder; {remedy}")
-        for what, patterns in _NEEDED.items():
-            if not any(any(folder.glob(pattern)) for pattern in patterns):
-                raise ValueError(
-                    f"{folder}: has no {what} ({' or '.join(patterns)}); write model and tokenizer "
-                    "there with save_pretrained of transformers"
-                )
+        if not any(next(folder.glob(names), None) for names in ("tokenizer*", "vocab*", "*.model")):
+            raise ValueError(
+                f"{folder}: has no tokenizer; write it there with save_pretrained of transformers"
+            )
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -93,16 +87,11 @@ class ForeignModel(Model):
                 folder, dtype=torch.float32, output_loading_info=True, **options
             )
         except Exception as error:  # transformers raises errors of many kinds
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(
-                f"{folder}: transformers reads no causal language model there, without code of the folder "
-                f"itself: {reason}"
-            ) from error
+            what = "transformers reads no causal language model there, without code of the folder itself"
+            raise ValueError(f"{folder}: {what}: {' '.join(str(error).split())[:_LONGEST]}") from error
         network, loaded = read
         if missing := sorted(loaded["missing_keys"]):
-            raise ValueError(
-                f"{folder}: its weights lack {', '.join(missing[:3])}; the model is of another kind"
-            )
+            raise ValueError(f"{folder}: a model of another kind, whose weights lack {missing[0]}")
         try:
             return cls(network.to(device), ForeignTokens(tokenizer)).eval()
         except ValueError as error:
@@ -117,9 +106,7 @@ class ForeignModel(Model):
         with torch.inference_mode():
             whole, part = self(ids_1T).logits[0, :-1], self(ids_1T[:, :-1]).logits[0]
         if (whole - part).abs().max() > 1e-4 * whole.abs().max():
-            raise ValueError(
-                "its predictions depend on later tokens: the model is not causal and has no score"
-            )
+            raise ValueError("a prediction depends on later tokens, so the model is not causal: no score")
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         """Return the usual estimate: 6 for each parameter."""
@@ -162,7 +149,7 @@ def evaluate_foreign(
     scored, carried = held_out.score(model, reading)
     scored = _of_bytes(scored, len(text))
     carried = carried and _of_bytes(carried, len(text))
-    results = {"foreign": _described(foreign, model, reading, tokens_N, text, len(changed))}
+    results = {"foreign": _described(foreign, model, reading.seq_len, len(changed))}
     if found := answered(model, documents, reading, settings):
         results["tasks"] = found
     size_D = text.lengths()
@@ -212,32 +199,18 @@ def _difference(written: Sequence[bytes], documents: Sequence[bytes], changed: S
     )
 
 
-def _described(
-    foreign: ForeignConfig,
-    model: ForeignModel,
-    reading: Reading,
-    tokens_N: np.ndarray,
-    text: Text,
-    changed: int,
-) -> Result:
-    """Return what the model is, and how it read the text."""
-    tokens = model.vocabulary
-    values = {
+def _described(foreign: ForeignConfig, model: ForeignModel, window: int, changed: int) -> Result:
+    """Return what the model is, and how it read the text, for programs and in a sentence."""
+    architecture, tokenizer = type(model.network).__name__, type(model.vocabulary.tokenizer).__name__
+    details = {
+        "architecture": architecture,
+        "tokenizer": tokenizer,
+        "tokens": model.vocabulary.size,
         "context": model.context,
-        "window": reading.seq_len,
-        "tokens": tokens.size,
-        "bytes per token": len(text) / np.count_nonzero(~np.isin(tokens_N, [tokens.bos, tokens.eos])),
-        "documents changed": changed,
+        "window": window,
+        "lossless": not changed,
+        "documents_changed": changed,
     }
-    architecture, tokenizer = type(model.network).__name__, type(tokens.tokenizer).__name__
     kept = f"changes {changed:,} documents, so the changed text is scored" if changed else "is lossless"
-    return Result(
-        title="Models that others trained",
-        head="model",
-        rows=[
-            Row(name=f"foreign/{label.replace(' ', '_')}", label=label, value=value)
-            for label, value in values.items()
-        ],
-        notes=[f"{architecture} of {foreign.model}. Its {tokenizer} {kept}."],
-        details={"architecture": architecture, "tokenizer": tokenizer, "lossless": not changed, **values},
-    )
+    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its {tokenizer} {kept}."
+    return Result(title="Foreign model", notes=[note], details=details)

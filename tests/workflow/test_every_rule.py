@@ -231,9 +231,9 @@ def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(trained,
     assert run.data.tags["mlflow.source.name"].startswith("spider evaluate --model gpt2")
 
     # By hand, a folder needs no entry in the configuration, and it may be scored as any stage is.
-    spider(everything, "evaluate", "bpe/first", "--model", "a gpt2", "--window", "16")
+    spider(everything, "evaluate", "bpe/first", "--model", "a gpt2")
     by_hand = read_json(results / "foreign/a-gpt2/evaluation.json")
-    assert by_hand["weights"] == foreign["weights"] and by_hand["seq_len"] == 16
+    assert by_hand["weights"] == foreign["weights"] and by_hand["run"] == "a-gpt2"
     shutil.rmtree(results / "foreign/a-gpt2")
 
 
