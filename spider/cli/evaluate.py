@@ -109,9 +109,12 @@ def _evaluate_foreign(
     session: Session, model: str, stage: tuple[str, str] | None, allow_lossy: bool, threads: int | None
 ) -> None:
     """Score a model that others trained, by its name in the configuration or by its folder."""
+    from spider.training.precision import quiet_torchao
+
     try:
-        import spider.hf  # noqa: F401 (registers Spider's own models)
-        from spider.evaluation.foreign import evaluate_foreign
+        with quiet_torchao():
+            import spider.hf  # noqa: F401 (registers Spider's own models)
+            from spider.evaluation.foreign import evaluate_foreign
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
     results, config = session.results, session.config

@@ -57,7 +57,7 @@ class ForeignModel(Model):
 
     @property
     def context(self) -> int | None:
-        """Return the largest number of ids that the model reads; None if it has no limit."""
+        """Return the largest number of ids that the model reads; None without a limit."""
         found: int | None = getattr(self.network.config, "max_position_embeddings", None)
         return found
 
@@ -212,5 +212,5 @@ def _described(foreign: ForeignConfig, model: ForeignModel, window: int, changed
         "documents_changed": changed,
     }
     kept = f"changes {changed:,} documents, so the changed text is scored" if changed else "is lossless"
-    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its {tokenizer} {kept}."
+    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its tokenizer {kept}."
     return Result(title="Foreign model", notes=[note], details=details)

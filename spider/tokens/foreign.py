@@ -3,8 +3,8 @@
 Its ids are its own, the special ones too. A document is BOS, its tokens and EOS. A tokenizer without BOS
 begins a document with its EOS, as GPT-2's does with ``<|endoftext|>``.
 
-The bytes of a token are those by which it lengthens a text. Three kinds of names are read: printable
-characters for bytes (GPT-2), ``<0x41>`` for a byte, and pieces that the tokenizer itself turns into text.
+A token stands for the bytes that it adds to a text. Three kinds of names are read: printable characters for
+bytes (GPT-2), ``<0x41>`` for a byte, and pieces that the tokenizer itself turns into text.
 Some tokenizers put a blank in front of each text, which `text` removes. The caller checks whether the tokens
 stand for exactly the bytes of a text (`spider.evaluation.foreign`).
 """
