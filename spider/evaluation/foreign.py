@@ -50,10 +50,12 @@ _LONGEST = 300
 class ForeignModel(Model):
     """A model of transformers with the interface that scoring and tasks need."""
 
+    tokens: ForeignTokens
+
     def __init__(self, network: nn.Module, tokens: ForeignTokens) -> None:
         super().__init__()
         self.network = network
-        self.vocabulary = self.tokens = tokens
+        self.tokens = tokens
 
     @property
     def context(self) -> int | None:
@@ -99,14 +101,14 @@ class ForeignModel(Model):
 
     def check(self, ids_N: np.ndarray) -> None:
         """Raise `ValueError` if ids are outside of the model, or a prediction depends on a later id."""
-        size = getattr(self.network.config, "vocab_size", None)
+        folder, size = self.network.name_or_path, getattr(self.network.config, "vocab_size", None)
         if size is not None and ids_N.max() >= size:
-            raise ValueError(f"the tokenizer gives id {ids_N.max()}, and the model has {size:,} ids")
+            raise ValueError(f"{folder}: the tokenizer gives id {ids_N.max()}, the model has {size:,} ids")
         ids_1T = torch.from_numpy(ids_N[None, :_CHECKED]).to(next(self.parameters()).device)
         with torch.inference_mode():
             whole, part = self(ids_1T).logits[0, :-1], self(ids_1T[:, :-1]).logits[0]
         if (whole - part).abs().max() > 1e-4 * whole.abs().max():
-            raise ValueError("a prediction depends on later tokens, so the model is not causal: no score")
+            raise ValueError(f"{folder}: a prediction depends on later tokens, so the model is not causal")
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         """Return the usual estimate: 6 for each parameter."""
@@ -131,7 +133,7 @@ def evaluate_foreign(
     settings = spec.evaluation
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = ForeignModel.load(Path(foreign.model), device)
-    tokens = model.vocabulary
+    tokens = model.tokens
     own_N, data_digest = validation_stream(data, settings.max_bytes, largest_group=settings.largest_group)
     written = Text.of(own_N, BYTES).documents()
     encoded = [tokens.encode(document) for document in written]
@@ -201,11 +203,11 @@ def _difference(written: Sequence[bytes], documents: Sequence[bytes], changed: S
 
 def _described(foreign: ForeignConfig, model: ForeignModel, window: int, changed: int) -> Result:
     """Return what the model is, and how it read the text, for programs and in a sentence."""
-    architecture, tokenizer = type(model.network).__name__, type(model.vocabulary.tokenizer).__name__
+    architecture, tokenizer = type(model.network).__name__, type(model.tokens.tokenizer).__name__
     details = {
         "architecture": architecture,
         "tokenizer": tokenizer,
-        "tokens": model.vocabulary.size,
+        "tokens": model.tokens.size,
         "context": model.context,
         "window": window,
         "lossless": not changed,

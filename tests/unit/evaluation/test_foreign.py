@@ -208,7 +208,7 @@ def test_folders_without_a_causal_model_are_refused(folders, data, tmp_path):
     bert = shutil.copytree(folders[byte_level], tmp_path / "bert")
     options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertLMHeadModel(BertConfig(vocab_size=320, initializer_range=0.3, **options)).save_pretrained(bert)
-    refused(bert, "depends on later tokens")
+    refused(bert, "bert: a prediction depends on later tokens")
 
     headless = shutil.copytree(folders[byte_level], tmp_path / "headless")
     config = AutoModelForCausalLM.from_pretrained(headless).config
@@ -227,4 +227,4 @@ def test_folders_without_a_causal_model_are_refused(folders, data, tmp_path):
     small = gpt2(tmp_path / "small", byte_level(TEXTS[:3]))
     for path in folders[byte_level].glob("tokenizer*"):
         shutil.copy(path, small)
-    refused(small, r"the tokenizer gives id \d+, and the model has \d+ ids")
+    refused(small, r"small: the tokenizer gives id \d+, the model has \d+ ids")
