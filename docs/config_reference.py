@@ -60,6 +60,7 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
         ("runs.NAME.evaluation.tasks.NAME, kind: jsonl", tasks.JsonlTask),
         ("runs.NAME.evaluation.tasks.NAME, kind: core", tasks.CoreTask),
         ("runs.NAME.harness", config.HarnessConfig),
+        ("foreign.NAME", config.ForeignConfig),
         ("tracking", config.TrackingConfig),
     ],
     "Other sources": [
@@ -106,6 +107,7 @@ EXAMPLES: dict[str, str] = {
     "runs.NAME.evaluation.tasks.NAME, kind: jsonl": "{kind: jsonl, file: questions.jsonl, shots: 5}",
     "runs.NAME.evaluation.tasks.NAME, kind: core": "{kind: core, folder: eval_bundle, items: 200}",
     "runs.NAME.harness": "{tasks: [lambada_openai, hellaswag], items: 500}",
+    "foreign.NAME": "{model: models/gpt2, like: gpt}",
     "tracking": '{uri: "http://mlflow.example:5000", experiment: ada}',
     "runs.NAME.model.moe, family: spider": "{experts: 16, top_k: 2, expert_hidden: 256}",
     "runs.NAME.model.ngram": "{contexts: [1, 2, 3, 4, 5, 6, 8, words1], candidates: 8}",

@@ -121,6 +121,8 @@ def command(wildcards, output):
 
 REQUESTS = Requests(CONFIG, RESULTS)
 RESOURCES = {name: run.resources.model_dump() for name, run in CONFIG.runs.items()}
+# A foreign model has the resources of the run that it is scored like.
+RESOURCES |= {name: RESOURCES[CONFIG.scored_like(one).run] for name, one in CONFIG.foreign.items()}
 
 
 def growing(value):
@@ -372,6 +374,16 @@ def task_files(wildcards):
     key = f"runs.{wildcards.run}.evaluation.tasks"
     tasks = stage_spec(wildcards).evaluation.tasks
     return sorted({file for name, task in tasks.items() for file in existing(f"{key}.{name}", task.files())})
+
+
+def foreign_spec(wildcards):
+    """Return the stage whose text and tasks a foreign model shares."""
+    return CONFIG.scored_like(CONFIG.foreign[wildcards.run])
+
+
+def foreign_files(wildcards):
+    """Return the files of a foreign model."""
+    return existing(f"foreign.{wildcards.run}.model", CONFIG.foreign[wildcards.run].files())
 
 
 def compress_identity(wildcards):

@@ -32,6 +32,29 @@ rule evaluate:
         "--threads {threads}"
 
 
+rule evaluate_foreign:
+    input:
+        model=foreign_files,
+        data=lambda wildcards: metadata(foreign_spec(wildcards).evaluation.data),
+        tasks=lambda wildcards: task_files(foreign_spec(wildcards)),
+    output:
+        "<results>/foreign/{run}/evaluation.json",
+    log:
+        "<logs>/evaluate_foreign/{run}.log",
+    benchmark:
+        "<benchmarks>/evaluate_foreign/foreign/{run}/evaluation.tsv"
+    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    resources:
+        gpu=one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        runtime=growing(60),
+    params:
+        spider=command,
+        identity=lambda wildcards: CONFIG.foreign[wildcards.run].scoring(foreign_spec(wildcards).evaluation),
+    shell:
+        "{params.spider} --log {log:q} evaluate --model {wildcards.run} --threads {threads}"
+
+
 rule evaluate_checkpoints:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
@@ -129,6 +152,7 @@ rule harness:
 rule compare:
     input:
         scores(*CONFIG.runs),
+        expand("<results>/foreign/{name}/evaluation.json", name=CONFIG.foreign),
     output:
         "<results>/report/table.md",
         shown("report/table.html", "Comparison", "bits per byte, table"),

@@ -79,6 +79,7 @@ def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
         ("raw text", "raw", {config.raw(name) for config in configs for name in config.datasets}),
         ("shards", "shards", datasets),
         ("tokenizer", "tokenizers", {name for config in configs for name in config.tokenizers}),
+        ("scores of a foreign model", "foreign", {name for config in configs for name in config.foreign}),
     ):
         yield from (Leftover(kind, path) for path in _inside(root / folder) if path.name not in names)
     indexes = {(run.data, run.model.ngram.counted) for run in runs if run.model.ngram}

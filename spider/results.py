@@ -91,6 +91,15 @@ class Results:
         """Return the stage folders of a run, sorted by name, including stages that are not trained yet."""
         return [StageFolder(path) for path in sorted(self.run(run).glob("*/"))]
 
+    def foreign(self, name: str) -> StageFolder:
+        """Return the folder of the scores of a model that others trained."""
+        return StageFolder(self.root / "foreign" / name)
+
+    @property
+    def foreign_scores(self) -> list[Path]:
+        """Return the evaluations of all models that others trained."""
+        return sorted(self.root.glob("foreign/*/evaluation.json"))
+
     def match(self, run: str) -> Path:
         """Return the file that names the tracked run of its curves."""
         return self.run(run) / "tracking.json"

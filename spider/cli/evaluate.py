@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,19 @@ import click
 
 from spider import tracking
 from spider.checkpoints.records import Receipt
-from spider.cli.session import FILE, NEW_FILE, STAGE, THREADS, Session, command, log, prepare_torch
-from spider.config import StageSpec
+from spider.cli.session import (
+    FILE,
+    NEW_FILE,
+    STAGE,
+    THREADS,
+    Session,
+    StageName,
+    command,
+    command_line,
+    log,
+    prepare_torch,
+)
+from spider.config import ForeignConfig, StageSpec
 from spider.results import CompressedFolder, StageFolder
 
 if TYPE_CHECKING:
@@ -36,11 +48,28 @@ def _costs(session: Session, spec: StageSpec) -> dict[str, float]:
 
 
 @command()
-@STAGE
+@click.argument("stage", metavar="[RUN/STAGE]", type=StageName(), required=False)
 @THREADS
 @COMPRESSED
-def evaluate(session: Session, stage: tuple[str, str], threads: int | None, compressed: bool) -> None:
-    """Score the last checkpoint of a stage in bits per byte, beside compressors."""
+@click.option("--model", help="A folder of transformers, or a name under `foreign`, to score instead.")
+@click.option("--allow-lossy", is_flag=True, help="Score it even if its tokenizer changes the text.")
+def evaluate(
+    session: Session,
+    stage: tuple[str, str] | None,
+    threads: int | None,
+    compressed: bool,
+    model: str | None,
+    allow_lossy: bool,
+) -> None:
+    """Score the last checkpoint of a stage in bits per byte, beside compressors.
+
+    With --model, score that model on the text and the tasks of the stage (default: the last one of the first
+    run). It becomes a row of the comparison.
+    """
+    if model is not None and not compressed:
+        return _evaluate_foreign(session, model, stage, allow_lossy, threads)
+    if stage is None or model is not None:
+        raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
@@ -74,6 +103,38 @@ def evaluate(session: Session, stage: tuple[str, str], threads: int | None, comp
     text = "" if measured.lossless else " (of the decoded text)"
     for one in verdicts(measured, measured.results):
         log.info("%s%s: %s", one.context, text, one.text)
+
+
+def _evaluate_foreign(
+    session: Session, model: str, stage: tuple[str, str] | None, allow_lossy: bool, threads: int | None
+) -> None:
+    """Score a model that others trained, by its name in the configuration or by its folder."""
+    from spider.training.precision import quiet_torchao
+
+    try:
+        with quiet_torchao():
+            import spider.hf  # noqa: F401 (registers Spider's own models)
+            from spider.evaluation.foreign import evaluate_foreign
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
+    results, config = session.results, session.config
+    name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
+    foreign = config.foreign.get(model, ForeignConfig(model=model))
+    if allow_lossy:
+        foreign = foreign.model_copy(update={"allow_lossy": True})
+    spec = config.stage(*stage) if stage else config.scored_like(foreign)
+    data = results.shards(spec.evaluation.data or spec.data)
+    folder = results.foreign(name)
+    inputs = [*map(Path, foreign.files()), data / "metadata.json"]
+    params = foreign.scoring(spec.evaluation)
+    with session.tracked("evaluate_foreign", name, params, inputs, [folder.evaluation]) as job:
+        prepare_torch(threads)
+        measured = evaluate_foreign(name, foreign, spec, data, folder.path)
+        card = session.dataset_card(measured.data, measured.data_digest)
+        job.dataset(*card, context="validation")
+        job.metric("bpb", measured.bpb)
+        tracking.log_foreign(results.root, measured, folder.evaluation, card, command_line())
+    log.info("%s: %.4f bits per byte. %s", name, measured.bpb, measured.results["foreign"].notes[0])
 
 
 @command()
@@ -163,10 +224,17 @@ def compare(session: Session, output: Path) -> None:
         path for one in evaluations if (path := StageFolder(one.parent).checkpoint_scores).exists()
     ]
     others = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
-    inputs = [*evaluations, *compressed, *checkpoints]
+    foreign = session.results.foreign_scores
+    inputs = [*evaluations, *compressed, *foreign, *checkpoints]
     with session.tracked("compare", "report", {}, inputs, [output, *others]) as job:
         benchmarks = session.results.root / "benchmarks"
-        summary = compare(evaluations, compressed=compressed, benchmarks=benchmarks, output=output.parent)
+        summary = compare(
+            evaluations,
+            compressed=compressed,
+            foreign=foreign,
+            benchmarks=benchmarks,
+            output=output.parent,
+        )
         for run, compared in summary.runs.items():
             if compared.best:
                 weights = compared.stages[compared.best].weights

@@ -7,6 +7,7 @@ from spider.config.run import (
     CompressConfig,
     EmaConfig,
     EvaluationConfig,
+    ForeignConfig,
     Fp8Recipe,
     GroupConfig,
     MixerConfig,

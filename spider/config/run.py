@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -459,6 +460,31 @@ class Run(RunSettings):
     """Resources of the run's jobs."""
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Values of settings to sweep. Each combination becomes a run of its own (docs/sweeps.md)."""
+
+
+class ForeignConfig(Block):
+    """A causal language model of transformers with its own tokenizer, scored as a run is
+    (docs/evaluation.md); needs ``spider-lm[hf]``."""
+
+    model: str
+    """Folder of the model: ``config.json``, weights and tokenizer. Nothing is downloaded."""
+    like: str | None = None
+    """Run whose held-out text, tasks and resources the model shares (null: the first run)."""
+    window: Annotated[int, Field(ge=2)] | None = None
+    """Tokens in a window (null: the model's own context, at most 2,048)."""
+    allow_lossy: bool = False
+    """Score a model whose tokenizer changes the text, on the changed text (false: refuse it)."""
+
+    def files(self) -> list[str]:
+        """Return the files of the folder; the model is scored again after an edit of one."""
+        folder = Path(self.model)
+        found = [str(one) for one in sorted(folder.glob("*")) if one.is_file() and one.name[0] != "."]
+        return found or [self.model]
+
+    def scoring(self, evaluation: EvaluationConfig) -> dict[str, Any]:
+        """Return the changed keys of both blocks that decide the scores."""
+        shared = evaluation.changed(include={*evaluation.BPB, "tasks"})
+        return self.changed(exclude={"model", "like"}) | shared
 
 
 class TrackingConfig(Block):

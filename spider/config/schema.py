@@ -21,7 +21,7 @@ from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems
 from spider.config.measurement import measurement_problems
-from spider.config.run import Run, RunSettings, TrackingConfig
+from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tasks import in_chat_form
@@ -40,6 +40,8 @@ class Config(Block):
     """Tokenizers by name, which datasets may name."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)]
     """Runs by name."""
+    foreign: dict[Name, ForeignConfig] = {}
+    """Models that others trained, by name, which stand beside the runs in the comparison."""
     tracking: TrackingConfig = TrackingConfig()
     """Records in MLflow."""
     scaling: str | None = None
@@ -90,6 +92,11 @@ class Config(Block):
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             **shared,
         )
+
+    def scored_like(self, foreign: ForeignConfig) -> StageSpec:
+        """Return the stage whose text and tasks a foreign model shares: the last one of its run."""
+        name = foreign.like or next(iter(self.runs))
+        return self.stage(name, self.run(name).stages[-1].name)
 
     def dataset(self, name: str) -> Dataset:
         if name not in self.datasets:
@@ -239,6 +246,11 @@ def _problems(config: Config) -> Iterator[str]:
             yield from (
                 f"runs.{name}.{one}" for one in leak_problems(config.datasets, config.tokenizers, run)
             )
+    for name, one in config.foreign.items():
+        if name in config.runs:
+            yield f"foreign.{name}: a run has the same name; choose another"
+        if one.like is not None and one.like not in config.runs:
+            yield f"foreign.{name}.like: {none_such('run', one.like, config.runs)}"
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
 

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ class HeldOut:
         self, model: Model, reading: Reading, inspector: Inspector | None = None
     ) -> tuple[Score, Score | None]:
         """Score each document alone, and with what came before (None without ``carry_over``)."""
-        size, window = f"{len(self.text):,}", self.spec.window
+        size, window = f"{len(self.text):,}", reading.seq_len
         log.info("scoring %s bytes with windows of %d on %s", size, window, self.device)
         scored = score(model, self.tokens_N, reading, observe=inspector.observe if inspector else None)
         carried = None
@@ -109,37 +110,17 @@ class HeldOut:
 
     def evaluation(self, trained: Receipt, model: Model, scored: Score, carried: Score | None) -> Evaluation:
         """Return the evaluation of a model by its scores, without results of measurements."""
-        spec, settings, tokens_N = self.spec, self.spec.evaluation, self.tokens_N
+        spec, tokens_N = self.spec, self.tokens_N
         return Evaluation(
-            format=Evaluation.FORMAT,
+            **self.measured(model, self.reading(trained), scored, carried),
             run=spec.run,
             stage=spec.stage,
             index=spec.index,
-            bpb=scored.bpb,
-            bpb_strict=scored.bpb_strict,
-            bpb_carried=carried.bpb if carried else None,
-            bpb_strict_carried=carried.bpb_strict if carried else None,
-            carry_over=settings.carry_over,
-            deviation=max(one.deviation for one in (scored, carried) if one),
             bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
             intervals=intervals(scored.by_target_S, tokens_N, model.tokens),
             intervals_carried=intervals(carried.by_target_S, tokens_N, model.tokens) if carried else {},
             learn=spec.settings.learn,
-            bytes=len(self.text),
-            documents=int(np.count_nonzero(tokens_N == model.tokens.bos)),
-            seconds=scored.seconds,
-            bytes_per_second=len(self.text) / scored.seconds,
-            nats=scored.nats,
-            targets=scored.counts,
-            data=settings.data or spec.data,
-            data_digest=self.data_digest,
-            text_sha256=hashlib.sha256(self.text.bytes_N.tobytes()).hexdigest(),
             lossless=load_metadata(self.data).lossless,
-            seq_len=spec.window,
-            overlap=settings.overlap,
-            n_loops=settings.n_loops or spec.loops,
-            device=self.device,
-            precision="bf16" if self.reading(trained).autocast else "fp32",
             checkpoint=trained.checkpoint,
             averaged=bool(trained.averaged_weights),
             weights=trained.averaged_weights or trained.weights,
@@ -147,12 +128,41 @@ class HeldOut:
             counted=model.lookup.index.description.bytes if model.lookup else 0,
             global_step=trained.global_step,
             training=Training(**{name: getattr(trained, name) for name in Training.model_fields}),
-            model=scored.metrics,
-            parameters=model.num_parameters(),
-            parameters_by_part=model.parameters_by_part(),
-            parameters_looked_up=model.looked_up(),
             flops_per_token=model.flops_per_token(spec.settings.seq_len, spec.settings.n_loops),
         )
+
+    def measured(
+        self, model: Model, reading: Reading, scored: Score, carried: Score | None
+    ) -> dict[str, Any]:
+        """Return the fields of an evaluation that do not depend on where the model comes from."""
+        settings = self.spec.evaluation
+        return {
+            "format": Evaluation.FORMAT,
+            "bpb": scored.bpb,
+            "bpb_strict": scored.bpb_strict,
+            "bpb_carried": carried.bpb if carried else None,
+            "bpb_strict_carried": carried.bpb_strict if carried else None,
+            "carry_over": settings.carry_over,
+            "deviation": max(one.deviation for one in (scored, carried) if one),
+            "bytes": len(self.text),
+            "documents": int(np.count_nonzero(self.tokens_N == model.tokens.bos)),
+            "seconds": scored.seconds,
+            "bytes_per_second": len(self.text) / scored.seconds,
+            "nats": scored.nats,
+            "targets": scored.counts,
+            "data": settings.data or self.spec.data,
+            "data_digest": self.data_digest,
+            "text_sha256": hashlib.sha256(self.text.bytes_N.tobytes()).hexdigest(),
+            "seq_len": reading.seq_len,
+            "overlap": reading.overlap,
+            "n_loops": reading.n_loops or 1,
+            "device": self.device,
+            "precision": "bf16" if reading.autocast else "fp32",
+            "model": scored.metrics,
+            "parameters": model.num_parameters(),
+            "parameters_by_part": model.parameters_by_part(),
+            "parameters_looked_up": model.looked_up(),
+        }
 
 
 def evaluate(

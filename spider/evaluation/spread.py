@@ -41,16 +41,20 @@ def bootstrap_interval(bits_D: np.ndarray, bytes_D: np.ndarray) -> tuple[float, 
     return float(low), float(high)
 
 
-def intervals(nats_S: np.ndarray, tokens_N: np.ndarray, tokens: Tokens) -> dict[str, tuple[float, float]]:
+def intervals(
+    nats_S: np.ndarray, tokens_N: np.ndarray, tokens: Tokens, bytes_D: np.ndarray | None = None
+) -> dict[str, tuple[float, float]]:
     """Return the intervals of bpb and bpb_strict over documents, by name; none for a single document.
 
     Args:
         nats_S: Nats of each target, which are the ids of a stream after the first one.
+        bytes_D: Bytes of each document (default: those that its ids stand for).
     """
     target_S = tokens_N[1:]
     document_S = np.cumsum(tokens_N == tokens.bos)[1:] - 1
     is_text_S = tokens.bytes_of[target_S] > 0
-    bytes_D = np.bincount(document_S, tokens.bytes_of[target_S])
+    if bytes_D is None:
+        bytes_D = np.bincount(document_S, tokens.bytes_of[target_S])
     counted = {"bpb": is_text_S, "bpb_strict": is_text_S | np.isin(target_S, [tokens.bos, tokens.eos])}
     bits_S = nats_S / math.log(2)
     found = {

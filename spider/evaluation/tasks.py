@@ -39,16 +39,33 @@ from spider.tokens.turns import TURN
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the accuracy of each task; None if the configuration lists no tasks."""
+    return answered(
+        subject.model, subject.text.documents(), subject.reading, settings, converses=subject.converses
+    )
+
+
+def answered(
+    model: Model,
+    documents: Sequence[bytes],
+    reading: Reading,
+    settings: EvaluationConfig,
+    *,
+    converses: bool,
+) -> Result | None:
+    """Return the accuracy of a model in each task, which may be made from these documents.
+
+    ``converses`` states whether the model has learned from conversations.
+    """
     if not settings.tasks:
         return None
-    found, notes = read_tasks(settings, subject.text.documents(), subject.converses)
+    found, notes = read_tasks(settings, documents, converses)
     if any(task.bundle for task in found):
         notes.append("CORE is the mean of the column 'centered, per token' over the tasks of a bundle.")
     return Result(
         title="Questions answered correctly",
         head="task",
         value="accuracy",
-        rows=run_tasks(subject.model, found, subject.reading),
+        rows=run_tasks(model, found, reading),
         notes=notes,
         legend="The model's answer to a question is the choice with the fewest nats per byte.",
     )
@@ -211,6 +228,7 @@ def text_row(model: Model, context: bytes, choice: bytes, window: int) -> Scored
     """
     ids = model.tokens.encode(context + choice)[:-1]
     ends = np.cumsum(model.tokens.bytes_of[ids], dtype=np.int64)
+    ends += len(context + choice) - ends[-1]  # the tokenizer of others may put a blank in front
     begin = max(1, int(np.searchsorted(ends, len(context.rstrip(b" ")), side="right")))
     first = max(0, len(ids) - 1 - window)
     return ScoredIds(ids, first, max(first + 1, begin))

@@ -53,7 +53,7 @@ class ComparedStage(Scored):
     """A checkpoint or a compressed model, from its evaluation and its sample."""
 
     steps: int
-    """Steps of this stage. ``tokens``, ``bytes`` and ``seconds`` are of this stage as well."""
+    """Steps of this stage, 0 for a foreign model. ``tokens``, ``bytes`` and ``seconds`` are alike."""
     tokens: int
     bytes: int
     seconds: float
@@ -118,6 +118,8 @@ class Summary(Record):
     REMEDY: ClassVar[str] = "compare again"
 
     runs: dict[str, ComparedRun]
+    foreign: dict[str, ComparedStage]
+    """Models that others trained."""
     seconds_by_rule: dict[str, float]
     """Wall seconds of all jobs of each rule, from Snakemake's benchmark files."""
 
@@ -128,7 +130,12 @@ _Stages = dict[str, list[tuple[StageFolder, Evaluation]]]
 
 
 def compare(
-    evaluations: list[Path], *, benchmarks: Path | None, output: Path, compressed: Sequence[Path] = ()
+    evaluations: list[Path],
+    *,
+    benchmarks: Path | None,
+    output: Path,
+    compressed: Sequence[Path] = (),
+    foreign: Sequence[Path] = (),
 ) -> Summary:
     """Gather evaluations into summary.json (written last), table.md, table.html, bpb.svg and loss.svg.
 
@@ -136,6 +143,7 @@ def compare(
         evaluations: The evaluation.json of every stage of every run, next to its train.json and
             metrics.jsonl. The first run is the first in the report.
         compressed: The evaluation.json of compressed models, next to compress.json.
+        foreign: The evaluation.json of models that others trained.
         benchmarks: Folder of Snakemake's benchmark files, ``{benchmarks}/{rule}/*.tsv``.
 
     Raises:
@@ -145,7 +153,8 @@ def compare(
         raise ValueError("there is nothing to compare: no evaluation was given")
     stages = _by_run(evaluations, StageFolder)
     compressed_models = _by_run(compressed, CompressedFolder)
-    measured = [*stages.values(), *compressed_models.values()]
+    foreign_models = _by_run(foreign, StageFolder)
+    measured = [*stages.values(), *compressed_models.values(), *foreign_models.values()]
     labels = _labels([one for own in measured for _, one in own])
     runs = {}
     for run, own in stages.items():
@@ -154,11 +163,14 @@ def compare(
         compared = {one.stage: _compared(folder, one, labels, small.get(one.stage)) for folder, one in own}
         runs[run] = ComparedRun(order=[*compared], stages=compared)
     summary = Summary(
-        format=Summary.FORMAT, runs=runs, seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {}
+        format=Summary.FORMAT,
+        runs=runs,
+        foreign={name: _compared(*own[0], labels) for name, own in foreign_models.items()},
+        seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
     )
     _draw(stages, output)
     tables = _tables(summary)
-    models = [model for run in runs.values() for model in run.rows.values()]
+    models = [*(model for run in runs.values() for model in run.rows.values()), *summary.foreign.values()]
     notes = legends(model.results for model in models)
     notes.append(sum_of_probabilities(max(model.deviation for model in models)))
     if not all(model.lossless for model in models):
@@ -235,6 +247,11 @@ def _costs_and_scores(one: Evaluation, labels: dict[str, str]) -> dict[str, Any]
     return fields | {"text": labels[one.text_sha256], "scored_bytes": one.bytes}
 
 
+def foreign_label(name: str, model: ComparedStage) -> str:
+    """Return the name of a foreign model in tables, and whether its tokenizer keeps the text."""
+    return f"{name} ({'lossless' if model.lossless else 'lossy'} tokenizer of its own)"
+
+
 def _draw(stages: _Stages, output: Path) -> None:
     """Draw the figures of all runs, or of the best."""
     best = [one.run for one in best_stages_first(own[-1][1] for own in stages.values())[:_DRAWN_RUNS]]
@@ -275,6 +292,7 @@ def _tables(summary: Summary) -> dict[str, _Table]:
     models = {
         f"{run} / {name}": model for run, one in summary.runs.items() for name, model in one.rows.items()
     }
+    models |= {foreign_label(name, model): model for name, model in summary.foreign.items()}
     for text in dict.fromkeys(model.text for model in models.values()):
         own = {name: model for name, model in models.items() if model.text == text}
         size = next(iter(own.values())).scored_bytes
@@ -294,18 +312,16 @@ def _tables(summary: Summary) -> dict[str, _Table]:
 
 def _score_table(models: dict[str, ComparedStage]) -> _Table:
     """Return the scores of models on one text, and of the baselines."""
-    columns = score_columns((model.results for model in models.values()), leading(models.values()))
+    trained = {name: model for name, model in models.items() if model.steps}
+    columns = score_columns((model.results for model in models.values()), leading(trained.values()))
     mark = dagger(next(iter(models.values())))
     rows = []
     for name, model in models.items():
-        costs = [
-            quantity(model.parameters, ""),
-            f"{model.steps:,}",
-            f"{model.bytes / 1e6:,.2f}",
-            f"{model.seconds:,.1f}",
-        ]
-        rows.append([name, *model_cells(scores(model.results), columns, mark), model.context, *costs])
-    for label, row in _baselines(models):
+        costs = [f"{model.steps:,}", f"{model.bytes / 1e6:,.2f}", f"{model.seconds:,.1f}"]
+        cells = model_cells(scores(model.results), columns, mark)
+        size = quantity(model.parameters, "")
+        rows.append([name, *cells, model.context, size, *(costs if model.steps else [""] * len(costs))])
+    for label, row in _baselines(trained):
         rows.append([label, *baseline_cells(row, columns, mark), BASELINE_CONTEXT, "", "", "", ""])
     return ["", *columns.values(), "context", "parameters", "steps", "MB trained", "seconds"], rows
 

@@ -124,9 +124,9 @@ def _rankings(run: str, last: Evaluation) -> dict[str, list[tuple[str, bool, flo
 
 
 def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:
-    """Return the evaluations of runs whose last stage was scored on the same text, best first."""
+    """Return the evaluations of last stages and of foreign models on the same text, best first."""
     paths = [results.stage(name, run.stages[-1].name).evaluation for name, run in config.runs.items()]
-    evaluations = [Evaluation.read(path) for path in paths if path.exists()]
+    evaluations = [Evaluation.read(path) for path in (*paths, *results.foreign_scores) if path.exists()]
     same_text = [one for one in evaluations if one.text_sha256 == last.text_sha256]
     return best_stages_first(same_text) if len(same_text) > 1 else []
 

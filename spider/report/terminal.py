@@ -78,7 +78,8 @@ def terminal_summary(
     width = min(WIDTH, console.width)
     for text in dict.fromkeys(run.last.text for run in summary.runs.values()):
         runs = {name: run for name, run in summary.runs.items() if run.last.text == text}
-        console.print(Group(*_comparison(runs)), Text(), width=width)
+        foreign = {name: model for name, model in summary.foreign.items() if model.text == text}
+        console.print(Group(*_comparison(runs, foreign)), Text(), width=width)
     console.print(_closing(summary, path, started or Invocation()), width=width)
 
 
@@ -95,15 +96,16 @@ class _Line:
     seconds: float | None = None
 
 
-def _comparison(runs: dict[str, ComparedRun]) -> Iterator[RenderableType]:
-    """Yield the table of the runs that were scored on one text, the best first, and what belongs to it."""
+def _comparison(runs: dict[str, ComparedRun], foreign: dict[str, ComparedStage]) -> Iterator[RenderableType]:
+    """Yield the table of the models that were scored on one text, the best first, and what belongs to it."""
     last = [run.last for run in runs.values()]
     score = leading(last)
     best = best_stages_first(last)
     ordered = sorted(runs, key=lambda name: best.index(runs[name].last))
     one = runs[ordered[0]]
     models = [line for name in ordered for line in _models(name, runs[name], score, alone=len(runs) == 1)]
-    rivals = [_rival(row, score) for row in _best_baselines(last)]
+    rivals = [_foreign(name, foreign[name], score) for name in foreign]
+    rivals += [_rival(row, score) for row in _best_baselines(last)]
     title = f"{one.last.scored_bytes:,} held-out bytes of {one.last.text}"
     yield Text.assemble((title, "bold"), ": bits per byte, lower is better")
     yield Text()
@@ -169,6 +171,12 @@ def _rival(row: Row, score: str) -> _Line:
         bits=(*_answers(None, score), *(None if number is None else number.value for number in values)),
         trained=_bytes_given(row),
     )
+
+
+def _foreign(name: str, model: ComparedStage, score: str) -> _Line:
+    """Return the line of a model that others trained."""
+    bits = (*_answers(None, score), *(bits_of(model, context) for context in CONTEXTS))
+    return _Line(name=name, bits=bits, trained=None, parameters=model.parameters)
 
 
 def _answers(value: float | None, score: str) -> tuple[float | None, ...]:

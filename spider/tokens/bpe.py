@@ -37,7 +37,7 @@ PATTERN = (
 )
 
 _BYTE_TOKENS = int(np.count_nonzero(BYTES.bytes_of))
-_NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
+NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
 class BpeTokens(Tokens):
@@ -86,7 +86,7 @@ class BpeTokens(Tokens):
     def encode(self, text: str | bytes) -> np.ndarray:
         raw = text.encode("utf-8") if isinstance(text, str) else text
         pieces = [np.array([self.bos])]
-        for i, run in enumerate(_NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))):
+        for i, run in enumerate(NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))):
             if i % 2:  # a separator of the split: bytes that are not UTF-8
                 pieces.append(np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8))
             else:

@@ -12,6 +12,7 @@ from spider.tracking.runs import (
     job,
     log_checkpoint,
     log_choice,
+    log_foreign,
     log_scores,
     open_pipeline,
     training,

@@ -28,12 +28,14 @@ from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.errors import RESUME_ME
 from spider.evaluation import result
+from spider.evaluation.records import Evaluation as Measured
 from spider.evaluation.result import Result
 from spider.files import digest, read_json
 from spider.results import CompressedFolder, Results, StageFolder
 from spider.tracking import records, spool, target
 from spider.tracking.machine import Sampler
 from spider.tracking.records import Checkpoint, Choice, Evaluation, Run, Status, file_list
+from spider.tracking.store import RANKING
 from spider.tracking.sync import Sender, rows_were_replaced
 from spider.tracking.target import configure, one_line
 
@@ -317,6 +319,31 @@ def _identity(receipt: Receipt, earlier: Receipt | None = None) -> str:
     """Return the identity of the checkpoint that a receipt names, with the step of an earlier one."""
     step = [] if earlier is None else [earlier.global_step]
     return digest([receipt.run, receipt.stage, receipt.weights, *step])
+
+
+def log_foreign(
+    results: Path, measured: Measured, path: Path, dataset: tuple[str, str, str], command: str | None
+) -> None:
+    """Record a model that others trained as a run beside the trainings, with its scores.
+
+    Args:
+        measured: its evaluation, which lies at ``path``.
+        dataset: name, digest and source of the text.
+        command: the command line that scored it.
+    """
+    if not target.enabled():
+        return
+    identity = digest(["foreign", measured.run, measured.weights])
+    params = {**measured.results["foreign"].details, "folder": measured.checkpoint}
+    record = Run(kind="training", identity=identity, name=measured.run, params=params, command=command)
+    record.tags |= {"spider.run": measured.run, "spider.stage": "foreign", "spider.digest": measured.weights}
+    record.dataset(*dataset, context="validation")
+    record.artifacts = records.artifacts(results, [path])
+    for name, value in result.metrics(measured.all_results).items():
+        record.metric(name if name in RANKING else f"val/{name}", value)
+    record.metric("parameters", measured.parameters)
+    record.end("finished")
+    spool.write(results, record)
 
 
 def log_choice(results: Path, run: str, stage: str, weights: str) -> None:

@@ -339,6 +339,7 @@ class Store:
             "spider.outputs": "\n".join(f"{file.path} {file.digest}" for file in run.outputs),
             "spider.workflow": run.workflow,
             "spider.command": run.command,
+            "mlflow.source.name": f"spider {run.command}" if run.kind == "training" and run.command else None,
             "mlflow.parentRunId": self.find_run(run.workflow, "Pipeline") if run.workflow else None,
         }
         tags = run.tags | _origin(run.name, run.tags, run.kind) | {k: v for k, v in own.items() if v}

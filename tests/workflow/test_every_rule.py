@@ -27,6 +27,7 @@ from spider.ngram.store import open_index
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from tests import forkserver
+from tests.transformers_models import byte_level, gpt2
 
 from .conftest import ROOT, Workflow
 from .test_ngram import NGRAM
@@ -68,6 +69,9 @@ def trained(tmp_path_factory):
         made = add_tokens(Workflow(folder))
         made.config["datasets"]["text"]["ngram"] = 0.5
         made.config["datasets"]["text-bpe"]["ngram"] = 0
+        texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
+        gpt2(folder / "a gpt2", byte_level(texts))
+        made.config["foreign"] = {"gpt2": {"model": "a gpt2"}}
         runs = made.config["runs"]
         runs["bytes"]["model"] = runs["bytes"]["model"] | {"ngram": NGRAM}
         runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}, "checkpoints": "all"}
@@ -203,6 +207,34 @@ def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
     spider(everything, "evaluate-checkpoints", "bpe/first")
     spider(everything, "track", "sync")
     assert file.stat().st_mtime_ns == written and curve() == expected
+
+
+def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(trained, everything):
+    results = everything.results
+    foreign = read_json(results / "foreign/gpt2/evaluation.json")
+    own = read_json(results / "runs/bytes/first/evaluation.json")
+    assert foreign["text_sha256"] == own["text_sha256"] and foreign["lossless"]
+    label = "gpt2 (lossless tokenizer of its own)"
+    cells = [f"{foreign[name]:.4f}" for name in ("bpb", "bpb_carried")]
+    table = (results / "report/table.md").read_text()
+    (line,) = (line for line in table.splitlines() if line.startswith(f"| {label}") and cells[0] in line)
+    assert cells[1] in line and "16 to 32 ids" in line and line.endswith("|  |  |  |")
+    assert label in (results / "report/table.html").read_text()
+    assert "trained by others" in (results / "report/runs/bpe.html").read_text()
+    assert re.search(r"(?m)^gpt2 +[\d.]+ █", trained[1])
+    client = MlflowClient(f"sqlite:///{results / 'mlflow.db'}")
+    training = client.get_experiment_by_name("Training").experiment_id
+    (run,) = client.search_runs([training], "tags.`spider.run` = 'gpt2'")
+    assert run.data.metrics["bpb"] == foreign["bpb"]
+    assert run.data.metrics["val/bpb_carried"] == foreign["bpb_carried"]
+    assert run.data.params["tokenizer"] == "TokenizersBackend" and run.data.params["lossless"] == "true"
+    assert run.data.tags["mlflow.source.name"].startswith("spider evaluate --model gpt2")
+
+    # By hand, a folder needs no entry in the configuration, and it may be scored as any stage is.
+    spider(everything, "evaluate", "bpe/first", "--model", "a gpt2")
+    by_hand = read_json(results / "foreign/a-gpt2/evaluation.json")
+    assert by_hand["weights"] == foreign["weights"] and by_hand["run"] == "a-gpt2"
+    shutil.rmtree(results / "foreign/a-gpt2")
 
 
 def indexes(workflow) -> dict[str, Path]:

@@ -17,6 +17,7 @@ PROFILE = ROOT / "profiles/slurm"
 
 #: Rules whose command runs a model. The others request no GPU.
 WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_checkpoints", "sample", "harness", "compress"}
+WITH_A_MODEL |= {"evaluate_foreign"}
 #: Rules of about a second, which run where Snakemake runs.
 LOCAL = {"draw", "compare", "report", "scaling"}
 
@@ -42,6 +43,8 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     swept["stages"][0].pop("max_steps")
     config["runs"] |= {"indexed": indexed, "packed": packed, "swept": swept}
     config["scaling"] = "swept"
+    config["foreign"] = {"gpt2": {"model": "gpt2"}}
+    (workflow.folder / "gpt2").mkdir()
 
 
 def planned_jobs(workflow: Workflow, *options: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:

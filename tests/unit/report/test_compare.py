@@ -81,6 +81,22 @@ def test_runs_on_different_texts_keep_their_own_compressors_and_tables(tmp_path)
     assert "news / anneal" in second and "demo / anneal" not in second and "1.4000" in second
 
 
+def test_a_foreign_model_has_a_row_and_one_with_a_lossy_tokenizer_a_table_of_its_own(tmp_path):
+    runs, others = demo(tmp_path / "runs"), tmp_path / "foreign"
+    none = {"training": {"steps": 0, "global_step": 0, "tokens": 0, "bytes": 0, "seconds": 0}}
+    keeps = write_stage(others, "gpt2", "foreign", 0, 1.5, global_step=0, steps=0, compressors={}, **none)
+    none |= {"lossless": False, "sha": "c" * 64}
+    lossy = write_stage(others, "bert", "foreign", 0, 1.2, global_step=0, steps=0, compressors={}, **none)
+    summary = compare(runs, foreign=[keeps, lossy], benchmarks=None, output=tmp_path / "report")
+    assert [*summary.runs] == ["demo"] and [*summary.foreign] == ["gpt2", "bert"]
+    markdown = (tmp_path / "report/table.md").read_text()
+    same, decoded = markdown.split("## Held-out text of pydocs†")
+    own = next(line for line in same.splitlines() if line.startswith("| gpt2 (lossless tokenizer"))
+    assert "1.5000" in own and own.endswith("|  |  |  |") and "bert" not in same
+    assert "| bert (lossy tokenizer of its own) | 1.2000†" in decoded and "gpt2" not in decoded
+    assert ", for demo" not in markdown, "only runs have baselines"
+
+
 def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
     paths = [
         write_stage(tmp_path / "runs", "a", "s", 0, 2.0, global_step=100),

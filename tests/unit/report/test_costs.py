@@ -25,7 +25,7 @@ BENCHMARKS = {
     rule: re.search(r'"<benchmarks>/(.*?)\.tsv"', block).group(1) for rule, block in blocks().items()
 }
 #: Rules whose output covers several runs, or shows the costs.
-SHARED = {rule for rule, path in BENCHMARKS.items() if path.startswith(f"{rule}/report/")}
+SHARED = {rule for rule, path in BENCHMARKS.items() if re.match(f"{rule}/(report|foreign)/", path)}
 
 CONFIG = {
     "datasets": {

@@ -1,0 +1,218 @@
+"""Score a causal language model of transformers, with its own tokenizer, as a run is scored.
+
+The text, the tasks and the settings are those of a stage; windows have the model's own context. Bits per byte
+are the nats of all tokens of the text over ln 2 and its bytes. A document begins with the tokenizer's BOS, or
+its EOS (`spider.tokens.foreign`), which predicts the first token.
+
+The score is a code length of the text only if the tokens give its bytes back. Every document is checked. With
+``allow_lossy`` the scored text is the one that the tokens stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spider.config import ForeignConfig, StageSpec
+from spider.data.metadata import load_metadata
+from spider.evaluation.bpb import Score
+from spider.evaluation.evaluate import HeldOut
+from spider.evaluation.records import Evaluation, Training
+from spider.evaluation.result import Result
+from spider.evaluation.spread import intervals
+from spider.evaluation.tasks import answered
+from spider.evaluation.text import Text, validation_stream
+from spider.files import digest, sha256
+from spider.model.interface import Model, ModelOutput
+from spider.model.reading import Reading
+from spider.results import StageFolder
+from spider.tokens import BYTES
+from spider.tokens.foreign import ForeignTokens
+
+#: Longest window, unless the configuration says otherwise.
+WINDOW = 2048
+#: Ids of the check for causality.
+_CHECKED = 16
+#: Bytes of a text that a message shows.
+_SHOWN = 20
+#: Characters of an error of transformers that a message shows.
+_LONGEST = 300
+
+
+class ForeignModel(Model):
+    """A model of transformers with the interface that scoring and tasks need."""
+
+    tokens: ForeignTokens
+
+    def __init__(self, network: nn.Module, tokens: ForeignTokens) -> None:
+        super().__init__()
+        self.network = network
+        self.tokens = tokens
+
+    @property
+    def context(self) -> int | None:
+        """Return the largest number of ids that the model reads; None without a limit."""
+        found: int | None = getattr(self.network.config, "max_position_embeddings", None)
+        return found
+
+    def forward(self, tokens_BT: Tensor, *_: Any, **__: Any) -> ModelOutput:
+        return ModelOutput(loss=None, logits=self.network(input_ids=tokens_BT, use_cache=False).logits)
+
+    @classmethod
+    def load(cls, folder: Path, device: str) -> ForeignModel:
+        """Read a folder, without running code that is in it and without the network.
+
+        Raises:
+            ValueError: The folder lacks a part, or its model is not a causal language model.
+        """
+        if not folder.is_dir():
+            remedy = f"Spider downloads no model; `hf download OWNER/NAME --local-dir {folder}` does"
+            raise ValueError(f"{folder}: no such folder; {remedy}")
+        if not any(next(folder.glob(names), None) for names in ("tokenizer*", "vocab*", "*.model")):
+            raise ValueError(
+                f"{folder}: has no tokenizer; write it there with save_pretrained of transformers"
+            )
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, split_special_tokens=True, **options)
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, **options
+            )
+        except Exception as error:  # transformers raises errors of many kinds
+            what = "transformers reads no causal language model there, without code of the folder itself"
+            raise ValueError(f"{folder}: {what}: {' '.join(str(error).split())[:_LONGEST]}") from error
+        network, loaded = read
+        if missing := sorted(loaded["missing_keys"]):
+            raise ValueError(f"{folder}: a model of another kind, whose weights lack {missing[0]}")
+        try:
+            return cls(network.to(device), ForeignTokens(tokenizer)).eval()
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+
+    def check(self, ids_N: np.ndarray) -> None:
+        """Raise `ValueError` if ids are outside of the model, or a prediction depends on a later id."""
+        folder, size = self.network.name_or_path, getattr(self.network.config, "vocab_size", None)
+        if size is not None and ids_N.max() >= size:
+            raise ValueError(f"{folder}: the tokenizer gives id {ids_N.max()}, the model has {size:,} ids")
+        ids_1T = torch.from_numpy(ids_N[None, :_CHECKED]).to(next(self.parameters()).device)
+        with torch.inference_mode():
+            whole, part = self(ids_1T).logits[0, :-1], self(ids_1T[:, :-1]).logits[0]
+        if (whole - part).abs().max() > 1e-4 * whole.abs().max():
+            raise ValueError(f"{folder}: a prediction depends on later tokens, so the model is not causal")
+
+    def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
+        """Return the usual estimate: 6 for each parameter."""
+        return 6.0 * self.num_parameters()
+
+
+def evaluate_foreign(
+    name: str, foreign: ForeignConfig, spec: StageSpec, data: Path, output: Path, device: str | None = None
+) -> Evaluation:
+    """Measure the model in a folder, and write evaluation.json.
+
+    Args:
+        name: Name of the model in the comparison.
+        spec: The stage whose text, tasks and settings the model shares.
+        data: Shards folder of ``spec.evaluation.data``.
+        output: Folder of evaluation.json.
+
+    Raises:
+        ValueError: As `ForeignModel.load` and `spider.evaluation.bpb.score`; a tokenizer that changes the
+            text; a window longer than the model's context.
+    """
+    settings = spec.evaluation
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = ForeignModel.load(Path(foreign.model), device)
+    tokens = model.tokens
+    own_N, data_digest = validation_stream(data, settings.max_bytes, largest_group=settings.largest_group)
+    written = Text.of(own_N, BYTES).documents()
+    encoded = [tokens.encode(document) for document in written]
+    documents = [tokens.text(ids) for ids in encoded]
+    changed = [number for number, text in enumerate(documents) if text != written[number]]
+    if changed and not foreign.allow_lossy:
+        raise ValueError(f"{foreign.model}: {_difference(written, documents, changed)}")
+    text = Text(np.frombuffer(b"".join(documents), np.uint8), np.cumsum([0, *map(len, documents)]))
+    # If BOS is EOS, a document ends where the next one begins. The last one is cut.
+    end = -1 if tokens.bos == tokens.eos else None
+    tokens_N = np.concatenate([*(ids[:end] for ids in encoded[:-1]), encoded[-1][:-1]])
+    model.check(tokens_N)
+    reading = Reading(_window(foreign, model.context), settings.overlap, settings.batch)
+    held_out = HeldOut(spec, data, device, tokens_N, text, data_digest)
+    scored, carried = held_out.score(model, reading)
+    scored = _of_bytes(scored, len(text))
+    carried = carried and _of_bytes(carried, len(text))
+    results = {"foreign": _described(foreign, model, reading.seq_len, len(changed))}
+    if found := answered(model, documents, reading, settings, converses=False):
+        results["tasks"] = found
+    size_D = text.lengths()
+    evaluation = Evaluation(
+        **held_out.measured(model, reading, scored, carried),
+        run=name,
+        stage="foreign",
+        index=0,
+        intervals=intervals(scored.by_target_S, tokens_N, tokens, size_D),
+        intervals_carried=intervals(carried.by_target_S, tokens_N, tokens, size_D) if carried else {},
+        lossless=not changed and load_metadata(data).lossless,
+        checkpoint=foreign.model,
+        averaged=False,
+        weights=digest({Path(file).name: sha256(Path(file)) for file in foreign.files()}),
+        global_step=0,
+        training=Training(steps=0, global_step=0, tokens=0, bytes=0, seconds=0),
+        flops_per_token=model.flops_per_token(reading.seq_len),
+        results=results,
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    return evaluation.write(StageFolder(output).evaluation)
+
+
+def _window(foreign: ForeignConfig, context: int | None) -> int:
+    """Return the window: as configured, else the model's own context, at most `WINDOW`."""
+    window = foreign.window or min(context or WINDOW, WINDOW)
+    if context is not None and window > context:
+        remedy = f"set it to {context:,} at most"
+        raise ValueError(f"{foreign.model}: the window of {window:,} tokens is too long; {remedy}")
+    return window
+
+
+def _of_bytes(scored: Score, size: int) -> Score:
+    """Return a score over the bytes of the text; tokens may have one more for the blank before a document."""
+    return replace(scored, counts=scored.counts | {"byte": size})
+
+
+def _difference(written: Sequence[bytes], documents: Sequence[bytes], changed: Sequence[int]) -> str:
+    """Return the message about the first document that a tokenizer changes."""
+    before, after = written[changed[0]], documents[changed[0]]
+    at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+    return (
+        f"the tokenizer changes {len(changed):,} of {len(written):,} documents. Document {changed[0]} has "
+        f"{before[at : at + _SHOWN]!r} at byte {at:,}, and its tokens stand for {after[at : at + _SHOWN]!r}. "
+        "Choose a model with a tokenizer of bytes, or score the changed text with --allow-lossy "
+        "(allow_lossy: true)"
+    )
+
+
+def _described(foreign: ForeignConfig, model: ForeignModel, window: int, changed: int) -> Result:
+    """Return what the model is, and how it read the text, for programs and in a sentence."""
+    architecture, tokenizer = type(model.network).__name__, type(model.tokens.tokenizer).__name__
+    details = {
+        "architecture": architecture,
+        "tokenizer": tokenizer,
+        "tokens": model.tokens.size,
+        "context": model.context,
+        "window": window,
+        "lossless": not changed,
+        "documents_changed": changed,
+    }
+    kept = f"changes {changed:,} documents, so the changed text is scored" if changed else "is lossless"
+    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its tokenizer {kept}."
+    return Result(title="Foreign model", notes=[note], details=details)

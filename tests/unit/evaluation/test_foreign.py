@@ -1,0 +1,230 @@
+"""Score models of transformers with tokenizers of their own on encoded text."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    GPT2ForSequenceClassification,
+)
+
+import spider.hf  # noqa: F401 (registers the classes)
+from spider.config import ForeignConfig, load_config
+from spider.data.encode import encode_part
+from spider.data.metadata import build_metadata
+from spider.evaluation.bpb import score
+from spider.evaluation.foreign import ForeignModel, evaluate_foreign
+from spider.evaluation.tasks import continuations
+from spider.evaluation.text import Text, validation_stream
+from spider.model.reading import Reading
+from spider.tokens import BYTES
+from tests.transformers_models import byte_level, gpt2, lower_casing, with_blanks
+from tests.unit.hf.small_exports import exported, models
+from tests.unit.small_datasets import dataset
+
+TEXTS = [
+    f"Sentence number {i} says that {i * i} is the square of {i}. Größe {i % 7}, as readers may check."
+    for i in range(120)
+]
+MAX_BYTES = 1500
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Encode English sentences, half of them held out."""
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    parquet = folder.parent / "000.parquet"
+    pq.write_table(pa.table({"text": TEXTS, "id": [str(i) for i in range(len(TEXTS))]}), parquet)
+    encode_part(parquet, folder, "000", dataset(validation=0.5))
+    build_metadata(folder, "sentences", dataset(validation=0.5), source={"kind": "local"}, parts=["000"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return the folder of a GPT-2 with each tokenizer."""
+    root = tmp_path_factory.mktemp("foreign")
+    return {make: gpt2(root / make.__name__, make(TEXTS)) for make in (byte_level, with_blanks, lower_casing)}
+
+
+def spec(**evaluation):
+    tasks = {"mine": {"kind": "induction", "items": 8}} if evaluation.pop("asks", False) else {}
+    run = {
+        "data": "sentences",
+        "model": "tiny",
+        "stages": [{"name": "main", "max_steps": 20}],
+        "evaluation": {"max_bytes": MAX_BYTES, "batch": 8, "tasks": tasks, **evaluation},
+    }
+    sentences = {"source": {"kind": "pydocs"}, "validation": 0.5}
+    return load_config({"datasets": {"sentences": sentences}, "runs": {"demo": run}}).stage("demo", "main")
+
+
+def scored(folder, data, output, like=None, **keys):
+    foreign = ForeignConfig(model=str(folder), **keys)
+    return evaluate_foreign("other", foreign, like or spec(), data, output, device="cpu")
+
+
+def documents(data):
+    return Text.of(validation_stream(data, MAX_BYTES)[0], BYTES).documents()
+
+
+def nats_by_hand(folder, documents, context, overlap=0.5):
+    """Return the nats of all documents by transformers alone, one window after the other."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    total, stride = 0.0, context - int(context * overlap)
+    for document in documents:
+        ids = [tokenizer.bos_token_id, *tokenizer.encode(document.decode(), add_special_tokens=False)]
+        done = 1
+        for start in range(0, len(ids), stride):
+            window = torch.tensor([ids[start : start + context]])
+            with torch.inference_mode():
+                log_p = model(window).logits[0].double().log_softmax(-1)
+            for at in range(max(done, start + 1), min(len(ids), start + context + 1)):
+                total -= float(log_p[at - start - 1, ids[at]])
+                done = at + 1
+    return total
+
+
+@pytest.mark.parametrize("make", [byte_level, with_blanks])
+def test_bits_per_byte_are_the_nats_of_all_tokens_by_transformers_alone(make, folders, data, tmp_path):
+    texts = documents(data)
+    whole = [texts[0], *texts[1:-1]]  # the last one is cut, perhaps in the middle of a character
+    size = sum(map(len, whole))
+    found = scored(folders[make], data, tmp_path, spec(max_bytes=size))
+    assert found.bytes == size and found.documents == len(whole) and found.lossless
+    assert found.seq_len == 32 and found.context == "16 to 32 ids"
+    by_hand = nats_by_hand(folders[make], whole, context=32) / (math.log(2) * size)
+    assert found.bpb == pytest.approx(by_hand, abs=1e-6)
+    assert found.bpb_carried is not None and found.bpb_carried != found.bpb
+    low, high = found.intervals["bpb"]
+    assert low < found.bpb < high
+    assert json.loads((tmp_path / "evaluation.json").read_text())["bpb"] == found.bpb
+
+
+@pytest.mark.parametrize("make", [byte_level, with_blanks])
+def test_a_task_scores_the_tokens_of_a_choice(make, folders):
+    context, choice = "Sentence number", " 7 says"
+    model = ForeignModel.load(folders[make], "cpu")
+    read = continuations(model, [(context.encode(), choice.encode())], Reading(seq_len=32))
+    tokenizer = AutoTokenizer.from_pretrained(folders[make])
+    encoded = tokenizer(context + choice, add_special_tokens=False, return_offsets_mapping=True)
+    ids = torch.tensor([[tokenizer.bos_token_id, *encoded["input_ids"]]])
+    begin = 1 + next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > len(context))
+    with torch.inference_mode():
+        log_p = model.network(ids).logits[0].log_softmax(-1)
+    expected = -sum(float(log_p[at - 1, ids[0, at]]) for at in range(begin, ids.shape[1]))
+    assert read.nats_R[0] == pytest.approx(expected, rel=1e-5)
+    assert read.ids_R[0] == ids.shape[1] - begin
+
+
+def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(folders, data, tmp_path):
+    found = scored(folders[byte_level], data, tmp_path, spec(asks=True), window=24)
+    raw = b"".join(documents(data))
+    assert len(raw) == found.bytes == MAX_BYTES
+    details = found.results["foreign"].details
+    assert details["architecture"] == "GPT2LMHeadModel" and details["tokenizer"] == "TokenizersBackend"
+    assert (details["context"], details["window"], details["documents_changed"]) == (32, 24, 0)
+    (row,) = found.results["tasks"].rows
+    assert row.name == "tasks/mine" and 0 <= row.value <= 1
+    again = scored(folders[with_blanks], data, tmp_path)
+    assert again.text_sha256 == found.text_sha256 and again.weights != found.weights
+
+
+def test_a_uniform_model_costs_log2_of_its_vocabulary_for_each_token(folders, data, tmp_path):
+    folder = tmp_path / "uniform"
+    model = AutoModelForCausalLM.from_pretrained(folders[byte_level])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folders[byte_level])
+    tokenizer.save_pretrained(folder)
+    texts = documents(data)[:-1]
+    size = sum(map(len, texts))
+    tokens = sum(len(tokenizer.encode(text.decode())) for text in texts)
+    found = scored(folder, data, tmp_path / "out", spec(max_bytes=size))
+    assert found.bpb == pytest.approx(math.log2(len(tokenizer)) * tokens / size, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["spider", "gpt", "bpe"])
+def test_an_exported_model_of_ours_has_its_own_score(name, data, tmp_path):
+    model = models()[name]
+    folder = exported(model, tmp_path / name)
+    found = scored(folder, data, tmp_path / "out", spec(carry_over=0))
+    tokens_N, _ = validation_stream(data, MAX_BYTES, model.tokens)
+    own = score(model, tokens_N, Reading(seq_len=found.seq_len))
+    assert found.bpb == pytest.approx(own.bpb, abs=1e-4)
+    assert found.bpb_strict == pytest.approx(own.bpb_strict, abs=1e-4) and found.lossless
+
+
+def test_special_tokens_that_a_text_spells_are_text(folders, data, tmp_path):
+    parquet, shards = tmp_path / "000.parquet", tmp_path / "shards"
+    texts = [f"{i} <|endoftext|> </s> <s>  \t\n{'x' * i}" for i in range(40)]
+    pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(40)]}), parquet)
+    encode_part(parquet, shards, "000", dataset(validation=0.5))
+    build_metadata(shards, "sentences", dataset(validation=0.5), source={"kind": "local"}, parts=["000"])
+    for make in (byte_level, with_blanks):
+        found = scored(folders[make], shards, tmp_path / make.__name__)
+        assert found.lossless and found.documents == len(documents(shards)), make
+
+
+def test_a_tokenizer_that_changes_the_text_is_refused_unless_that_is_allowed(folders, data, tmp_path):
+    with pytest.raises(ValueError, match=r"Document 0 has b'S.*tokens stand for b's.*--allow-lossy"):
+        scored(folders[lower_casing], data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    found = scored(folders[lower_casing], data, tmp_path, spec(asks=True), allow_lossy=True)
+    other = scored(folders[byte_level], data, tmp_path)
+    assert not found.lossless and found.text_sha256 != other.text_sha256
+    assert found.results["foreign"].details["documents_changed"] == found.documents
+    assert "changes" in found.results["foreign"].notes[0] and np.isfinite(found.bpb)
+
+
+def test_folders_without_a_causal_model_are_refused(folders, data, tmp_path):
+    def refused(folder, message, **keys):
+        with pytest.raises(ValueError, match=f"(?i){message}"):
+            scored(folder, data, tmp_path / "out", **keys)
+
+    refused(tmp_path / "gpt2", r"gpt2: no such folder; Spider downloads no model")
+    for left_out, message in {
+        "config.json": "should have a `model_type` key",
+        "model.safetensors": "no file named model.safetensors",
+        "tokenizer*": "has no tokenizer",
+    }.items():
+        folder = shutil.copytree(folders[byte_level], tmp_path / left_out.strip("*"))
+        for path in folder.glob(left_out):
+            path.unlink()
+        refused(folder, message)
+
+    bert = shutil.copytree(folders[byte_level], tmp_path / "bert")
+    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertLMHeadModel(BertConfig(vocab_size=320, initializer_range=0.3, **options)).save_pretrained(bert)
+    refused(bert, "bert: a prediction depends on later tokens")
+
+    headless = shutil.copytree(folders[byte_level], tmp_path / "headless")
+    config = AutoModelForCausalLM.from_pretrained(headless).config
+    config.tie_word_embeddings = False
+    GPT2ForSequenceClassification(config).save_pretrained(headless)
+    refused(headless, r"whose weights lack lm_head")
+
+    coded = shutil.copytree(folders[byte_level], tmp_path / "coded")
+    plain = json.loads((coded / "config.json").read_text())
+    plain |= {"model_type": "own", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (coded / "config.json").write_text(json.dumps(plain))
+    (coded / "code.py").write_text("raise SystemExit('this ran')")
+    refused(coded, "without code of the folder")
+
+    refused(folders[byte_level], r"the window of 64 tokens is too long; set it to 32 at most", window=64)
+    small = gpt2(tmp_path / "small", byte_level(TEXTS[:3]))
+    for path in folders[byte_level].glob("tokenizer*"):
+        shutil.copy(path, small)
+    refused(small, r"small: the tokenizer gives id \d+, the model has \d+ ids")
