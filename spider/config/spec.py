@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from spider.config.block import ConfigError, identity
 from spider.config.data import Dataset
-from spider.config.run import RunSettings, StageSettings
+from spider.config.run import RunSettings, StageSettings, weights_of
 
 
 class StageSpec(RunSettings):
@@ -17,6 +17,7 @@ class StageSpec(RunSettings):
     stage: str
     index: int
     data: str
+    """Dataset, or the first one of a mixture."""
     stream: Dataset | None = None
     """The dataset itself if it is a stream. A stream has no shards whose digest could identify it."""
     processes: int = 1
@@ -69,6 +70,11 @@ class StageSpec(RunSettings):
         if self.compile is not None:
             return self.compile
         return device_type == "cuda" and not self.model.problems(kind, True)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Share of each dataset that this stage reads. A single dataset has the share 1."""
+        return weights_of(self.settings.data or self.data)
 
     @property
     def loops(self) -> int:

@@ -88,9 +88,9 @@ def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
             (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
             for spec in specs
         ],
-        indexes=[results.shards(settings.data)] if settings.model.ngram else [],
+        indexes=[results.shards(settings.dataset)] if settings.model.ngram else [],
         split_index=(
-            results.ngram(settings.data, settings.model.ngram.counted, "split")
+            results.ngram(settings.dataset, settings.model.ngram.counted, "split")
             if settings.model.ngram
             else None
         ),

@@ -117,7 +117,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
     indexes = None
     if spec.model.ngram is not None:
         counted = spec.model.ngram.counted
-        text = MOCK if options.mock_data else config.run(run).data
+        text = MOCK if options.mock_data else config.run(run).dataset
         indexes = results.ngram(text, counted, "split"), results.ngram(text, counted, "full")
         if options.mock_data:
             from spider.ngram.store import build_indexes  # numba: half a second of each start
