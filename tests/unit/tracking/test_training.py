@@ -18,7 +18,7 @@ def train(results, spec, steps, weights="w"):
     """Write rows, a receipt and a record of a checkpoint, like the train command."""
     folder = results / "runs" / spec.run / spec.stage
     folder.mkdir(parents=True, exist_ok=True)
-    with training(results, spec, dataset=DATA):
+    with training(results, spec, datasets=[DATA]):
         with open(folder / "metrics.jsonl", "a") as f:
             for step in steps:
                 f.write(json.dumps({"step": step, "time": 1e9 + step, "metrics": {"train/loss": 1.0}}) + "\n")
@@ -46,7 +46,7 @@ def steps_of(store, run):
 def test_stages_and_restarts_are_one_run_with_one_curve(results, store, make_spec, in_workflow):
     train(results, make_spec("warmup"), range(0, 5))
     sync(results)
-    with pytest.raises(RuntimeError), training(results, make_spec("main"), dataset=DATA):
+    with pytest.raises(RuntimeError), training(results, make_spec("main"), datasets=[DATA]):
         raise RuntimeError("out of memory")
     assert sync(results).error is None
     assert runs_of(store())[0].info.status == "FAILED"
@@ -127,7 +127,9 @@ def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store,
         figure.parent.mkdir(parents=True, exist_ok=True)
         figure.write_bytes(b"\x89PNG")
         found = Result(title="", metrics={"bpb": curves[stage][1]}, curves={"bpb_at_loops": curves[stage]})
-        log_scores(results, Results(results).stage("demo", stage), {"loops": found}, [figure], dataset=DATA)
+        log_scores(
+            results, Results(results).stage("demo", stage), {"loops": found}, [figure], dataset=DATA
+        )
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     assert sync(results).error is None  # sent twice, stored once
