@@ -385,7 +385,7 @@ class Trainer:
         lr = self.settings.lr * lr_factor(progress.step - 1, progress.end, self.settings)
         now = {
             "epoch": self.loader.epoch(progress.position),
-            **{f"epoch/{name}": done for name, done in self.loader.epochs(progress.position).items()},
+            **{f"epoch_{name}": done for name, done in self.loader.epochs(progress.position).items()},
             "tokens": float(progress.global_tokens),
             "lr": lr,
         }

@@ -1,4 +1,4 @@
-"""A mixture keeps its shares in every prefix, loses no source, and is one sequence for any number of processes."""
+"""A mixture keeps its shares in every prefix, loses no source, and is one order for all processes."""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store,
         figure.parent.mkdir(parents=True, exist_ok=True)
         figure.write_bytes(b"\x89PNG")
         found = Result(title="", metrics={"bpb": curves[stage][1]}, curves={"bpb_at_loops": curves[stage]})
-        log_scores(
-            results, Results(results).stage("demo", stage), {"loops": found}, [figure], dataset=DATA
-        )
+        log_scores(results, Results(results).stage("demo", stage), {"loops": found}, [figure], dataset=DATA)
     assert sync(results).error is None
     (results / "tracking" / "sent.json").unlink()
     assert sync(results).error is None  # sent twice, stored once
