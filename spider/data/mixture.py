@@ -1,4 +1,4 @@
-"""The order in which windows of several datasets are read: given shares, exact, without memory.
+"""Read windows of several datasets in given shares: an exact order that needs no memory.
 
 Two sources of shares p <= 1/2 and 1 - p alternate evenly: of the first m windows, round(p m) are the smaller
 one's. More sources form a tree of such pairs. A Huffman tree joins the two smallest shares first, so the
