@@ -21,6 +21,7 @@ from spider.config import Block, ModelConfig, families, family_config, presets, 
 from spider.config.data import SplitBy, kinds, source_class
 from spider.config.model import model_block
 from spider.config.ngram import NgramConfig
+from spider.config.run import Mixture
 
 HEAD = """# Configuration reference
 
@@ -41,6 +42,7 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
         *((f"datasets.NAME.source, kind: {kind}", source_class(kind)) for kind in ("pydocs", "local", "hub")),
         ("runs.NAME", config.Run),
         ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),
+        ("runs.NAME.data, and data of a stage, of several datasets", Mixture),
     ],
     "Training": [
         ("runs.NAME.optimizer", config.OptimizerConfig),
@@ -100,6 +102,7 @@ EXAMPLES: dict[str, str] = {
         model: shards/pieces.model, vocab_size: 1284}
     """,
     "runs.NAME.optimizer.groups.NAME": "{lr_ratio: 75.0, width_exponent: -0.5, betas: [0.8, 0.95]}",
+    "runs.NAME.data, and data of a stage, of several datasets": "{mix: {web: 0.8, code: 0.2}}",
     "runs.NAME.defaults.ema": "{decay: 0.997, start_step: 500}",
     "runs.NAME.evaluation.ttt": "{chunk: 4096, lr: 0.005, parameters: ffn_down}",
     "runs.NAME.evaluation.mixer": "{prime: 200_000}",

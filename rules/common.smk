@@ -291,7 +291,7 @@ def indexes(*texts):
 
     def files(wildcards):
         run = CONFIG.runs[wildcards.run]
-        folder = f"<results>/ngram/{run.data}/{run.model.ngram.counted}" if run.model.ngram else ""
+        folder = f"<results>/ngram/{run.dataset}/{run.model.ngram.counted}" if run.model.ngram else ""
         return [f"{folder}/{text}/index.json" for text in texts] if folder else []
 
     return files
@@ -349,7 +349,7 @@ def measured(*runs):
 def packed_rows(wildcards):
     """Return the plan of the rows of a stage, if they are packed."""
     spec = stage_spec(wildcards)
-    packed = f"<results>/shards/{spec.data}/packed-{spec.settings.seq_len}.json"
+    packed = [f"<results>/shards/{name}/packed-{spec.settings.seq_len}.json" for name in spec.weights]
     return packed if spec.settings.packing == "best_fit" else []
 
 

@@ -32,7 +32,7 @@ rule warmup:
 
 rule train:
     input:
-        data=lambda wildcards: metadata(stage_spec(wildcards).data),
+        data=lambda wildcards: [metadata(name) for name in stage_spec(wildcards).weights],
         packed=packed_rows,
         previous=previous_receipt,
         indexes=indexes("split", "full"),

@@ -82,7 +82,7 @@ def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
         ("scores of a foreign model", "foreign", {name for config in configs for name in config.foreign}),
     ):
         yield from (Leftover(kind, path) for path in _inside(root / folder) if path.name not in names)
-    indexes = {(run.data, run.model.ngram.counted) for run in runs if run.model.ngram}
+    indexes = {(run.dataset, run.model.ngram.counted) for run in runs if run.model.ngram}
     for dataset in _inside(root / "ngram"):
         for index in _inside(dataset):
             if (dataset.name, index.name) not in indexes:

@@ -14,6 +14,8 @@ from rich.table import Column, Table
 
 from spider.config import CompressConfig, Config, StageSpec
 from spider.data.metadata import load_metadata
+from spider.data.mixture import Mixture
+from spider.data.packing import Packing
 from spider.model.interface import Model
 from spider.report.formatting import quantity
 from spider.results import Results
@@ -49,6 +51,8 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     kind: Kind = "bf16" if narrow else "fp32"
     device_type = "cuda" if block.resources.gpus else "cpu"
     stages = [_stage(spec, model, _bytes_per_token(config, spec), kind, device_type) for spec in specs]
+    for spec, stage in zip(specs, stages, strict=True):
+        stage["sources"] = _sources(config, spec, stage["steps"])
     parts = {name: [stage[name] for stage in stages] for name in ("steps", "tokens", "bytes", "flops")}
     return {
         "format": FORMAT,
@@ -122,11 +126,47 @@ def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
     """Return the mean bytes of a token in the text of a stage. Return None before the text is encoded."""
     if spec.model.vocab_size is None:
         return 1.0
-    shards = Results(Path(config.results)).shards(spec.data)
-    if not (shards / "metadata.json").exists():
-        return None
+    mean = 0.0
+    for name, share in spec.weights.items():
+        shards = Results(Path(config.results)).shards(name)
+        if not (shards / "metadata.json").exists():
+            return None
+        split = load_metadata(shards).splits["train"]
+        mean += share * split.bytes / max(1, split.tokens)
+    return mean
+
+
+def _sources(config: Config, spec: StageSpec, steps: int | None) -> list[dict[str, Any]]:
+    """Return what a stage reads of each dataset of a mixture: samples, bytes and epochs.
+
+    A number is None before the stage's steps, or before the text is known.
+    """
+    if not spec.mixed:
+        return []
+    counts = Mixture(spec.weights).counts((steps or 0) * spec.windows_per_step)
+    results = Results(Path(config.results))
+    return [
+        {
+            "data": name,
+            "share": share,
+            "samples": None if steps is None else counts[name],
+            **_size_of(results.shards(name), spec, None if steps is None else counts[name]),
+        }
+        for name, share in spec.weights.items()
+    ]
+
+
+def _size_of(shards: Path, spec: StageSpec, samples: int | None) -> dict[str, float | None]:
+    """Return the bytes and epochs of so many samples of a dataset."""
+    if samples is None or not (shards / "metadata.json").exists():
+        return {"bytes": None, "epochs": None}
     split = load_metadata(shards).splits["train"]
-    return split.bytes / max(1, split.tokens)
+    windows = -(-split.tokens // spec.settings.seq_len)
+    plan = shards / f"packed-{spec.settings.seq_len}.json"
+    if spec.settings.packing == "best_fit" and plan.exists():
+        windows = Packing.read(plan).rows
+    epochs = samples / max(1, windows)
+    return {"bytes": epochs * split.bytes, "epochs": epochs}
 
 
 def _stage(
@@ -143,7 +183,7 @@ def _stage(
     tokens = None if steps is None else steps * spec.tokens_per_step
     return {
         "stage": spec.stage,
-        "data": spec.data,
+        "data": " + ".join(spec.weights),
         "steps": steps,
         "tokens_per_step": spec.tokens_per_step,
         "tokens": tokens,
@@ -209,6 +249,21 @@ def render(run: dict[str, Any]) -> None:
             quantity(stage["memory"]["total"], "B"),
         )
     console.print(table, "")
+    if any(stage["sources"] for stage in run["stages"]):
+        table = _table("Stage", "Data", "Share", "Samples", "Bytes", "Epochs")
+        table.columns[1].justify = "left"
+        for stage in run["stages"]:
+            for source in stage["sources"]:
+                epochs = source["epochs"]
+                table.add_row(
+                    stage["stage"],
+                    source["data"],
+                    f"{source['share']:.3g}",
+                    "?" if source["samples"] is None else f"{source['samples']:,}",
+                    _known(source["bytes"], "B"),
+                    "?" if epochs is None else f"{epochs:.3g}",
+                )
+        console.print(table, "")
     if run["steps"] is None:
         console.print("max_hours limits at least one stage: its steps depend on the speed of the machine.")
     else:

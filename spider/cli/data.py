@@ -144,7 +144,7 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
 
 def _scored_by(config: Config, dataset: str) -> list[str]:
     """Return the runs that are evaluated on a dataset."""
-    return [run for run, block in config.runs.items() if dataset == (block.evaluation.data or block.data)]
+    return [run for run, block in config.runs.items() if dataset == (block.evaluation.data or block.dataset)]
 
 
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
@@ -188,7 +188,7 @@ def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     from spider.data.metadata import load_metadata
     from spider.ngram.store import count_part
 
-    name = session.config.run(run).data
+    name = session.config.run(run).dataset
     config = _ngram_of(session, run)
     shards = session.results.shards(name)
     with session.tracked(
@@ -209,7 +209,7 @@ def build_ngrams(
     from spider.data.metadata import load_metadata
     from spider.ngram.store import build
 
-    name = session.config.run(run).data
+    name = session.config.run(run).dataset
     config = _ngram_of(session, run)
     splits = ["ngram", "train"] if full else ["ngram"]
     job_name = f"{name}/{output.parent.name}"

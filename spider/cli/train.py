@@ -163,6 +163,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
 
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads))
     from spider.checkpoints.claim import wait_for
+    from spider.data.metadata import load_metadata
     from spider.processes.world import join
     from spider.training.stage import Places, data_digest, plan, train
 
@@ -190,19 +191,20 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     spec = planned.spec
     folder = planned.folder
     data = planned.data
-    inputs = [data / "metadata.json", planned.resume or planned.previous, planned.warmup]
+    shards = [one / "metadata.json" for one in spec.folders(data).values()]
+    inputs = [*shards, planned.resume or planned.previous, planned.warmup]
     found = [path for path in inputs if path and path.exists()]
     name = f"{spec.run}/{spec.stage}"
     with session.tracked("train", name, spec.deciding(), found, [StageFolder(folder).receipt]) as job:
-        digest = data_digest(spec, data)
-        if data == results.shards(spec.data):
-            card = session.dataset_card(spec.data, digest)
-        else:
-            card = (spec.data, digest, str(data))
-        job.dataset(*card, context="training")
+        cards = []
+        for dataset, path in spec.folders(data).items():
+            digest = load_metadata(path).digest if spec.mixed else data_digest(spec, data)
+            stored = path == results.shards(dataset)
+            cards += [session.dataset_card(dataset, digest) if stored else (dataset, digest, str(path))]
+            job.dataset(*cards[-1], context="training")
         # Curves and checkpoint are recorded only for a stage in the results folder.
         in_results = folder == results.stage(spec.run, spec.stage).path
-        with tracking.training(results.root, spec, dataset=card) if in_results else nullcontext():
+        with tracking.training(results.root, spec, datasets=cards) if in_results else nullcontext():
             receipt = train(**planned._asdict(), world=world)
         if in_results:
             tracking.log_checkpoint(results.root, StageFolder(folder))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from spider.config.data import Dataset, Files, TokenizerConfig
-from spider.config.run import Run
+from spider.config.run import Run, weights_of
 
 Datasets = Mapping[str, Dataset]
 Tokenizers = Mapping[str, TokenizerConfig]
@@ -38,7 +38,7 @@ class _Learned:
 
 def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:
     """Yield a line for each dataset that shares documents to score with what the run learns from."""
-    scored = run.evaluation.data or run.data
+    scored = run.evaluation.data or run.dataset
     refused: set[str] = set()
     for learned in _learned(datasets, tokenizers, run):
         if scored not in datasets or learned.data in refused:
@@ -51,13 +51,13 @@ def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Itera
 
 def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]:
     """Return a line for each dataset whose overlap with the scored text the configuration does not show."""
-    scored = run.evaluation.data or run.data
+    scored = run.evaluation.data or run.dataset
     doubts: dict[str, str] = {}
     for learned in _learned(datasets, tokenizers, run):
         doubt = _doubt(datasets, scored, learned)
         if doubt is not None:
             doubts.setdefault(learned.data, f"evaluation.data: {doubt}")
-    source = datasets[run.data].source
+    source = datasets[run.dataset].source
     if source.own_tokenizer is not None:
         elsewhere = f"the tokenizer {source.own_tokenizer} comes from elsewhere"
         cannot = f"whether it was learned from documents that {scored!r} holds out"
@@ -67,17 +67,17 @@ def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]
 
 def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_Learned]:
     """Yield all text that a run learns from: by its n-gram index, its tokenizer, and each of its stages."""
-    if run.model.ngram is not None and run.data in datasets:
-        yield _Learned(run.data, datasets[run.data].validation, "the n-gram index counts it")
-    name = datasets[run.data].tokenizer if run.data in datasets else None
+    if run.model.ngram is not None and run.dataset in datasets:
+        yield _Learned(run.dataset, datasets[run.dataset].validation, "the n-gram index counts it")
+    name = datasets[run.dataset].tokenizer if run.dataset in datasets else None
     if name is not None and name in tokenizers and tokenizers[name].data in datasets:
         data = tokenizers[name].data
         yield _Learned(data, datasets[data].validation, f"tokenizer {name} is learned from it")
     for stage in run.stages:
-        data = stage.data or run.defaults.data or run.data
-        if data in datasets:
-            limit = datasets[data].validation + datasets[data].ngram
-            yield _Learned(data, limit, f"stage {stage.name} trains on it")
+        for data in weights_of(run.data_of(stage)):
+            if data in datasets:
+                limit = datasets[data].validation + datasets[data].ngram
+                yield _Learned(data, limit, f"stage {stage.name} trains on it")
 
 
 def _refusal(datasets: Datasets, scored: str, learned: _Learned) -> str | None:

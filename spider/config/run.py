@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +12,40 @@ from pydantic import BeforeValidator, Field, model_validator
 from spider.config.block import Block, Fraction, Name, Positive, none_such, wrong_key
 from spider.config.model import AnyModel, merged, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
+
+
+class Mixture(Block):
+    """Several datasets, each with its share of the windows."""
+
+    mix: Annotated[dict[Name, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    """Weight of each dataset, by name. Weights are divided by their sum."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        total = math.fsum(self.mix.values())
+        return {name: weight / total for name, weight in self.mix.items()}
+
+
+def _named_or_mixed(plain: Any) -> Any:
+    """Read a mapping as a `Mixture`, so that errors name its keys."""
+    if isinstance(plain, dict):
+        return Mixture.model_validate(plain)
+    if isinstance(plain, (str, Mixture)):
+        return plain
+    raise ValueError(f"must be the name of a dataset, or a mapping with the key mix (got {plain!r})")
+
+
+def _or_null(plain: Any) -> Any:
+    return None if plain is None else _named_or_mixed(plain)
+
+
+Data = Annotated[str | Mixture, BeforeValidator(_named_or_mixed)]
+
+
+def weights_of(data: str | Mixture) -> dict[str, float]:
+    """Return the share of each dataset that is trained on; a single dataset has the share 1."""
+    return {data: 1.0} if isinstance(data, str) else data.weights
+
 
 Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -191,8 +226,8 @@ class StageSettings(Block):
     """Tokens to train on for each parameter of the model. All experts count; of a GPT, matrices and head."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
     """Hours to train for, over all restarts; ``schedule: wsd`` then decays in time. Not bit-reproducible."""
-    data: str | None = None
-    """Dataset of this stage (null: the run's)."""
+    data: Annotated[Data | None, BeforeValidator(_or_null)] = None
+    """Dataset of this stage, or ``{mix: {NAME: WEIGHT}}`` (null: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
     """Tokens in a window."""
     micro_batch: Positive = 64
@@ -335,7 +370,7 @@ class EvaluationConfig(Block):
     )
 
     data: str | None = None
-    """Dataset whose validation split is scored (null: the run's)."""
+    """Dataset whose validation split is scored (null: the run's, of a mixture the first)."""
     max_bytes: Positive = 1_000_000
     """Bytes of the validation split to score, from its start."""
     largest_group: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -446,8 +481,8 @@ class Run(RunSettings):
 
     model: Annotated[AnyModel, BeforeValidator(model_block)]
     """Name of a preset, or a block."""
-    data: str
-    """Dataset to train on, unless a stage names another."""
+    data: Data
+    """Dataset to train on, or ``{mix: {NAME: WEIGHT}}`` (docs/data.md), unless a stage names another."""
     defaults: StageSettings = StageSettings()
     """Settings that the stages share."""
     stages: Annotated[list[Stage], Field(min_length=1)]
@@ -460,6 +495,15 @@ class Run(RunSettings):
     """Resources of the run's jobs."""
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Values of settings to sweep. Each combination becomes a run of its own (docs/sweeps.md)."""
+
+    @property
+    def dataset(self) -> str:
+        """Name of the dataset, or of the first one of a mixture. What needs one dataset takes this one."""
+        return next(iter(weights_of(self.data)))
+
+    def data_of(self, stage: StageSettings) -> str | Mixture:
+        """Return what a stage is trained on."""
+        return stage.data or self.defaults.data or self.data
 
 
 class ForeignConfig(Block):

@@ -21,7 +21,7 @@ from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems
 from spider.config.measurement import measurement_problems
-from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig
+from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tasks import in_chat_form
@@ -77,16 +77,17 @@ class Config(Block):
         stage = run.stages[index]
         own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
         settings = run.defaults.model_copy(update=own)
-        data = settings.data or run.data
+        data = run.data_of(stage)
         loops = settings.n_loops or run.model.loops
-        dataset = self.datasets.get(data)
+        first = next(iter(weights_of(data)))
+        dataset = self.datasets.get(first)
         shared = {name: getattr(run, name) for name in RunSettings.model_fields}
-        shared["evaluation"] = run.evaluation.model_copy(update={"data": run.evaluation.data or run.data})
+        shared["evaluation"] = run.evaluation.model_copy(update={"data": run.evaluation.data or run.dataset})
         return StageSpec(
             run=run_name,
             stage=stage_name,
             index=index,
-            data=data,
+            data=first,
             stream=dataset if dataset and dataset.source.STREAMED else None,
             processes=run.resources.processes,
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
@@ -120,7 +121,7 @@ class Config(Block):
         return next(
             name
             for name, run in self.runs.items()
-            if run.data == dataset and run.model.ngram and run.model.ngram.counted == counted
+            if run.dataset == dataset and run.model.ngram and run.model.ngram.counted == counted
         )
 
     def tokenizer(self, name: str) -> TokenizerConfig:
@@ -232,7 +233,7 @@ def _problems(config: Config) -> Iterator[str]:
                 yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
             else:
                 yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
-        where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.data
+        where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.dataset
         if (dataset := config.datasets.get(scored)) is None:
             yield f"{where}: {none_such('dataset', scored, config.datasets)}"
         elif dataset.source.STREAMED:
@@ -257,19 +258,20 @@ def _problems(config: Config) -> Iterator[str]:
 
 def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
     """Yield the problems of a run whose model reads an n-gram index."""
-    dataset = config.datasets.get(run.data)
+    dataset = config.datasets.get(run.dataset)
     if run.model.ngram is None or dataset is None:
         return
     if run.compress is not None:
         reason = "the model needs its n-gram index, which is many times as large as the compressed file"
         yield f"compress: {reason}; leave compress or model.ngram out"
     if dataset.ngram == 0:
-        reason = f"datasets.{run.data}.ngram is 0, so the n-gram index has no documents"
+        reason = f"datasets.{run.dataset}.ngram is 0, so the n-gram index has no documents"
         yield f"model.ngram: {reason}; set that to the share of documents to count, such as 0.8"
     for i, stage in enumerate(run.stages):
-        data = stage.data or run.defaults.data or run.data
-        if data != run.data:
-            reason = f"its documents ({data}) may be in the n-gram index, which is of {run.data}"
+        others = weights_of(run.data_of(stage)).keys() - {run.dataset}
+        if others:
+            names = ", ".join(sorted(others))
+            reason = f"its documents ({names}) may be in the n-gram index, which is of {run.dataset}"
             yield f"stages[{i}].data: {reason}; train the stage on that dataset, or leave model.ngram out"
 
 
@@ -297,8 +299,8 @@ def _ttt_problems(config: Config, name: str) -> Iterator[str]:
 
 def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
     """Yield a problem if a model with a mixer is not one of bytes."""
-    if run.evaluation.mixer and tokenizer_of(config.datasets, run.data):
-        reason = f"needs a model over bytes, and tokens of {run.data} stand for several bytes"
+    if run.evaluation.mixer and tokenizer_of(config.datasets, run.dataset):
+        reason = f"needs a model over bytes, and tokens of {run.dataset} stand for several bytes"
         yield f"evaluation.mixer: {reason}; leave the mixer out"
 
 
@@ -363,7 +365,7 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     if s.max_hours and s.schedule == "constant" and spec.optimizer.weight_decay_end is not None:
         reason = "optimizer.weight_decay_end follows the falling rate of a stage with max_hours"
         yield f".schedule: constant: {reason}; set schedule: wsd, or leave weight_decay_end out"
-    yield from _row_problems(config, spec)
+    yield from dict.fromkeys(one for name in spec.weights for one in _row_problems(config, spec, name))
     yield from _rollout_problems(config, spec)
     try:
         spec.micro_batch(spec.processes)
@@ -374,7 +376,7 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     elif s.keep_every and s.keep_every % s.ckpt_every:
         got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
         yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
-    yield from _validation_problems(config, spec)
+    yield from dict.fromkeys(one for name in spec.weights for one in _validation_problems(config, spec, name))
     if spec.stream and spec.evaluation.train_bytes:
         yield f": evaluation.train_bytes: {spec.data} is a stream, without a train split; leave it out"
     if s.tasks_every and not spec.evaluation.tasks:
@@ -384,14 +386,17 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         yield f".{key}: parallel: fsdp shares the weights, and one process writes; set ddp, or leave it out"
     if not spec.model.looped and spec.loops != 1:
         yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
-    if spec.data not in config.datasets:
-        yield f".data: {none_such('dataset', spec.data, config.datasets)}"
+    for name in spec.weights:
+        if name not in config.datasets:
+            yield f".data: {none_such('dataset', name, config.datasets)}"
+        elif config.datasets[name].source.STREAMED and name != spec.settings.data:
+            yield f".data: {name} is a stream, which has no order to mix; use an encoded dataset, such as hub"
 
 
-def _validation_problems(config: Config, spec: StageSpec) -> Iterator[str]:
+def _validation_problems(config: Config, spec: StageSpec, data: str) -> Iterator[str]:
     """Yield the problems of validations that ``val_every`` requests. The default adapts to the dataset."""
     s = spec.settings
-    dataset = config.datasets.get(spec.data)
+    dataset = config.datasets.get(data)
     if not s.val_every or dataset is None:
         return
     if s.ckpt_minutes is None and s.val_every % s.ckpt_every and s.ckpt_every % s.val_every:
@@ -399,17 +404,17 @@ def _validation_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         reason = "because only a saved step can be the best checkpoint"
         yield f".val_every: must be a multiple or a divisor of ckpt_every, {reason} {got}"
     if spec.stream is not None:
-        yield f".val_every: {spec.data} is a stream and has no validation split; leave it out"
+        yield f".val_every: {data} is a stream and has no validation split; leave it out"
     elif dataset.validation == 0:
-        yield f".val_every: datasets.{spec.data}.validation is 0; raise it, or leave val_every out"
+        yield f".val_every: datasets.{data}.validation is 0; raise it, or leave val_every out"
 
 
-def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
-    """Yield the problems of packing, and of attention and loss in packed rows."""
+def _row_problems(config: Config, spec: StageSpec, data: str) -> Iterator[str]:
+    """Yield the problems of packing, and of attention and loss in packed rows of a dataset."""
     s = spec.settings
     packed = s.packing == "best_fit"
     if packed and spec.stream is not None:
-        yield f".packing: best_fit needs all documents in advance, but {spec.data} is a stream; leave it out"
+        yield f".packing: best_fit needs all documents in advance, but {data} is a stream; leave it out"
     if packed and spec.model.ngram is not None:
         reason = "the n-gram lookup needs each row's position in the text, which best_fit does not have"
         yield f".packing: {reason}; leave it out"
@@ -422,12 +427,12 @@ def _row_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     if s.learn == "assistant" and not packed:
         reason = "a window may begin inside a turn, whose role is then unknown"
         yield f".learn: assistant: {reason}; set packing: best_fit"
-    dataset = config.datasets.get(spec.data)
+    dataset = config.datasets.get(data)
     taken = dataset.source.text_bytes if dataset is not None else None
     if taken is not None and taken <= s.seq_len:
-        yield f".seq_len: datasets.{spec.data}.source.take is less text than a window of {s.seq_len:,} tokens"
+        yield f".seq_len: datasets.{data}.source.take is less text than a window of {s.seq_len:,} tokens"
     if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
-        yield f".learn: assistant: {spec.data} has no conversations (format: {dataset.format})"
+        yield f".learn: assistant: {data} has no conversations (format: {dataset.format})"
 
 
 def _rollout_problems(config: Config, spec: StageSpec) -> Iterator[str]:
@@ -440,6 +445,8 @@ def _rollout_problems(config: Config, spec: StageSpec) -> Iterator[str]:
     dataset = config.datasets.get(spec.data)
     if spec.stream is not None or (dataset is not None and dataset.format != "chat"):
         yield f".objective: reinforce: {spec.data} has no conversations, whose answers are rewarded"
+    if spec.mixed:
+        yield ".data: a stage of `objective: reinforce` has one dataset of conversations; name one"
     if (s.packing, s.learn, s.order) != ("ring", "all", "shuffled"):
         yield ".objective: reinforce: learns from its own answers; leave packing, learn and order out"
     if spec.parallel == "fsdp":

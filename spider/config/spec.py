@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from spider.config.block import ConfigError, identity
 from spider.config.data import Dataset
-from spider.config.run import RunSettings, StageSettings
+from spider.config.run import Mixture, RunSettings, StageSettings, weights_of
 
 
 class StageSpec(RunSettings):
@@ -17,6 +19,7 @@ class StageSpec(RunSettings):
     stage: str
     index: int
     data: str
+    """Dataset, or the first one of a mixture."""
     stream: Dataset | None = None
     """The dataset itself if it is a stream. A stream has no shards whose digest could identify it."""
     processes: int = 1
@@ -73,6 +76,19 @@ class StageSpec(RunSettings):
         return device_type == "cuda" and not self.model.problems(kind, True)
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Share of each dataset that this stage reads. A single dataset has the share 1."""
+        return weights_of(self.settings.data or self.data)
+
+    @property
+    def mixed(self) -> bool:
+        return isinstance(self.settings.data, Mixture)
+
+    def folders(self, data: Path) -> dict[str, Path]:
+        """Return the folder of each dataset that this stage reads; ``data`` is that of the first one."""
+        return {name: data.with_name(name) for name in self.weights} if self.mixed else {self.data: data}
+
+    @property
     def loops(self) -> int:
         return self.settings.n_loops or self.model.loops
 
@@ -109,6 +125,12 @@ class StageSpec(RunSettings):
                 f"{micro_batch}, grad_accum: {windows // micro_batch} ({windows} windows)"
             )
         return _largest_divisor(share, self.settings.micro_batch)
+
+
+def sources_of(spec: Mapping[str, Any]) -> dict[str, float]:
+    """Return `StageSpec.weights` of a spec that was read from JSON, also one of another version."""
+    data = spec.get("settings", {}).get("data")
+    return weights_of(Mixture.model_validate(data) if isinstance(data, dict) else spec["data"])
 
 
 def _largest_divisor(number: int, limit: int) -> int:

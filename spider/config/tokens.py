@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from spider.config.block import none_such
 from spider.config.data import Dataset, TokenizerConfig
 from spider.config.model import families, family_config
-from spider.config.run import Run
+from spider.config.run import Run, weights_of
 
 Datasets = Mapping[str, Dataset]
 Tokenizers = Mapping[str, TokenizerConfig]
@@ -36,7 +36,7 @@ def size_of(datasets: Datasets, tokenizers: Tokenizers, data: str) -> int | None
 
 def sized(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Run:
     """Return the run with the vocabulary size of its dataset in the block of its model."""
-    if (size := size_of(datasets, tokenizers, run.data)) is None:
+    if (size := size_of(datasets, tokenizers, run.dataset)) is None:
         return run
     model = run.model.model_copy(update={"vocab_size": size})
     return run.model_copy(update={"model": model})
@@ -62,21 +62,22 @@ def token_problems(datasets: Datasets, tokenizers: Tokenizers, runs: Mapping[str
 
 def _run_problems(run: Run, datasets: Datasets, tokenizers: Tokenizers) -> Iterator[str]:
     """Yield the problems of a run, without the path of the run."""
-    tokenizer = tokenizer_of(datasets, run.data)
-    size = size_of(datasets, tokenizers, run.data)
+    tokenizer = tokenizer_of(datasets, run.dataset)
+    size = size_of(datasets, tokenizers, run.dataset)
     if tokenizer and not run.model.ANY_TOKENS:
         others = [family for family in families() if family_config(family).ANY_TOKENS]
         remedy = f"use a dataset of bytes, or a model of family {' or '.join(others)}"
         family = f"the family {run.model.family} reads bytes"
-        yield f"data: {run.data} is encoded by {tokenizer}, but {family}; {remedy}"
+        yield f"data: {run.dataset} is encoded by {tokenizer}, but {family}; {remedy}"
     elif run.model.vocab_size not in (None, size):
-        decides = f"{tokenizer}: {size:,}" if size else f"bytes: {run.data} names no tokenizer"
+        decides = f"{tokenizer}: {size:,}" if size else f"bytes: {run.dataset} names no tokenizer"
         yield f"model.vocab_size: is decided by the dataset's tokenizer ({decides}); leave it out"
     if tokenizer and run.model.ngram is not None:
         remedy = "use a dataset of bytes, or leave the n-gram index out"
-        yield f"model.ngram: counts bytes, but {run.data} is encoded by {tokenizer}; {remedy}"
+        yield f"model.ngram: counts bytes, but {run.dataset} is encoded by {tokenizer}; {remedy}"
     for i, stage in enumerate(run.stages):
-        data = stage.data or run.defaults.data or run.data
-        if data in datasets and (other := tokenizer_of(datasets, data)) != tokenizer:
-            vocabularies = f"{data} has that of {other or 'bytes'}, {run.data} that of {tokenizer or 'bytes'}"
-            yield f"stages[{i}].data: all stages must have the same vocabulary; {vocabularies}"
+        for data in weights_of(run.data_of(stage)):
+            if data in datasets and (other := tokenizer_of(datasets, data)) != tokenizer:
+                theirs = f"{data} has that of {other or 'bytes'}"
+                ours = f"{run.dataset} that of {tokenizer or 'bytes'}"
+                yield f"stages[{i}].data: all data must have the same vocabulary; {theirs}, {ours}"

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spider.data.mixture import Mixture, read_of_each
 from spider.data.shards import Shards
 from spider.tokens import IGNORED
 
@@ -71,13 +72,15 @@ class Batch:
     def split(self, count: int) -> list[Batch]:
         """Divide the rows into so many micro-batches."""
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
-        arrays = ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT", "reward_B", "advantage_B")
-        for name in arrays:
-            values = getattr(self, name)
-            if values is not None:
-                for part, rows in zip(parts, np.split(values, count), strict=True):
-                    part[name] = rows
+        for name, values in self.arrays().items():
+            for part, rows in zip(parts, np.split(values, count), strict=True):
+                part[name] = rows
         return [replace(self, **part) for part in parts]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays that are there, by name. The first axis of each is that of the rows."""
+        names = ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT", "reward_B", "advantage_B")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 class Batches(Iterator[Batch]):
@@ -128,6 +131,10 @@ class Batches(Iterator[Batch]):
     def epoch(self, position: dict[str, Any]) -> float:
         """Return the number of passes over the data at a position: 1.25 is a quarter into the second pass."""
         raise NotImplementedError
+
+    def epochs(self, position: dict[str, Any]) -> dict[str, float]:
+        """Return `epoch` for each source of a mixture, by name."""
+        return {}
 
     def __next__(self) -> Batch:
         if not self._ready:
@@ -199,14 +206,16 @@ class Loader(Batches):
         self._next_sample += self._steps * step
         firsts = sample + self._rank * self._rows + step * np.arange(self._steps)
         samples = (firsts[:, None] + np.arange(self._rows)).ravel()
-        batches = self._of_packed(samples) if self._packed else self._of_ring(samples)
         return [
             replace(batch, position={"sample": sample + step * (i + 1), **self._order})
-            for i, batch in enumerate(batches)
+            for i, batch in enumerate(self.read(samples).split(self._steps))
         ]
 
-    def _of_packed(self, samples: np.ndarray) -> Iterator[Batch]:
-        """Yield the batches of samples, without their positions."""
+    def read(self, samples: np.ndarray) -> Batch:
+        """Return the rows of global samples as one batch without a position."""
+        return self._of_packed(samples) if self._packed else self._of_ring(samples)
+
+    def _of_packed(self, samples: np.ndarray) -> Batch:
         assert self._packed is not None
         pad = self._shards.vocabulary.pad
         numbers = self.packed_rows(samples)
@@ -216,10 +225,9 @@ class Loader(Batches):
         counted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         if self._answers:
             counted &= self._packed.answers(numbers, rows)
-        batch = Batch(rows, {}, learned_BT=counted, segments_BT=segments[:, :-1])
-        yield from batch.split(self._steps)
+        return Batch(rows, {}, learned_BT=counted, segments_BT=segments[:, :-1])
 
-    def _of_ring(self, samples: np.ndarray) -> Iterator[Batch]:
+    def _of_ring(self, samples: np.ndarray) -> Batch:
         starts = self.starts(samples)
         rows = self._shards.gather(starts, self._order["seq_len"] + 1)
         size = self._shards.vocabulary.size
@@ -231,7 +239,7 @@ class Loader(Batches):
                 "part again and run again to continue (`spider data verify` finds other damaged ones)"
             )
         candidates = self._lookup.windows(self._shards, starts, rows.shape[1] - 1) if self._lookup else None
-        yield from Batch(rows, {}, candidates).split(self._steps)
+        return Batch(rows, {}, candidates)
 
     def starts(self, samples: np.ndarray) -> np.ndarray:
         """Return the first token of each global sample's window of the ring, (n,) int64."""
@@ -256,6 +264,67 @@ class Loader(Batches):
             windows[chosen] = permute(index[chosen], self.windows, keys)
             offsets[chosen] = int(offset) % self._shards.tokens
         return windows, offsets
+
+
+class MixedLoader(Loader):
+    """Batches of several splits in given shares (`spider.data.mixture`), each in the order of its loader.
+
+    Args:
+        sources: loader of each source, by name. All have rows of the same kind, length and seed.
+        weights: weight of each source.
+
+    A position with other weights continues: each source goes on at its own number.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Loader],
+        weights: Mapping[str, float],
+        *,
+        rows: int,
+        position: dict[str, Any] | None = None,
+        **share: int,
+    ) -> None:
+        self._mixture = Mixture(weights)
+        self._sources = [sources[name] for name in self._mixture.names]
+        orders = [loader._order for loader in self._sources]
+        order = orders[0] | {"weights": dict(weights)}
+        for field in ("data", "packing"):
+            if field in order:
+                values = (one[field] for one in orders)
+                order[field] = dict(zip(self._mixture.names, values, strict=True))
+        before = dict.fromkeys(self._mixture.names, 0)
+        if position is not None:
+            before = position.get("before", before)
+            if position.get("weights", weights) != weights:
+                before = read_of_each(position)
+                position = position | {"sample": 0, "weights": dict(weights)}
+        Batches.__init__(self, "loader", order, rows=rows, position=position, **share)
+        self._order = order | {"before": before}
+        self._before_S = np.array([before[name] for name in self._mixture.names])
+        self._next_sample = int(position["sample"]) if position is not None else 0
+        self.windows = sum(loader.windows for loader in self._sources)
+        self._steps = max(1, BLOCK // rows)
+
+    def epoch(self, position: dict[str, Any]) -> float:
+        return sum(read_of_each(position).values()) / self.windows
+
+    def epochs(self, position: dict[str, Any]) -> dict[str, float]:
+        read = read_of_each(position)
+        named = zip(self._mixture.names, self._sources, strict=True)
+        return {name: read[name] / loader.windows for name, loader in named}
+
+    def read(self, samples: np.ndarray) -> Batch:
+        sources, numbers = self._mixture.locate(samples)
+        numbers += self._before_S[sources]
+        arrays: dict[str, np.ndarray] = {}
+        for source in np.unique(sources).tolist():
+            chosen = sources == source
+            for name, values in self._sources[source].read(numbers[chosen]).arrays().items():
+                if name not in arrays:
+                    arrays[name] = np.empty((len(samples), *values.shape[1:]), values.dtype)
+                arrays[name][chosen] = values
+        return Batch(position={}, **arrays)
 
 
 def permute(index: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:

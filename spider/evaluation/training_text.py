@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from spider.checkpoints.records import Receipt
 from spider.config import Config
 from spider.data.loader import Loader
 from spider.data.metadata import load_metadata
+from spider.data.mixture import positions_of
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.results import Results
@@ -70,7 +72,7 @@ class LearnedFrom:
     """Paths of the data that a model has learned from."""
 
     stages: Sequence[tuple[Path, Path | None]] = ()
-    """Receipt and shards folder of each stage; None for a stream."""
+    """Receipt and shards folder of each stage, of a mixture once for each dataset; None for a stream."""
     indexes: Sequence[Path] = ()
     """Shards folders whose ngram split the model looks up."""
     split_index: Path | None = None
@@ -85,12 +87,13 @@ def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
     specs = [config.stage(run, one.name) for one in settings.stages[: last + 1]]
     return LearnedFrom(
         stages=[
-            (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(spec.data))
+            (results.stage(run, spec.stage).receipt, None if spec.stream else results.shards(name))
             for spec in specs
+            for name in spec.weights
         ],
-        indexes=[results.shards(settings.data)] if settings.model.ngram else [],
+        indexes=[results.shards(settings.dataset)] if settings.model.ngram else [],
         split_index=(
-            results.ngram(settings.data, settings.model.ngram.counted, "split")
+            results.ngram(settings.dataset, settings.model.ngram.counted, "split")
             if settings.model.ngram
             else None
         ),
@@ -101,7 +104,7 @@ def training_texts(
     learned: LearnedFrom, stage_limit: int | None, split_limit: int | None
 ) -> tuple[TrainingText | None, TrainingText | None, list[str]]:
     """Return the stage's text and all training text, or None for both and the reasons."""
-    receipts: list[Receipt] = []
+    positions: list[dict[str, Any]] = []
     splits: list[Shards] = []
     training: dict[str, Shards] = {}
     reasons = []
@@ -119,10 +122,11 @@ def training_texts(
         except ValueError as error:
             reasons.append(f"the training text of {name} cannot be read: {error}")
             continue
-        if split.digest != receipt.position["data"]:
+        position = positions_of(receipt.position).get(split.digest)
+        if position is None:
             reasons.append(f"the training text of {name} was encoded again since: {folder}")
             continue
-        receipts.append(receipt)
+        positions.append(position)
         splits.append(split)
         training |= {one.digest: one for one in (*ngram, split)}
     indexes = []
@@ -134,7 +138,7 @@ def training_texts(
     if reasons or not splits:
         return None, None, reasons or ["what the model was trained on is unknown: compressors alone"]
     training = {one.digest: one for one in indexes} | training
-    stage = of_stages(receipts, splits, stage_limit, indexes)
+    stage = of_stages(positions, splits, stage_limit, indexes)
     return stage, of_splits(list(training.values()), split_limit), []
 
 
@@ -151,16 +155,14 @@ def of_splits(splits: Sequence[Shards], limit: int | None) -> TrainingText:
 
 
 def of_stages(
-    receipts: Sequence[Receipt], splits: Sequence[Shards], limit: int | None, indexes: Sequence[Shards] = ()
+    positions: Sequence[dict[str, Any]],
+    splits: Sequence[Shards],
+    limit: int | None,
+    indexes: Sequence[Shards] = (),
 ) -> TrainingText:
-    """Return the text of these indexes and of the windows that stages read, each from its own split.
-
-    The receipts have positions in these splits.
-    """
+    """Return the text of these indexes and of the windows before these positions, each in its own split."""
     orders: dict[tuple[str, int, int, bool, bool], tuple[Shards, int]] = {}
-    for receipt, split in zip(receipts, splits, strict=True):
-        position = receipt.position
-        assert position is not None, "`training_texts` leaves out receipts without a position"
+    for position, split in zip(positions, splits, strict=True):
         ways = "packing" in position, "order" not in position
         order = (split.digest, position["seq_len"], position["seed"], *ways)
         _, before = orders.get(order, (split, 0))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -130,9 +131,10 @@ class Subject:
     def datasets(self) -> dict[str, str]:
         """Return the digest of each dataset that the model was trained on, by name."""
         if self.stages:
-            return {stage.spec["data"]: self.trained[stage.name].data_digest for stage in self.stages}
+            found = [_trained_on(stage.spec, self.trained[stage.name]) for stage in self.stages]
+            return {name: digest for one in found for name, digest in one.items()}
         spec = self.manifest.spec if isinstance(self.manifest, Manifest) else {}
-        return {spec["data"]: self.manifest.data_digest or ""} if "data" in spec else {}
+        return _trained_on(spec, self.manifest) if "data" in spec else {}
 
     @property
     def dataset_settings(self) -> dict[str, Dataset]:
@@ -237,6 +239,14 @@ def _model_index(subject: Subject) -> Iterator[EvalResult]:
 
 
 # --------------------------------------------------------------------------------------------------- tables
+
+
+def _trained_on(spec: dict[str, Any], record: Any) -> dict[str, str]:
+    """Return the digests of the datasets of a stage by name, from its spec and a record of its training."""
+    position = getattr(record, "position", None)
+    if isinstance(spec["settings"].get("data"), dict) and position:
+        return {name: split.rpartition("/")[0] for name, split in position["data"].items()}
+    return {spec["data"]: record.data_digest or ""}
 
 
 def _data(subject: Subject) -> Iterator[list[str]]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spider.config import Config
+from spider.config.spec import sources_of
 from spider.results import Results
 from spider.tracking.records import Run
 
@@ -59,9 +60,10 @@ class Needed:
             (config.datasets[name].like or name) if name in config.datasets else name for name in sources
         )
         rows = dict.fromkeys(
-            f"{spec['data']}/packed-{spec['settings']['seq_len']}"
+            f"{name}/packed-{spec['settings']['seq_len']}"
             for _, spec in specs
             if spec["settings"].get("packing") == "best_fit"
+            for name in sources_of(spec)
         )
         ngram = config.runs[run].model.ngram if run in config.runs else None
         paths = [f"raw/{name}/" for name in raw]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from spider.config.data import recorded_source
+from spider.config.spec import sources_of
 from spider.data.metadata import Metadata, Shard
 from spider.files import digest
 from spider.report.stages import StageRecord
@@ -46,7 +47,7 @@ def read_datasets(results: Results, stages: list[StageRecord]) -> list[DatasetRe
     """Return the datasets that the stages train on or are scored on."""
     streams: dict[str, dict[str, Any] | None] = {}
     for stage in stages:
-        streams[stage.spec["data"]] = stage.spec.get("stream")
+        streams |= dict.fromkeys(sources_of(stage.spec), stage.spec.get("stream"))
         if stage.evaluation:
             streams.setdefault(stage.evaluation.data, None)
     return [_dataset(results, name, stream) for name, stream in streams.items()]
@@ -88,13 +89,14 @@ def _links(stage: StageRecord, before: StageRecord | None, digests: dict[str, st
     data = stage.spec["data"]
     parent = manifest.parent_weights
     problems = []
-    if digests.get(data) != manifest.data_digest:
-        problems.append(
-            f"dataset {data} was {manifest.data_digest}, now it is {digests.get(data) or 'missing'}"
-        )
+    own = {name: digests.get(name) for name in sources_of(stage.spec)}
+    now = own[data] if not isinstance(stage.spec["settings"].get("data"), dict) else digest(own)
+    if now != manifest.data_digest:
+        of = " and ".join(own)
+        problems.append(f"dataset {of} was {manifest.data_digest}, now it is {now or 'missing'}")
     if before and before.receipt and parent != before.receipt.weights:
         problems.append(f"stage {before.name} now ends with weights {before.receipt.weights}")
-    made_from = f"dataset {data}, " + (f"weights {parent}" if parent else "new weights")
+    made_from = f"dataset {' and '.join(own)}, " + (f"weights {parent}" if parent else "new weights")
     yield Link("stage", stage.name, manifest.identity, made_from, "; ".join(problems))
 
     size = sum(one.size for one in manifest.files.values())

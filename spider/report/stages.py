@@ -20,6 +20,8 @@ import numpy as np
 
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
+from spider.config.spec import sources_of
+from spider.data.mixture import read_of_each
 from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
 from spider.report.formatting import duration
@@ -127,6 +129,17 @@ class StageRecord:
     sample: Sample | None
     log: Log
     """Log of the training. The span of an unfinished stage ends at its last row; its bytes are its tokens."""
+
+    @property
+    def data(self) -> str:
+        """Return the dataset of the stage, or those of a mixture with their shares and the windows read."""
+        sources = sources_of(self.spec)
+        if not isinstance(self.spec["settings"].get("data"), dict):
+            return next(iter(sources))
+        position = self.manifest.position if self.manifest else None
+        read = read_of_each(position) if position else {}
+        windows = {name: f", {count:,} windows read" for name, count in read.items()}
+        return "; ".join(f"{name} {share:.3g}{windows.get(name, '')}" for name, share in sources.items())
 
     @property
     def state(self) -> str:

@@ -179,18 +179,18 @@ def _pointer(results: Path, run: str) -> dict[str, Any]:
 
 
 def training(
-    results: Path, spec: StageSpec, *, dataset: tuple[str, str, str]
+    results: Path, spec: StageSpec, *, datasets: Sequence[tuple[str, str, str]]
 ) -> AbstractContextManager[None]:
     """Track the training of a stage: its spec, its status and its growing curves.
 
-    ``dataset`` is the name, the digest and the source of the training data.
+    ``datasets`` are the name, the digest and the source of each training text.
     """
     return (
-        _recorded(results, _begin(results, spec, dataset), live=True) if target.enabled() else nullcontext()
+        _recorded(results, _begin(results, spec, datasets), live=True) if target.enabled() else nullcontext()
     )
 
 
-def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run:
+def _begin(results: Path, spec: StageSpec, datasets: Sequence[tuple[str, str, str]]) -> Run:
     """Return the record of the run for this stage, with a new key if the stage is trained again."""
     pointer = _pointer(results, spec.run)
     folder = Results(results).stage(spec.run, spec.stage)
@@ -208,7 +208,8 @@ def _begin(results: Path, spec: StageSpec, dataset: tuple[str, str, str]) -> Run
         record.datasets = earlier.datasets
         record.params = earlier.params | record.params
         record.tags = earlier.tags | record.tags
-    record.dataset(*dataset, context=f"train {spec.stage}")
+    for dataset in datasets:
+        record.dataset(*dataset, context=f"train {spec.stage}")
     record.tags |= {"spider.run": spec.run, "spider.stage": spec.stage}
     record.tags[f"spider.spec.{spec.stage}"] = spec.identity
     return record

@@ -34,7 +34,7 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
-from spider.data.loader import Batch, Batches, Loader, model_arguments, to_device
+from spider.data.loader import Batch, Batches, Loader, MixedLoader, model_arguments, to_device
 from spider.data.metadata import load_metadata
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
@@ -425,6 +425,7 @@ class Trainer:
         factor = lr_factor(progress.step - 1, progress.end, self.settings)
         now = {
             "epoch": self.loader.epoch(progress.position),
+            **{f"epoch_{name}": done for name, done in self.loader.epochs(progress.position).items()},
             "tokens": float(progress.global_tokens),
             "lr": factor * self.settings.lr,
         }
@@ -495,13 +496,23 @@ class Trainer:
         if self.spec.stream is not None:
             batches: Batches = self.spec.stream.source.batches(self.spec.stream, **order)
             return batches
-        shards = Shards(data, "train")
         if self.sampler is not None:
-            return Rollouts(shards, self.sampler, **order)
+            return Rollouts(Shards(data, "train"), self.sampler, **order)
+        if not self.spec.mixed:
+            return self._open_one(data, **order)
+        settings = {name: order[name] for name in ("seq_len", "rows", "seed")}
+        sources = {n: self._open_one(path, **settings) for n, path in self.spec.folders(data).items()}
+        share = {name: order[name] for name in ("rank", "world", "rows", "position")}
+        return MixedLoader(sources, self.spec.weights, **share)
+
+    def _open_one(self, data: Path, **order: Any) -> Loader:
+        """Open the training split of a dataset."""
+        shards = Shards(data, "train")
         packed = None
         if self.settings.packing == "best_fit":
             packed = PackedRows.open(data, shards, self.settings.seq_len)
-            self.model.most_documents = packed.packing.most_pieces
+            most = packed.packing.most_pieces
+            self.model.most_documents = max(most, self.model.most_documents or 0)
         answers = self.settings.learn == "assistant"
         order["shuffled"] = self.settings.order == "shuffled"
         return Loader(shards, packed=packed, lookup=self.model.lookup, answers=answers, **order)

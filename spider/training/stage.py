@@ -117,7 +117,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
     indexes = None
     if spec.model.ngram is not None:
         counted = spec.model.ngram.counted
-        text = MOCK if options.mock_data else config.run(run).data
+        text = MOCK if options.mock_data else config.run(run).dataset
         indexes = results.ngram(text, counted, "split"), results.ngram(text, counted, "full")
         if options.mock_data:
             from spider.ngram.store import build_indexes  # numba: half a second of each start
@@ -219,11 +219,19 @@ def train(
 
 def _conversations(spec: StageSpec, data: Path, start: Path | None) -> str | None:
     """Return the dataset of conversations that the stage, or else its parent, is trained on."""
-    if spec.stream is None and load_metadata(data).written_as == "chat":
-        return spec.data
+    if spec.stream is None:
+        for name, folder in spec.folders(data).items():
+            if load_metadata(folder).written_as == "chat":
+                return name
     return Checkpoint.at(start, quick=True).manifest.conversations if start else None
 
 
 def data_digest(spec: StageSpec, data: Path) -> str:
-    """Return the digest of the training data; for a stream, that of its definition."""
-    return load_metadata(data).digest if spec.stream is None else files.digest(spec.stream.changed())
+    """Return the digest of the training data; for a stream, that of its definition.
+
+    That of a mixture covers its datasets and not their weights.
+    """
+    if spec.stream is not None:
+        return files.digest(spec.stream.changed())
+    digests = {name: load_metadata(folder).digest for name, folder in spec.folders(data).items()}
+    return files.digest(digests) if spec.mixed else digests[spec.data]

@@ -10,6 +10,9 @@ Validation never changes the weights. It runs between two steps in evaluation mo
 own random numbers. So the weights are bit-equal to those of a training without validation, and a resumed run
 finds the same figures after the same steps.
 
+A mixture has a figure for each of its datasets with held-out text, ``val/bpb_NAME``. ``val/bpb`` is their
+mean by the weights of the mixture.
+
 The interval follows from FLOPs, because a clock would give another curve each time. Forward passes cost a
 third of training on the same ids, and all validations but the one after the last step may cost `SHARE` of the
 training. Several processes share the windows. Each runs equally many forward passes, because under FSDP each
@@ -42,7 +45,7 @@ from spider.model.interface import Model
 from spider.model.reading import Reading
 from spider.processes.parallel import is_sharded
 from spider.processes.world import World
-from spider.tokens import IGNORED
+from spider.tokens import IGNORED, Tokens
 from spider.training.precision import Precision
 from spider.training.state import Ema, Progress
 
@@ -79,45 +82,34 @@ class Validation:
     def __post_init__(self) -> None:
         spec, model = self.spec, self.model
         self.every: int | None = None
-        self._batches: list[_Batch] = []
+        self.texts: dict[str, HeldOut] = {}
         self.n_loops = spec.evaluation.n_loops or spec.loops
         if spec.settings.val_every == 0:
             return
-        try:
-            self.tokens_N = self.text()
-        except ValueError as error:
-            if spec.settings.val_every is not None:
-                raise TrainingError(
-                    f"val_every: {error}; or leave val_every out, or name other data"
-                ) from None
-            log.info("no validation on the way: %s", error)
+        for name, folder in spec.folders(self.data).items():
+            try:
+                text = HeldOut(spec, name, folder, model, self.world, self.full_lookup)
+            except ValueError as error:
+                if spec.settings.val_every is not None:
+                    raise TrainingError(
+                        f"val_every: {error}; or leave val_every out, or name other data"
+                    ) from None
+                log.info("no validation on the way: %s", error)
+            else:
+                self.texts[name] = text
+        if not self.texts:
             return
         window, settings = spec.window, spec.settings
-        bytes_ = int(model.tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
-        reading = Reading(window, spec.evaluation.overlap)
-        available = len(spans(self.tokens_N, reading, model.tokens.bos)[0])
-        wanted = max(1, math.ceil(available * settings.val_bytes / max(1, bytes_)))
-        self.windows = min(available, wanted)
-        validation = self.windows * window * model.flops_per_token(window, self.n_loops) / 3
+        windows = sum(text.windows for text in self.texts.values())
+        validation = windows * window * model.flops_per_token(window, self.n_loops) / 3
         step = spec.tokens_per_step * model.flops_per_token(settings.seq_len, settings.n_loops)
         self.cost = validation / step
         self.every = settings.val_every or _interval(self.cost, settings)
 
     def text(self) -> np.ndarray:
-        """Return the ids that the evaluation scores; raise `ValueError` if they are less than one window."""
-        spec, limit = self.spec, self.spec.evaluation.max_bytes
-        is_scored = spec.evaluation.data in (None, spec.data)
-        largest = spec.evaluation.largest_group if is_scored else None
-        if spec.stream is not None:
-            raise ValueError(f"{spec.data} is a stream and has no validation split")
-        tokens_N, _ = validation_stream(self.data, limit, self.model.tokens, largest)
-        ids = len(tokens_N) - 1
-        if ids < spec.window:
-            raise ValueError(
-                f"{self.data}: the validation text (of which evaluation.max_bytes takes {limit:,} bytes) is "
-                f"{ids:,} ids, less than one window of {spec.window:,}; hold more out, or shorten the window"
-            )
-        return tokens_N
+        """Return the ids of the first dataset that the evaluation scores; raises like `held_out_ids`."""
+        name, folder = next(iter(self.spec.folders(self.data).items()))
+        return held_out_ids(self.spec, name, folder, self.model.tokens)
 
     def is_due(self, progress: Progress, *, saved: bool) -> bool:
         """Return whether to validate after this step: every `every` steps, after the last one, and with each
@@ -136,15 +128,28 @@ class Validation:
         if not self.is_due(progress, saved=saved):
             return {}
         began = time.perf_counter()
-        bpb = self._score()
+        scores = self._score()
+        bpb = self._weighted(scores)
         took = time.perf_counter() - began
         progress.validation_seconds += took
         if not math.isfinite(bpb):
             log.warning("step %d: not validated, the loss of the held-out text is not finite", progress.step)
             return {}
-        progress.validated = {"bpb": bpb, "of": self.digest}
-        log.info("step %d: %.4f bits per byte of %s held-out bytes", progress.step, bpb, f"{self.bytes:,}")
-        return {"val/bpb": bpb, "system/validation_seconds": took}
+        progress.validated = {"bpb": bpb, "of": self._digest()}
+        scored = f"{sum(text.bytes for text in self.texts.values()):,}"
+        log.info("step %d: %.4f bits per byte of %s held-out bytes", progress.step, bpb, scored)
+        by_source = {f"val/bpb_{name}": one for name, one in scores.items()} if self.spec.mixed else {}
+        return {"val/bpb": bpb, **by_source, "system/validation_seconds": took}
+
+    def _weighted(self, scores: dict[str, float]) -> float:
+        """Return the mean of the scores, each with its dataset's share of the mixture."""
+        shares = {name: self.spec.weights[name] for name in scores}
+        return sum(share * scores[name] for name, share in shares.items()) / sum(shares.values())
+
+    def _digest(self) -> str:
+        """Return the digest of what the figure is of: windows, and the shares of a mixture."""
+        digests = {name: text.digest for name, text in self.texts.items()}
+        return files.digest([digests, self.spec.weights]) if self.spec.mixed else digests[self.spec.data]
 
     def log_summary(self, progress: Progress, checkpoints: Path) -> None:
         """Log at the end of the stage what validation cost and which checkpoint is the best."""
@@ -175,28 +180,82 @@ class Validation:
             self.model.eval()
             yield
 
-    def _score(self) -> float:
-        if not self._batches:
-            self._load_batches()
-        device = self._batches[0].inputs_BT.device
-        nats = torch.zeros((), dtype=torch.float64, device=device)
+    def _score(self) -> dict[str, float]:
+        """Return the bits per byte of each dataset's text."""
+        for text in self.texts.values():
+            text.load(self.n_loops)
         with self.measuring():
-            for batch in self._batches:
-                output = self.model(
-                    batch.inputs_BT,
-                    batch.labels_BT,
-                    n_loops=self.n_loops,
-                    reduction="none",
-                    candidates_BTW=batch.candidates_BTW,
-                )
-                assert output.loss is not None, "a forward pass with labels returns a loss"
-                nats += (output.loss.double() * batch.text_BT).sum()
+            nats = {name: self._nats(text.batches) for name, text in self.texts.items()}
             if is_sharded(self.model):
                 self.model.reshard()  # otherwise the backward pass does it
-        return float(self.world.sum({"nats": nats})["nats"]) / (math.log(2) * self.bytes)
+        summed = self.world.sum(nats)
+        return {name: float(summed[name]) / (math.log(2) * text.bytes) for name, text in self.texts.items()}
 
-    def _load_batches(self) -> None:
-        """Put this process's share of the windows on its device for the whole stage."""
+    def _nats(self, batches: list[_Batch]) -> Tensor:
+        nats = torch.zeros((), dtype=torch.float64, device=batches[0].inputs_BT.device)
+        for batch in batches:
+            output = self.model(
+                batch.inputs_BT,
+                batch.labels_BT,
+                n_loops=self.n_loops,
+                reduction="none",
+                candidates_BTW=batch.candidates_BTW,
+            )
+            assert output.loss is not None, "a forward pass with labels returns a loss"
+            nats += (output.loss.double() * batch.text_BT).sum()
+        return nats
+
+
+def held_out_ids(spec: StageSpec, name: str, folder: Path, tokens: Tokens) -> np.ndarray:
+    """Return the ids of a dataset that the evaluation scores.
+
+    Raises:
+        ValueError: they are less than one window, or the dataset is a stream.
+    """
+    limit = spec.evaluation.max_bytes
+    is_scored = spec.evaluation.data in (None, name)
+    largest = spec.evaluation.largest_group if is_scored else None
+    if spec.stream is not None:
+        raise ValueError(f"{spec.data} is a stream and has no validation split")
+    tokens_N, _ = validation_stream(folder, limit, tokens, largest)
+    ids = len(tokens_N) - 1
+    if ids < spec.window:
+        raise ValueError(
+            f"{folder}: the validation text (of which evaluation.max_bytes takes {limit:,} bytes) is {ids:,} "
+            f"ids, less than one window of {spec.window:,}; hold more out, or shorten the window"
+        )
+    return tokens_N
+
+
+@dataclass(eq=False)
+class HeldOut:
+    """The windows of one dataset that validations score: its share of ``val_bytes``, at least one window.
+
+    Raises:
+        ValueError: the held-out text is less than one window.
+    """
+
+    spec: StageSpec
+    name: str
+    folder: Path
+    model: Model
+    world: World
+    full_lookup: NgramLookup | None
+
+    def __post_init__(self) -> None:
+        spec, tokens = self.spec, self.model.tokens
+        self.batches: list[_Batch] = []
+        self.tokens_N = held_out_ids(spec, self.name, self.folder, tokens)
+        bytes_ = int(tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
+        reading = Reading(spec.window, spec.evaluation.overlap)
+        available = len(spans(self.tokens_N, reading, tokens.bos)[0])
+        share = spec.settings.val_bytes * spec.weights[self.name]
+        self.windows = min(available, max(1, math.ceil(available * share / max(1, bytes_))))
+
+    def load(self, n_loops: int) -> None:
+        """Put this process's share of the windows on its device for the whole stage, once."""
+        if self.batches:
+            return
         model, spec, size = self.model, self.spec, self.world.size
         model_input = ModelInput(model, self.tokens_N, self.full_lookup)
         reading = Reading(spec.window, spec.evaluation.overlap, batch=self.windows)
@@ -204,7 +263,7 @@ class Validation:
         scored_BT = labels_BT != IGNORED
         bytes_BT = model.tokens.bytes_of[np.where(scored_BT, labels_BT, model.tokens.pad)] * scored_BT
         self.bytes = int(bytes_BT.sum(dtype=np.int64))
-        reading_settings = [spec.window, spec.evaluation.overlap, self.n_loops]
+        reading_settings = [spec.window, spec.evaluation.overlap, n_loops]
         self.digest = files.digest([reading_settings, inputs_BT.tolist(), labels_BT.tolist()])
         # Each process has equally many windows; those that another process has too count as no text.
         number_B = self.world.rank + size * np.arange(-(-self.windows // size))
@@ -218,7 +277,7 @@ class Validation:
         device = model_input.device
         for first in range(0, len(own_B), rows):
             part = {n: torch.from_numpy(a[first : first + rows]).to(device) for n, a in arrays.items()}
-            self._batches.append(_Batch(**part))
+            self.batches.append(_Batch(**part))
 
 
 class _Batch(NamedTuple):

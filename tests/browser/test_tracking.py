@@ -298,7 +298,7 @@ spec = load_config(Path(sys.argv[2])).stage("deep", "only")
 rows = results / "runs/deep/only/metrics.jsonl"
 rows.parent.mkdir(parents=True)
 longest = 0
-with tracking.training(results, spec, dataset=("text", "0123", "local")), open(rows, "a") as f:
+with tracking.training(results, spec, datasets=[("text", "0123", "local")]), open(rows, "a") as f:
     step = left = 0
     while left < 50:  # steps after the connection broke
         began = time.perf_counter()

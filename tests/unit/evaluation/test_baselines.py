@@ -116,9 +116,9 @@ def test_stages_of_one_order_are_read_once_and_another_order_is_added(folder):
     split = Shards(folder, "train")
     saved = [parsed(receipt(split, n, seed=s)) for n, s in ((10, 5), (30, 5), (4, 7))]
     both = windows_read(split, 30) | windows_read(split, 4, seed=7)
-    text = of_stages(saved, [split] * 3, None)
+    text = of_stages([one.position for one in saved], [split] * 3, None)
     assert set(text.raw()) == set(BYTES.raw(split.read(0, split.tokens)[both]))
-    limited = of_stages(saved, [split] * 3, 10 * 64)
+    limited = of_stages([one.position for one in saved], [split] * 3, 10 * 64)
     assert 600 <= len(b"".join(piece.tobytes() for piece in limited.pieces())) / 2 <= 660
     assert limited.share == pytest.approx(10 / 34, abs=0.02)
     assert of_splits([split], split.tokens // 4).share == pytest.approx(0.25, abs=0.001)
@@ -136,7 +136,7 @@ def test_a_stage_in_the_order_of_the_text_read_its_beginning(folder):
 def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
-    stage = of_stages([parsed(receipt(split, 50))], [split], None)
+    stage = of_stages([parsed(receipt(split, 50)).position], [split], None)
     whole = of_splits([split], None)
     measured = compute_baselines(text, stage, whole, None, tmp_path)
     raw, size = text.bytes_N.tobytes(), len(text)
@@ -239,7 +239,7 @@ def test_evaluations_that_run_at_once_compute_a_baseline_once(folder, tmp_path, 
 def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(folder, tmp_path):
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
-    stage = of_stages([parsed(receipt(split, 100))], [split], None)
+    stage = of_stages([parsed(receipt(split, 100)).position], [split], None)
     size = len(stage.raw())
     measured = compute_baselines(text, stage, of_splits([split], None), size, tmp_path)
     rates = {row.label: row for row in measured.rows}
@@ -272,7 +272,7 @@ def test_a_stage_text_that_is_nearly_all_training_text_is_not_given_as_well(fold
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
     windows = split.tokens // 64
     for share, given in ((0.97, False), (0.8, True)):
-        stage = of_stages([parsed(receipt(split, int(share * windows)))], [split], None)
+        stage = of_stages([parsed(receipt(split, int(share * windows))).position], [split], None)
         for limit, both in ((10**6, given), (None, True)):
             measured = compute_baselines(text, stage, of_splits([split], None), limit, tmp_path)
             assert ("ppmd given stage" in {row.label for row in measured.rows}) == both

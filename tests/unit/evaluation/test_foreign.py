@@ -23,7 +23,6 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.evaluation.bpb import score
 from spider.evaluation.foreign import ForeignModel, evaluate_foreign
-from spider.evaluation.tasks import continuations
 from spider.evaluation.text import Text, validation_stream
 from spider.model.reading import Reading
 from spider.tokens import BYTES
@@ -115,7 +114,8 @@ def test_bits_per_byte_are_the_nats_of_all_tokens_by_transformers_alone(make, fo
 def test_a_task_scores_the_tokens_of_a_choice(make, folders):
     context, choice = "Sentence number", " 7 says"
     model = ForeignModel.load(folders[make], "cpu")
-    read = continuations(model, [(context.encode(), choice.encode())], Reading(seq_len=32))
+    row = text_row(model, context.encode(), choice.encode(), window=32)
+    read = score_rows(model, [row], Reading(seq_len=32))
     tokenizer = AutoTokenizer.from_pretrained(folders[make])
     encoded = tokenizer(context + choice, add_special_tokens=False, return_offsets_mapping=True)
     ids = torch.tensor([[tokenizer.bos_token_id, *encoded["input_ids"]]])

@@ -18,7 +18,7 @@ from spider.config import StageSpec
 results, spec = Path(sys.argv[1]), StageSpec.model_validate_json(sys.argv[2])
 rows = results / "runs/demo/main/metrics.jsonl"
 rows.parent.mkdir(parents=True)
-with tracking.training(results, spec, dataset=("d", "0123", "pydocs")), open(rows, "a") as f:
+with tracking.training(results, spec, datasets=[("d", "0123", "pydocs")]), open(rows, "a") as f:
     for step in range(10_000):
         row = {"step": step, "time": time.time(), "metrics": {"train/loss": 1.0}}
         f.write(json.dumps(row) + "\\n")
@@ -89,7 +89,7 @@ def test_a_job_reports_that_another_process_sends(results, caplog):
 
 
 def test_a_trainer_in_a_workflow_starts_no_sender(results, make_spec, in_workflow):
-    with training(results, make_spec(), dataset=("d", "0123", "pydocs")):
+    with training(results, make_spec(), datasets=[("d", "0123", "pydocs")]):
         pass
     assert not (results / "tracking/sender.log").exists()
     assert training_record(results)["status"] == "finished"

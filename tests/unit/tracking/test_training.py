@@ -18,7 +18,7 @@ def train(results, spec, steps, weights="w"):
     """Write rows, a receipt and a record of a checkpoint, like the train command."""
     folder = results / "runs" / spec.run / spec.stage
     folder.mkdir(parents=True, exist_ok=True)
-    with training(results, spec, dataset=DATA):
+    with training(results, spec, datasets=[DATA]):
         with open(folder / "metrics.jsonl", "a") as f:
             for step in steps:
                 f.write(json.dumps({"step": step, "time": 1e9 + step, "metrics": {"train/loss": 1.0}}) + "\n")
@@ -46,7 +46,7 @@ def steps_of(store, run):
 def test_stages_and_restarts_are_one_run_with_one_curve(results, store, make_spec, in_workflow):
     train(results, make_spec("warmup"), range(0, 5))
     sync(results)
-    with pytest.raises(RuntimeError), training(results, make_spec("main"), dataset=DATA):
+    with pytest.raises(RuntimeError), training(results, make_spec("main"), datasets=[DATA]):
         raise RuntimeError("out of memory")
     assert sync(results).error is None
     assert runs_of(store())[0].info.status == "FAILED"

@@ -52,7 +52,7 @@ def configuration(objective="reinforce", rollouts=None, source="arithmetic", **c
         rollouts = {"samples": 4, "max_bytes": 3, "val_prompts": 3}
     run = {"data": "sums", "model": MODEL, "precision": "fp32", **of_run}
     run["stages"] = [stage | {"rollouts": rollouts} | changes]
-    return load_config({"datasets": {"sums": chat}, "runs": {"r": run}})
+    return load_config({"datasets": {"sums": chat, "more": chat}, "runs": {"r": run}})
 
 
 def spec(**changes):
@@ -215,6 +215,7 @@ def test_answers_without_a_number_are_refused_before_training(tmp_path):
         ({"source": "pydocs"}, r"objective: reinforce: sums has no conversations"),
         ({"packing": "best_fit"}, r"learns from its own answers; leave packing, learn and order out"),
         ({"parallel": "fsdp"}, r"set parallel: ddp"),
+        ({"data": {"mix": {"sums": 0.5, "more": 0.5}}}, r"has one dataset of conversations; name one"),
         (
             {"rollouts": {"samples": 3}},
             r"micro_batch: a process has 8 answers .* multiple of rollouts\.samples \(3\)",

@@ -87,11 +87,12 @@ def test_validation_scores_tokens_in_bits_per_byte(tmp_path, talk, talk_spec):
 
 
 def test_the_validated_windows_are_spread_over_the_whole_text(tmp_path, make_spec, shards):
-    validation = trainer_of(make_spec(val_every=5, val_bytes=300), tmp_path, shards).validation
+    trainer = trainer_of(make_spec(val_every=5, val_bytes=300), tmp_path, shards)
+    (validation,) = trainer.validation.texts.values()
     validation.tokens_N = text_N = np.random.default_rng(0).integers(0, 256, 3001).astype(np.uint16)
-    validation._load_batches()
+    validation.load(1)
     text = text_N.tobytes()
-    rows_read = [row.numpy().astype(np.uint16) for batch in validation._batches for row in batch.inputs_BT]
+    rows_read = [row.numpy().astype(np.uint16) for batch in validation.batches for row in batch.inputs_BT]
     positions = [text.index(row.tobytes()) // 2 for row in rows_read]
     assert len(positions) == validation.windows and 250 < validation.bytes < 600
     apart = np.diff([0, *positions, 3000])
@@ -169,7 +170,7 @@ def test_the_default_interval_respects_the_cost_limit_and_meets_checkpoints(tmp_
         50: {"ckpt_every": 100},
     }.items():
         validation = trainer_of(make_spec(val_bytes=1, **settings), tmp_path, shards).validation
-        assert validation.windows == 1 and validation.every == every
+        assert validation.texts["toy"].windows == 1 and validation.every == every
         assert validation.cost / validation.every <= SHARE
 
 

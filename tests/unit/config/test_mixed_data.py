@@ -1,0 +1,63 @@
+"""A mixture in a configuration: wrong weights and sources are named, and a plain name stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from spider.config import ConfigError, StageSpec, load_config
+
+STREAM = {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}
+
+
+def loaded(data, stage=None, model="tiny"):
+    own = {} if stage is None else {"data": stage}
+    datasets = {name: {"source": {"kind": "pydocs"}, "ngram": 0.2} for name in "ab"}
+    datasets |= {
+        "s": {"source": STREAM},
+        "t": {"source": {"kind": "local", "files": ["x.txt"]}, "tokenizer": "bpe"},
+    }
+    run = {"data": data, "model": model, "stages": [{"name": "main", "max_steps": 2, **own}]}
+    tokenizers = {"bpe": {"data": "a", "vocab_size": 300}}
+    return load_config({"datasets": datasets, "tokenizers": tokenizers, "runs": {"r": run}})
+
+
+def test_weights_are_shares_and_the_first_dataset_is_evaluated():
+    for config in (loaded({"mix": {"b": 3, "a": 1}}), loaded("b", {"mix": {"b": "3e0", "a": 1}})):
+        spec = config.stage("r", "main")
+        assert spec.weights == {"b": 0.75, "a": 0.25} and spec.mixed
+        assert (spec.data, spec.evaluation.data) == ("b", "b")
+        assert StageSpec.model_validate_json(spec.model_dump_json()) == spec
+    plain = loaded("a").stage("r", "main")
+    assert plain.weights == {"a": 1} and not plain.mixed and plain.deciding()["settings"]["data"] == "a"
+    assert plain.identity != loaded({"mix": {"a": 1}}).stage("r", "main").identity
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ({"a": 1, "b": -1}, "runs.r.data.mix.b: must be positive (got -1)"),
+        ({"a": 0, "b": 0}, "runs.r.data.mix.a: must be positive (got 0)"),
+        ({"a": float("nan")}, "runs.r.data.mix.a: must be a finite number (got nan)"),
+        ({"a": float("inf")}, "runs.r.data.mix.a: must be a finite number (got inf)"),
+        ({}, "runs.r.data.mix: must not be empty"),
+        ({"a": 1, "c": 1}, "runs.r.stages[0].data: no dataset 'c'"),
+        ({"a": 1, "s": 1}, "runs.r.stages[0].data: s is a stream, which has no order to mix"),
+        ({"a": 1, "t": 1}, "stages[0].data: all data must have the same vocabulary; t has that of bpe"),
+    ],
+)
+def test_a_wrong_mixture_is_an_error_with_its_key(mix, message):
+    with pytest.raises(ConfigError) as error:
+        loaded({"mix": mix})
+    assert message in str(error.value)
+
+
+def test_an_ngram_index_of_one_dataset_refuses_a_mixture():
+    model = {"preset": "tiny", "ngram": {}}
+    with pytest.raises(ConfigError, match=r"its documents \(b\) may be in the n-gram index, which is of a"):
+        loaded({"mix": {"a": 1, "b": 1}}, model=model)
+
+
+@pytest.mark.parametrize("data", [["a"], 3, None])
+def test_data_is_a_name_or_a_mixture(data):
+    with pytest.raises(ConfigError, match=r"runs\.r\.data: must be the name of a dataset, or a mapping"):
+        loaded(data)
