@@ -23,6 +23,7 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.evaluation.bpb import score
 from spider.evaluation.foreign import ForeignModel, evaluate_foreign
+from spider.evaluation.tasks import score_rows, text_row
 from spider.evaluation.text import Text, validation_stream
 from spider.model.reading import Reading
 from spider.tokens import BYTES
