@@ -464,7 +464,7 @@ class Trainer:
         path = "flash attention" if has_offsets(self.device, self.precision.compute) else "SDPA with a mask"
         log.info("attention: %s within windows and documents, SDPA elsewhere", path)
         minutes, steps = self.settings.ckpt_minutes, self.settings.ckpt_every
-        saved = f"{minutes:g} minutes (ckpt_every has no effect)" if minutes else f"{steps} steps"
+        saved = f"{minutes:g} minutes, whatever ckpt_every is" if minutes else f"{steps} steps"
         log.info("checkpoints: every %s", saved)
         end = "max_hours" if self.progress.end is None else f"step {self.progress.end:,}"
         log.info("training from step %s to %s", f"{self.progress.step:,}", end)

@@ -208,7 +208,7 @@ _PEAK_BF16: dict[str, float] = {
     "A800": 312,  # NVIDIA A800 data sheet: 624, with sparsity
     "A40": 149.7,  # NVIDIA A40 data sheet: 299.4, with sparsity
     "A30": 165,  # NVIDIA A30 data sheet: 330, with sparsity
-    "MI250": 181.05,  # AMD Instinct MI250 data sheet: 362.1 of two chips, each of which is a device
+    "MI250": 181.05,  # AMD Instinct MI250 data sheet: 362.1 of two chips; torch counts each as a device
     "MI250X": 191.5,  # AMD Instinct MI250X data sheet: 383 of two chips
     "MI300A": 980.6,  # AMD Instinct MI300A data sheet
     "MI300X": 1307.4,  # AMD Instinct MI300X data sheet

@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs/origins.md").read_text()
 ROWS = [line.strip("|").split(" | ") for line in PAGE.splitlines() if re.match(r"\| (\d|M-)", line)]
 
 #: The numbers that the audit gave to lines of the descriptions that were not simply the same.
-IDS = """
+_LISTED = """
 000-03 000-15 000-19 000-20 000-21 000-25 000-28 000-29 000-32 000-34 000-37 000-42 000-43 000-44 000-47
 000-48 000-54 000-55 000-58
 001-01 001-02 001-03 001-05 001-06 001-07 001-08 001-12 001-13 001-14 001-20 001-21 001-25 001-26 001-29
@@ -22,7 +22,8 @@ IDS = """
 003-36 003-38 003-40 003-43 003-44 003-45 003-46 003-47 003-48 003-50 003-51 003-52 003-53 003-54 003-55
 003-57 003-59 003-60 003-61 003-63 003-65 003-66 003-71 003-72 003-75 003-76 003-77 003-79
 M-02 M-03 M-12 M-13 M-14 M-18
-""".split()
+"""
+IDS = _LISTED.split()
 
 #: What branches that are not merged yet bring. Remove each name with its merge.
 COMING = {

@@ -163,8 +163,8 @@ def test_a_model_with_every_part_logs_every_metric(tmp_path, make_spec, shards, 
     for figure in (
         f"bpb {row['train/bpb']:.3f}  loss {row['train/loss']:.3f}",
         f"lr {row['train/lr']:.2e}  muon {row['train/muon_lr']:.2e}  grad {row['train/grad_norm']:.3g}",
-        f"| fp32  {row['train/bytes_per_second']:,.0f} bytes/s  {row['train/step_seconds']:.3g} s/step  mfu unknown  "
-        f"data wait {row['train/data_wait_share']:.1%}",
+        f"| fp32  {row['train/bytes_per_second']:,.0f} bytes/s  "
+        f"{row['train/step_seconds']:.3g} s/step  mfu unknown  data wait {row['train/data_wait_share']:.1%}",
         f"ram {row['system/rss_mb']:,.0f} MB",
         f"{row['train/bytes_per_patch']:.2f} bytes/patch",
         f"fullest expert {row['train/moe_load_max']:.2f}x its share",
