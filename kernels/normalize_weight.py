@@ -3,9 +3,10 @@
     denominator[n] = 1e-20 + sum over k of w[n, k]        out[n, k] = w[n, k] / denominator[n]
     dw[n, k] = (dout[n, k] - <dout[n], out[n]>) / denominator[n] + ddenominator[n]
 
-Weights that are all zero stay zero. NaN and inf affect only their own row. The op moves N (8 k + 4) bytes, so
-the launch dominates its cost. The model uses ``route`` instead, which does the same in its own kernel. The
-gradient here is therefore computed in torch.
+The divisor is the sum, because the outputs of experts are then averaged for any k. The L2 norm would make the
+weights sum to more than one. Weights that are all zero stay zero. NaN and inf affect only their own row. The
+op moves N (8 k + 4) bytes, so the launch dominates its cost. The model uses ``route`` instead, which does the
+same in its own kernel. The gradient here is therefore computed in torch.
 """
 
 from torch import Tensor

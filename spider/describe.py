@@ -60,6 +60,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "preset": block.model.preset or block.model.family,
         "parameters": model.num_parameters(),
         "parameters_by_part": model.parameters_by_part(),
+        "parameters_by_convention": _conventions(model),
         "looked_up": model.looked_up(),
         **{name: stages[-1][name] for name in ("flops_per_byte", "flops_per_token", "bytes_per_token")},
         **{name: None if None in known else sum(known) for name, known in parts.items()},
@@ -72,6 +73,18 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         "counted_text": _counted(config, specs[0]),
         "compressed": _compressed_model(model, block.compress),
     }
+
+
+def _conventions(model: Model) -> dict[str, int]:
+    """Return the number of parameters as three conventions count it.
+
+    Matrices are those of layers, with stacks of experts. Without a head, the embedding is the head as well.
+    """
+    group_of, parts = model.parameter_groups(), model.parameters_by_part()
+    head = parts.get("head", parts.get("embedding", 0))
+    sizes = ((group_of[name], p.numel()) for name, p in model.named_parameters())
+    matrices = sum(size for group, size in sizes if group.role == "matrix")
+    return {"all": model.num_parameters(), "matrices and head": matrices + head, "matrices": matrices}
 
 
 def _groups(model: Model, spec: StageSpec) -> list[dict[str, Any]]:
@@ -271,6 +284,11 @@ def render(run: dict[str, Any]) -> None:
         if not unit and run["bytes"] is not None:
             text += f" ({quantity(run['bytes'], 'B')})"
         console.print(f"{text} in {run['steps']:,} steps, {quantity(run['flops'], 'FLOP')} in all.")
+    ratios = (
+        f"{name} {count:,}" + (f" ({run['tokens'] / count:.3g})" if run["tokens"] and count else "")
+        for name, count in run["parameters_by_convention"].items()
+    )
+    console.print(f"Parameters ({ids.lower()} for each): {', '.join(ratios)}.")
     memory = max((stage["memory"] for stage in run["stages"]), key=lambda memory: memory["total"])
     parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
     counted = f"Memory of a process, counted as {run['counted_as']}"

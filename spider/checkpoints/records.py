@@ -135,6 +135,8 @@ class Manifest(Trained):
     end: int | None
     streak: int
     means: dict[str, Any]
+    epoch: float | None = None
+    """Passes over the training data; None in a manifest of an earlier version."""
     validation_seconds: float = 0.0
     validated: Validated | None = None
     """The validation of the weights in it, or None."""

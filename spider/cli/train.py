@@ -215,4 +215,6 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     trained = f"trained to step {receipt.steps} on {receipt.bytes:,} bytes in {receipt.seconds:.0f} s"
     if receipt.checkpoint_seconds >= 1:
         trained += f", and {receipt.checkpoint_seconds:.0f} s for checkpoints"
+    if receipt.best_loss is not None:
+        trained += f"; best loss {receipt.best_loss:.3f}"
     log.info("%s: %s; %s", name, trained, folder / receipt.checkpoint)

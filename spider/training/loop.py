@@ -40,6 +40,7 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
+from spider.model.layers import has_offsets
 from spider.processes.device import choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward, exchange_gradients, full_tensor, replicate, shard
 from spider.processes.shutdown import StopSignals, Watchdog
@@ -51,7 +52,7 @@ from spider.training import compilecache
 from spider.training.memory import check_fits, out_of_memory
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.precision import Precision, compiles, decide, device_name, fp8_layers
+from spider.training.precision import Precision, check_recipe, compiles, decide, device_name, fp8_layers
 from spider.training.probes import Probes
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
@@ -276,6 +277,7 @@ class Trainer:
         progress.global_tokens += self.spec.tokens_per_step
         progress.bytes += bytes_
         progress.position = batch.position
+        progress.epoch = self.loader.epoch(batch.position)
         progress.validated = None
         if not finite:
             self._skip()
@@ -421,12 +423,13 @@ class Trainer:
         else:  # max_hours: estimate from the pace so far
             assert self.settings.max_hours is not None
             left = max(1, int((self.settings.max_hours * 3600 / progress.spent - 1) * progress.step))
-        assert progress.position is not None, "a step is done"
+        assert progress.position is not None and progress.epoch is not None, "a step is done"
         factor = lr_factor(progress.step - 1, progress.end, self.settings)
         now = {
-            "epoch": self.loader.epoch(progress.position),
+            "epoch": progress.epoch,
             **{f"epoch_{name}": done for name, done in self.loader.epochs(progress.position).items()},
             "tokens": float(progress.global_tokens),
+            "seconds": progress.spent,
             "lr": factor * self.settings.lr,
         }
         for group in self.optimizer.param_groups:
@@ -444,7 +447,7 @@ class Trainer:
         show(row, progress.step, progress.step + left, bar, {**self.model.shown, "reward": "reward {:.3f}"})
 
     def _announce(self, micro_batch: int) -> None:
-        """Log the model, the optimizer, the batch and the steps to train."""
+        """Log the model, the optimizer, the batch, the attention, the checkpoints and the steps to train."""
         spec, world = self.spec, self.world
         parts = "; ".join(f"{name} {count:,}" for name, count in self.model.parameters_by_part().items())
         log.info("parameters: %s (%s)", f"{self.model.num_parameters():,}", parts)
@@ -459,12 +462,18 @@ class Trainer:
         batch = f"{spec.windows_per_step} windows of {self.settings.seq_len:,}"
         batch += f" ({self.micro_batches} micro-batches of {micro_batch} on {processes})"
         log.info("global batch: %s tokens a step, %s", f"{spec.tokens_per_step:,}", batch)
+        path = "flash attention" if has_offsets(self.device, self.precision.compute) else "SDPA with a mask"
+        log.info("attention: %s within windows and documents, SDPA elsewhere", path)
+        minutes, steps = self.settings.ckpt_minutes, self.settings.ckpt_every
+        saved = f"{minutes:g} minutes, whatever ckpt_every is" if minutes else f"{steps} steps"
+        log.info("checkpoints: every %s", saved)
         end = "max_hours" if self.progress.end is None else f"step {self.progress.end:,}"
         log.info("training from step %s to %s", f"{self.progress.step:,}", end)
 
     def _decide_precision(self, warmup: Path | None) -> Precision:
         """Return the configured precision; a resumed stage keeps the one that it began with."""
         measured = Warmup.read(warmup) if warmup else None
+        check_recipe(self.spec, self.device)
         chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, measured)
         if self.good is not None:
             chosen = chosen.unless_began_as(self.good.training.precision, self.device)

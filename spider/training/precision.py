@@ -23,6 +23,7 @@ import dataclasses
 import logging
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -138,6 +139,27 @@ def decide(requested: str, recipe: Fp8Recipe, device: torch.device, warmup: Warm
         return Precision(warmup.precision, warmup.reason)
     kind: Kind = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     return Precision(kind, "not measured: no warm-up on this device")
+
+
+def check_recipe(spec: StageSpec, device: torch.device) -> None:
+    """Raise `TrainingError` for a row-wise recipe and recomputed layers on compute capability 12.
+
+    torchao's row-wise products fail there when the backward pass recomputes a layer.
+    """
+    key = spec.model.RECOMPUTE
+    if (
+        device.type != "cuda"
+        or spec.precision not in ("auto", "fp8")
+        or spec.fp8_recipe == "tensorwise"
+        or not key
+    ):
+        return
+    recomputes = reduce(getattr, key.split("."), spec.model) not in (False, "none")
+    if recomputes and torch.cuda.get_device_capability(device)[0] == 12:
+        raise TrainingError(
+            f"fp8_recipe: {spec.fp8_recipe} fails on compute capability 12 (sm_120) where layers are "
+            f"recomputed; set fp8_recipe: tensorwise, precision: bf16, or model.{key}: none"
+        )
 
 
 def compiles(spec: StageSpec, kind: Kind, device: torch.device) -> bool:

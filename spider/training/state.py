@@ -94,6 +94,8 @@ class Progress:
     """Least mean cross entropy of all log intervals."""
     position: dict[str, Any] | None = None
     """The loader's position: the next sample, its order and its data."""
+    epoch: float | None = None
+    """Passes over the data so far. Only a row of metrics needs it, so an older manifest lacks it."""
     means: dict[str, Any] = field(default_factory=lambda: Means().plain())
     validated: dict[str, Any] | None = None
     """Result of the validation after this step, if there was one."""

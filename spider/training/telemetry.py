@@ -95,7 +95,7 @@ class Telemetry:
 
         Args:
             means: means over the interval; empty if every update of it was skipped.
-            now: values after the last step, by name: epoch, tokens, rates, skipped steps.
+            now: values after the last step, by name: epoch, tokens, seconds, rates, skipped steps.
         """
         row = {f"train/{name}": value for name, value in means.items()}
         if row:
@@ -109,6 +109,7 @@ class Telemetry:
             "system/rss_mb": self._process.memory_info().rss / 1e6,
             "system/cpu_percent": self._process.cpu_percent(),
             "train/bytes_per_second": (window.bytes if self.learned else window.tokens) / window.seconds,
+            "train/step_seconds": window.seconds / window.steps,
             "train/data_wait_share": window.waited / window.seconds,
             "train/eta_seconds": steps_left * (window.seconds / window.steps + window.pauses),
         }
@@ -141,6 +142,7 @@ _GROUPS: tuple[dict[str, str | Callable[[float], str]], ...] = (
         "train/precision_bits": _precision,
         "train/bytes_per_second": "{:,.0f} bytes/s",
         "train/tokens_per_second": "{:,.0f} ids/s",
+        "train/step_seconds": "{:.3g} s/step",
         "train/mfu": "mfu {:.1%}",
         "train/data_wait_share": "data wait {:.1%}",
     },
@@ -159,8 +161,9 @@ def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]
 
     groups = ["  ".join(filter(None, starmap(formatted, group.items()))) for group in (*_GROUPS, own)]
     skipped = f"{row['train/skipped_steps']:.0f} steps skipped" if row["train/skipped_steps"] else ""
-    eta = f"eta {timedelta(seconds=round(row['train/eta_seconds']))}"
-    return " | ".join(part for part in (f"step {step}/{end}", *groups, skipped, eta) if part)
+    spent, left = (timedelta(seconds=round(row[f"train/{name}"])) for name in ("seconds", "eta_seconds"))
+    time = f"{step / end:.1%} done  time {spent}  eta {left}"
+    return " | ".join(part for part in (f"step {step}/{end}", *groups, skipped, time) if part)
 
 
 @contextlib.contextmanager
@@ -205,6 +208,9 @@ _PEAK_BF16: dict[str, float] = {
     "A800": 312,  # NVIDIA A800 data sheet: 624, with sparsity
     "A40": 149.7,  # NVIDIA A40 data sheet: 299.4, with sparsity
     "A30": 165,  # NVIDIA A30 data sheet: 330, with sparsity
+    "MI250": 181.05,  # AMD Instinct MI250 data sheet: 362.1 of two chips; torch counts each as a device
+    "MI250X": 191.5,  # AMD Instinct MI250X data sheet: 383 of two chips
+    "MI300A": 980.6,  # AMD Instinct MI300A data sheet
     "MI300X": 1307.4,  # AMD Instinct MI300X data sheet
     "MI325X": 1307.4,  # AMD Instinct MI325X data sheet
     "MI355X": 2516.6,  # AMD Instinct MI355X data sheet

@@ -43,6 +43,7 @@ from spider.training.memory import check_fits
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import (
     Precision,
+    check_recipe,
     compiles,
     decide,
     device_name,
@@ -73,6 +74,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     configured, recipe = spec.precision, spec.fp8_recipe
+    check_recipe(spec, device)
     check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)
     make_deterministic(device)
     choose_kernels(spec.kernels)

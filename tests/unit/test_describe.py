@@ -62,6 +62,20 @@ def test_counts_are_those_of_the_model_and_of_the_stages():
     assert json.loads(json.dumps(found)) == found
 
 
+def test_parameters_are_counted_by_three_conventions_with_the_tokens_for_each(capsys):
+    stages = [{"name": "main", "tokens_per_parameter": 10.5}]
+    found = describe(configuration("gpt-d12", stages), "r")
+    parts, counts = found["parameters_by_part"], found["parameters_by_convention"]
+    both = parts["matrices"] + parts["head"]
+    assert counts == {"all": found["parameters"], "matrices and head": both, "matrices": parts["matrices"]}
+    render(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"all {counts['all']:,} (10.3), matrices and head {both:,} (10.5), matrices" in said
+    spider = describe(configuration("spider-1b", stages), "r")
+    multiplied = spider["parameters_by_convention"]
+    assert multiplied["matrices and head"] - multiplied["matrices"] == 272 * 2048
+
+
 def allocated(tensors) -> int:
     """Return the bytes of storage behind tensors; the parts of a quantized tensor count."""
     parts = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from spider import files
 from spider.checkpoints.records import Manifest, Origin, Receipt, read_manifest, steps
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
+from spider.sealed import content_digest
 from spider.training.stage import train
 from tests.unit.records import receipt
 
@@ -36,6 +39,18 @@ def test_a_receipt_is_a_function_of_the_final_manifest(stage):
 def test_an_origin_holds_the_spec_of_the_stage(stage):
     spec = Origin.read(stage.origin).spec
     assert (spec.run, spec.stage, spec.index, spec.settings.max_steps) == ("r", "a", 0, 3)
+
+
+def test_a_manifest_holds_its_epoch_and_one_of_before_is_read_without_it(stage, tmp_path):
+    newest = steps(stage.checkpoints)[-1]
+    plain = files.read_json(newest / "manifest.json")
+    row = json.loads(stage.metrics.read_text().splitlines()[-1])
+    assert plain["epoch"] == row["metrics"]["train/epoch"] > 0
+    del plain["epoch"]
+    files.write_json(tmp_path / "manifest.json", plain | {"digest": content_digest(plain)})
+    before = read_manifest(tmp_path)
+    assert isinstance(before, Manifest)
+    assert before.epoch is None
 
 
 def test_an_edited_manifest_is_refused(stage, tmp_path):

@@ -363,6 +363,7 @@ def test_the_seeds_laptop_command_runs_on_the_default_configuration(tmp_path):
     assert receipt["steps"] == 20
     assert receipt["bytes"] <= 20 * 2 * 128
     assert f"main: trained to step 20 on {receipt['bytes']:,} bytes" in said.stderr
+    assert f"; best loss {receipt['best_loss']:.3f}; " in said.stderr
     assert (stage / "mock_data/metadata.json").exists()
 
 

@@ -13,7 +13,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics without those that depend on clock or machine."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("system/", "train/bytes_per_second", "train/tokens_per_second", "train/data_wait_share")
-    timed += ("train/eta_seconds", "train/mfu")
+    timed += ("train/eta_seconds", "train/mfu", "train/step_seconds", "train/seconds")
     return [
         {"step": r["step"], "metrics": {k: v for k, v in r["metrics"].items() if not k.startswith(timed)}}
         for r in found

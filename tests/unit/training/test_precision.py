@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from functools import partialmethod
 from typing import get_args
 
@@ -13,7 +14,7 @@ from spider.files import read_json
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.training import precision
-from spider.training.precision import Precision, decide, eligible, to_fp8
+from spider.training.precision import Precision, check_recipe, decide, eligible, to_fp8
 from spider.training.stage import train
 from spider.training.warmup_record import Warmup
 
@@ -217,6 +218,29 @@ def test_a_whole_step_in_emulated_fp8_is_close_to_bf16(make_spec, recipe, checkp
         losses.append(loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=0.05) and losses[1] != losses[0]
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "recipe", "checkpointing", "refused"),
+    [
+        ((12, 0), "rowwise", True, True),
+        ((12, 0), "rowwise_with_gw_hp", "selective", True),
+        ((12, 0), "rowwise", "none", False),
+        ((12, 0), "tensorwise", True, False),
+        ((9, 0), "rowwise", True, False),
+    ],
+)
+def test_rowwise_recipes_with_recomputed_layers_are_refused_on_sm_120(
+    make_spec, monkeypatch, capability, recipe, checkpointing, refused
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    spec = make_spec(
+        model={"recurrence": {"checkpointing": checkpointing}}, fp8_recipe=recipe, precision="auto"
+    )
+    error = pytest.raises(TrainingError, match=r"sm_120.* or model\.recurrence\.checkpointing: none")
+    with error if refused else nullcontext():
+        check_recipe(spec, torch.device("cuda"))
+    check_recipe(spec, CPU)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ DENSE = {
     "recurrence": {"loops": 1, "injection": False, "loop_embedding": False, "lora_rank": 0, "halting": False},
 }
 EVERYWHERE = {"loss", "bpb", "lr", "grad_norm", "bytes_per_second", "data_wait_share", "eta_seconds"}
-EVERYWHERE |= {"epoch", "tokens", "precision_bits"}
+EVERYWHERE |= {"epoch", "tokens", "precision_bits", "step_seconds", "seconds"}
 PARTS = {"bytes_per_patch", "moe_load_max", "moe_load_entropy", "halt_depth"}
 
 
@@ -44,7 +44,7 @@ def last_row(folder):
 
 def make_row(name="cpu", precision="fp32", means=(("loss", 2.0), ("grad_norm", 0.5)), skipped=0):
     telemetry = Telemetry(CPU, name, precision, flops_per_token=1e6)
-    now = {"epoch": 0.125, "tokens": 1_234_567, "lr": 1e-3, "skipped_steps": skipped}
+    now = {"epoch": 0.125, "tokens": 1_234_567, "seconds": 65.2, "lr": 1e-3, "skipped_steps": skipped}
     return telemetry.row(dict(means), now, WINDOW, 10)
 
 
@@ -52,6 +52,7 @@ def test_rates_count_only_the_steps_of_the_window():
     row = make_row()
     assert row["train/bytes_per_second"] == 500
     assert row["train/data_wait_share"] == 0.25
+    assert row["train/step_seconds"] == 0.5
     assert row["train/eta_seconds"] == 5  # of ten steps
 
 
@@ -101,6 +102,9 @@ def test_the_remaining_time_includes_checkpoints_and_validations(tmp_path, make_
         ("NVIDIA A40", 149.7e12),
         ("NVIDIA RTX A4000", None),
         ("NVIDIA A30", 165e12),
+        ("AMD Instinct MI250", 181.05e12),
+        ("AMD Instinct MI250X", 191.5e12),
+        ("AMD Instinct MI300A", 980.6e12),
         ("AMD Instinct MI300X", 1307.4e12),
         ("AMD Instinct MI325X", 1307.4e12),
         ("AMD Instinct MI355X", 2516.6e12),
@@ -141,8 +145,9 @@ def test_skipped_updates_are_logged_and_an_interval_without_updates_has_a_line()
     assert "skipped" not in line(make_row(), 10, 20, {})
     row = make_row(means=(), skipped=10)
     assert "train/bpb" not in row
-    begins = "step 10/20 | epoch 0.125  1.23M tokens | lr 1.00e-03 | fp32  500 bytes/s"
+    begins = "step 10/20 | epoch 0.125  1.23M tokens | lr 1.00e-03 | fp32  500 bytes/s  0.5 s/step  mfu"
     assert line(row, 10, 20, {}).startswith(begins)
+    assert line(row, 10, 20, {}).endswith(" | 50.0% done  time 0:01:05  eta 0:00:05")
     assert "10 steps skipped" in line(row, 10, 20, {})
 
 
@@ -158,8 +163,8 @@ def test_a_model_with_every_part_logs_every_metric(tmp_path, make_spec, shards, 
     for figure in (
         f"bpb {row['train/bpb']:.3f}  loss {row['train/loss']:.3f}",
         f"lr {row['train/lr']:.2e}  muon {row['train/muon_lr']:.2e}  grad {row['train/grad_norm']:.3g}",
-        f"| fp32  {row['train/bytes_per_second']:,.0f} bytes/s  mfu unknown  "
-        f"data wait {row['train/data_wait_share']:.1%}",
+        f"| fp32  {row['train/bytes_per_second']:,.0f} bytes/s  "
+        f"{row['train/step_seconds']:.3g} s/step  mfu unknown  data wait {row['train/data_wait_share']:.1%}",
         f"ram {row['system/rss_mb']:,.0f} MB",
         f"{row['train/bytes_per_patch']:.2f} bytes/patch",
         f"fullest expert {row['train/moe_load_max']:.2f}x its share",
@@ -178,8 +183,8 @@ def test_a_dense_model_logs_no_metrics_of_missing_parts(tmp_path, make_spec, sha
     (said,) = (m for m in caplog.messages if m.startswith("step 3/3"))
     assert re.fullmatch(
         r"step 3/3 \| epoch [\d.]+  384 tokens \| bpb [\d.]+  loss [\d.]+ \| lr \S+  grad \S+ "
-        r"\| fp32  [\d,]+ bytes/s  mfu unknown  "
-        r"data wait [\d.]+% \| ram [\d,]+ MB \| eta \d:\d\d:\d\d",
+        r"\| fp32  [\d,]+ bytes/s  \S+ s/step  mfu unknown  "
+        r"data wait [\d.]+% \| ram [\d,]+ MB \| 100.0% done  time \d:\d\d:\d\d  eta \d:\d\d:\d\d",
         said,
     )
 
@@ -213,6 +218,8 @@ def test_the_log_names_the_model_and_each_checkpoint(tmp_path, make_spec, shards
         "global batch: 256 tokens a step, 8 windows of 32 (2 micro-batches of 4 on 1 process)"
         in caplog.messages
     )
+    assert "attention: SDPA with a mask within windows and documents, SDPA elsewhere" in caplog.messages
+    assert "checkpoints: every 5 steps" in caplog.messages
     assert "training from step 0 to step 5" in caplog.messages
     path = tmp_path / "checkpoints/step-00000005"
     size = sum(file.stat().st_size for file in path.iterdir())
