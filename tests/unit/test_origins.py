@@ -27,15 +27,11 @@ IDS = _LISTED.split()
 
 #: What branches that are not merged yet bring. Remove each name with its merge.
 COMING = {
-    "foreign",
     "golf-16mb.yaml",
     "golf-seed.yaml",
     "gpt-d12.yaml",
     "gpt-d20.yaml",
     "spider-seed.yaml",
-    "tests/unit/data/test_mixture.py",
-    "tests/unit/evaluation/test_calculator.py",
-    "tests/unit/evaluation/test_foreign.py",
 }
 
 

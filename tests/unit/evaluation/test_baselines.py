@@ -129,8 +129,10 @@ def test_a_stage_in_the_order_of_the_text_read_its_beginning(folder):
     saved = [parsed(receipt(split, 10, order="text")), parsed(receipt(split, 3))]
     ids, shuffled = split.read(0, split.tokens), windows_read(split, 3)
     both = shuffled | (np.arange(split.tokens) <= 10 * 64)
-    assert of_stages(saved[:1], [split], None).raw() == BYTES.raw(ids[: 10 * 64 + 1])
-    assert len(of_stages(saved, [split] * 2, None).raw()) >= len(BYTES.raw(ids[both]))
+    assert of_stages([saved[0].position], [split], None).raw() == BYTES.raw(ids[: 10 * 64 + 1])
+    assert len(of_stages([one.position for one in saved], [split] * 2, None).raw()) >= len(
+        BYTES.raw(ids[both])
+    )
 
 
 def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
