@@ -196,7 +196,7 @@ def _stage(
     tokens = None if steps is None else steps * spec.tokens_per_step
     return {
         "stage": spec.stage,
-        "data": " + ".join(spec.weights),
+        "data": f"{len(spec.weights)} datasets" if spec.mixed else spec.data,
         "steps": steps,
         "tokens_per_step": spec.tokens_per_step,
         "tokens": tokens,

@@ -13,11 +13,13 @@ from spider.config.block import Block, Fraction, Name, Positive, none_such, wron
 from spider.config.model import AnyModel, merged, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
 
+Weight = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
+
 
 class Mixture(Block):
     """Several datasets, each with its share of the windows."""
 
-    mix: Annotated[dict[Name, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    mix: Annotated[dict[Name, Weight], Field(min_length=1)]
     """Weight of each dataset, by name. Weights are divided by their sum."""
 
     @property

@@ -233,6 +233,8 @@ def _problems(config: Config) -> Iterator[str]:
                 yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
             else:
                 yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
+        for one in weights_of(run.data).keys() - config.datasets.keys() - {run.dataset}:
+            yield f"runs.{name}.data.mix: {none_such('dataset', one, config.datasets)}"
         where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.dataset
         if (dataset := config.datasets.get(scored)) is None:
             yield f"{where}: {none_such('dataset', scored, config.datasets)}"
@@ -307,7 +309,8 @@ def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
 def _chat_problems(config: Config, name: str) -> Iterator[str]:
     """Yield the tasks in chat form of a run without conversations."""
     run = config.runs[name]
-    datasets = [config.datasets.get(config.stage(name, stage.name).data) for stage in run.stages]
+    names = {one for stage in run.stages for one in config.stage(name, stage.name).weights}
+    datasets = [config.datasets.get(one) for one in names]
     if None in datasets or any(dataset.format == "chat" for dataset in datasets if dataset):
         return
     keys = [f"evaluation.tasks.{key}" for key, task in run.evaluation.tasks.items() if in_chat_form(task)]

@@ -1,7 +1,8 @@
 """Score the text that a stage trained on, to compare it with held-out text.
 
-The text is the beginning of the last stage's train split. Each document is read alone. A model with an n-gram
-index reads the one without the train split, as in training, because the other one holds this text.
+The text is the beginning of the last stage's train split, of a mixture that of the first dataset. Each
+document is read alone. A model with an n-gram index reads the one without the train split, as in training,
+because the other one holds this text.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def train_stream(learned_from: LearnedFrom, count: int, key: str) -> tuple[np.nd
     Raises:
         ValueError: The training text is unknown or smaller. The message names the ``key`` of the count.
     """
-    folder = learned_from.stages[-1][1] if learned_from.stages else None
+    last = learned_from.stages[-1][0] if learned_from.stages else None
+    folder = next((folder for receipt, folder in learned_from.stages if receipt == last), None)
     if folder is None:
         raise ValueError(f"{key}: the training text cannot be read; set it to 0")
     split = Shards(folder, "train")

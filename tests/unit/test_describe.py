@@ -33,7 +33,7 @@ def configuration(model="tiny", stages=None, **run) -> Config:
     ]
     return load_config(
         {
-            "datasets": {"d": {"source": {"kind": "pydocs"}, "validation": 0.1}},
+            "datasets": {name: {"source": {"kind": "pydocs"}, "validation": 0.1} for name in "de"},
             "runs": {
                 "r": {
                     "data": "d",
@@ -74,6 +74,14 @@ def test_parameters_are_counted_by_three_conventions_with_the_tokens_for_each(ca
     spider = describe(configuration("spider-1b", stages), "r")
     multiplied = spider["parameters_by_convention"]
     assert multiplied["matrices and head"] - multiplied["matrices"] == 272 * 2048
+
+
+def test_the_samples_of_each_dataset_of_a_mixture_are_exact_before_the_text_is_there():
+    mixed = {"name": "main", "max_steps": 50, "data": {"mix": {"d": 3, "e": 1}}}
+    plain = {"name": "plain", "max_steps": 50}
+    first, second = describe(configuration(stages=[mixed, plain]), "r")["stages"]
+    read = [(one["data"], one["share"], one["samples"], one["bytes"]) for one in first["sources"]]
+    assert read == [("d", 0.75, 150, None), ("e", 0.25, 50, None)] and second["sources"] == []
 
 
 def allocated(tensors) -> int:

@@ -142,6 +142,15 @@ def test_an_n_gram_split_encodes_its_dataset_again_and_no_other(workflow):
     assert workflow.planned("datasets/text", "datasets/more") == {"encode": 1, "index": 1}
 
 
+def test_stages_wait_for_all_datasets_of_their_mixture(workflow):
+    workflow.config["datasets"]["more"] = workflow.config["datasets"]["text"]
+    workflow.run["data"] = {"mix": {"text": 3, "more": 1}}
+    workflow.run["stages"][1]["packing"] = "best_fit"
+    planned = workflow.planned("results/runs/small/second/train.json")
+    data = {"download": 2, "encode": 2, "index": 2, "pack": 2}
+    assert planned == {**data, "warmup": 1, "train": 2}
+
+
 def test_results_of_another_version_are_refused_and_kept(workflow):
     workflow.results.mkdir()
     (workflow.results / "spider.json").write_text('{"format": 99, "spider": "9.0"}')

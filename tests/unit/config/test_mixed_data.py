@@ -39,6 +39,7 @@ def test_weights_are_shares_and_the_first_dataset_is_evaluated():
         ({"a": 0, "b": 0}, "runs.r.data.mix.a: must be positive (got 0)"),
         ({"a": float("nan")}, "runs.r.data.mix.a: must be a finite number (got nan)"),
         ({"a": float("inf")}, "runs.r.data.mix.a: must be a finite number (got inf)"),
+        ({"a": 1e308}, "runs.r.data.mix.a: must be at most 1e+18 (got 1e+308)"),
         ({}, "runs.r.data.mix: must not be empty"),
         ({"a": 1, "c": 1}, "runs.r.stages[0].data: no dataset 'c'"),
         ({"a": 1, "s": 1}, "runs.r.stages[0].data: s is a stream, which has no order to mix"),
@@ -49,6 +50,11 @@ def test_a_wrong_mixture_is_an_error_with_its_key(mix, message):
     with pytest.raises(ConfigError) as error:
         loaded({"mix": mix})
     assert message in str(error.value)
+
+
+def test_a_dataset_of_a_mixture_that_no_stage_reads_must_exist_too():
+    with pytest.raises(ConfigError, match=r"runs\.r\.data\.mix: no dataset 'c'"):
+        loaded({"mix": {"a": 1, "c": 1}}, stage="a")
 
 
 def test_an_ngram_index_of_one_dataset_refuses_a_mixture():
