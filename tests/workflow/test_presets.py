@@ -22,7 +22,7 @@ TINY = {
     "gpt-d12": {"family": "gpt", "depth": 2, "vocab_multiple": 64},
     "golf-16mb": {"hidden": 32, "heads": 2, "kv_heads": 1},
     "golf-seed": {"hidden": 32, "heads": 2, "kv_heads": 1, "recurrence": {"first": 0, "last": 2, "loops": 2}},
-    "spider-seed": {"preset": "slim"},
+    "spider-seed": {"preset": "tiny", "recurrence": {"loops": 2}},
 }
 
 
@@ -35,13 +35,12 @@ def own_files(folder: Path) -> None:
         for i in range(400)
     ]
     sums = [(f"{i} + {j}?", f"It is {i + j}.\n#### {i + j}") for i in range(20) for j in range(20)]
-    tables = {
-        "smoltalk/train.parquet": {"messages": talk},
-        "gsm8k/train.parquet": {"question": [q for q, _ in sums], "answer": [a for _, a in sums]},
-    }
-    for name, columns in tables.items():
-        (data / name).parent.mkdir(parents=True)
-        pyarrow.parquet.write_table(pyarrow.table(columns), data / name)
+    for name in ("smoltalk", "gsm8k"):
+        (data / name).mkdir()
+    (data / "smoltalk/train.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in talk))
+    questions, answers = zip(*sums, strict=True)
+    table = pyarrow.table({"question": questions, "answer": answers})
+    pyarrow.parquet.write_table(table, data / "gsm8k/train.parquet")
     shards = data / "fineweb10B_sp8192"
     publish(shards, count=400, size=9000)
     for split in ("train_000", "train_001", "val_000"):
@@ -72,7 +71,7 @@ def test_a_whole_run_is_planned_without_a_network(preset, tmp_path):
 
 
 def small(preset: str) -> dict:
-    """Return the preset with a tiny model, a few short steps, and text of this machine instead of the hub's."""
+    """Return the preset with a tiny model, a few short steps, and local text instead of the hub's."""
     plain = yaml.safe_load((ROOT / f"presets/{preset}.yaml").read_text())
     plain["tracking"] = {"enabled": False}
     for dataset in plain["datasets"].values():
