@@ -12,7 +12,7 @@ import yaml
 from spider.files import read_json
 from tests.forkserver import python
 from tests.unit.config.test_task_files import bundle
-from tests.unit.data.published import SIZE, publish
+from tests.unit.data.published import publish
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, jobs_in
 
@@ -20,8 +20,6 @@ STAGES = {"gpt-d12": 4, "gpt-d20": 4, "golf-16mb": 2, "golf-seed": 1, "spider-se
 RUNS = {"scaling-gpt": 28, "miniseries-gpt": 11}
 TINY = {
     "gpt-d12": {"family": "gpt", "depth": 2, "vocab_multiple": 64},
-    "golf-16mb": {"hidden": 32, "heads": 2, "kv_heads": 1},
-    "golf-seed": {"hidden": 32, "heads": 2, "kv_heads": 1, "recurrence": {"first": 0, "last": 2, "loops": 2}},
     "spider-seed": {"preset": "tiny", "recurrence": {"loops": 2}},
 }
 
@@ -77,8 +75,6 @@ def small(preset: str) -> dict:
     for dataset in plain["datasets"].values():
         if dataset["source"]["kind"] == "hub":
             dataset |= {"source": {"kind": "pydocs"}, "validation": 0.02}
-        if dataset["source"]["kind"] == "tokens":
-            dataset["source"]["vocab_size"] = SIZE
     for tokenizer in plain.get("tokenizers", {}).values():
         tokenizer |= {"vocab_size": 512, "max_bytes": 200_000}
     (run,) = plain["runs"].values()
@@ -98,14 +94,9 @@ def small(preset: str) -> dict:
         stage |= {
             key: 3 for key in ("tasks_every", "samples_every", "val_every", "ckpt_every") if key in stage
         }
-        if "ema" in stage:
-            stage["ema"] |= {"start_step": 2}
         if "rollouts" in stage:
             stage["rollouts"] |= {"samples": 4, "max_bytes": 16, "val_prompts": 4}
     run["evaluation"] |= {"max_bytes": 2000, "seq_len": 64, "sample_bytes": 20, "loops_bytes": 0}
-    if "ttt" in run["evaluation"]:
-        run["evaluation"]["ttt"] |= {"chunk": 16 if "objective" in run["evaluation"]["ttt"] else 128}
-        run["evaluation"]["overlap"] = 0.75
     return plain
 
 
