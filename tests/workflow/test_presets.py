@@ -4,22 +4,23 @@ import json
 import subprocess
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import yaml
 
 from spider.files import read_json
 from tests.forkserver import python
 from tests.unit.config.test_task_files import bundle
-from tests.unit.data.published import publish
+from tests.unit.data.published import SIZE, publish
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, jobs_in
 
 STAGES = {"gpt-d12": 4, "gpt-d20": 4, "golf-16mb": 2, "golf-seed": 1, "spider-seed": 1}
 RUNS = {"scaling-gpt": 28, "miniseries-gpt": 11}
 TINY = {
-    "gpt-d12": {"family": "gpt", "depth": 2, "vocab_multiple": 64},
+    "gpt-d12": {"depth": 2},
+    "gpt-d20": {"depth": 2},
+    "golf-16mb": {"hidden": 64, "heads": 2, "kv_heads": 1},
+    "golf-seed": {"hidden": 64, "heads": 2, "kv_heads": 1},
     "spider-seed": {"preset": "tiny", "recurrence": {"loops": 2}},
 }
 
@@ -36,9 +37,9 @@ def own_files(folder: Path) -> None:
     for name in ("smoltalk", "gsm8k"):
         (data / name).mkdir()
     (data / "smoltalk/train.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in talk))
-    questions, answers = zip(*sums, strict=True)
-    table = pyarrow.table({"question": questions, "answer": answers})
-    pyarrow.parquet.write_table(table, data / "gsm8k/train.parquet")
+    rows = [json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in sums]
+    (data / "gsm8k/train.jsonl").write_text("".join(rows[:380]))
+    (data / "gsm8k/test.jsonl").write_text("".join(rows[380:384]))
     shards = data / "fineweb10B_sp8192"
     publish(shards, count=400, size=9000)
     for split in ("train_000", "train_001", "val_000"):
@@ -74,7 +75,9 @@ def small(preset: str) -> dict:
     plain["tracking"] = {"enabled": False}
     for dataset in plain["datasets"].values():
         if dataset["source"]["kind"] == "hub":
-            dataset |= {"source": {"kind": "pydocs"}, "validation": 0.02}
+            dataset |= {"source": {"kind": "mock"}, "validation": 0.1}
+        elif dataset["source"]["kind"] == "tokens":
+            dataset["source"]["vocab_size"] = SIZE
     for tokenizer in plain.get("tokenizers", {}).values():
         tokenizer |= {"vocab_size": 512, "max_bytes": 200_000}
     (run,) = plain["runs"].values()
@@ -91,11 +94,20 @@ def small(preset: str) -> dict:
         for limit in ("tokens", "tokens_per_parameter", "max_hours"):
             stage.pop(limit, None)
         stage["max_steps"] = 6
+        if "ema" in stage:
+            stage["ema"]["start_step"] = 0
         stage |= {
             key: 3 for key in ("tasks_every", "samples_every", "val_every", "ckpt_every") if key in stage
         }
         if "rollouts" in stage:
             stage["rollouts"] |= {"samples": 4, "max_bytes": 16, "val_prompts": 4}
+    evaluation = run["evaluation"]
+    if "ttt" in evaluation:
+        evaluation["ttt"]["chunk"] = min(64, evaluation["ttt"]["chunk"])
+    if evaluation.get("ttt", {}).get("objective"):
+        evaluation["ttt"]["chunk"] = 32
+    if "train_bytes" in evaluation:
+        evaluation["train_bytes"] = 1000
     run["evaluation"] |= {"max_bytes": 2000, "seq_len": 64, "sample_bytes": 20, "loops_bytes": 0}
     return plain
 
@@ -111,3 +123,6 @@ def test_a_small_version_of_a_whole_run_ends_with_its_scores(preset, tmp_path):
     for stage in plain["runs"][preset]["stages"]:
         assert 0 < read_json(results / "runs" / preset / stage["name"] / "evaluation.json")["bpb"] < 20
     assert (results / "report/table.md").stat().st_size > 0
+    if "compress" in plain["runs"][preset]:
+        compressed = results / "runs" / preset / plain["runs"][preset]["stages"][-1]["name"] / "compressed"
+        assert read_json(compressed / "evaluation.json")["results"]["ttt"]
