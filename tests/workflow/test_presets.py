@@ -79,7 +79,7 @@ def small(preset: str) -> dict:
         elif dataset["source"]["kind"] == "tokens":
             dataset["source"]["vocab_size"] = SIZE
     for tokenizer in plain.get("tokenizers", {}).values():
-        tokenizer |= {"vocab_size": 512, "max_bytes": 200_000}
+        tokenizer |= {"vocab_size": 300, "max_bytes": 200_000}
     (run,) = plain["runs"].values()
     model = run["model"] if isinstance(run["model"], dict) else {"preset": run["model"]}
     run |= {"model": model | TINY[preset], "precision": "fp32"}
