@@ -346,6 +346,11 @@ def measured(*runs):
     return scores(*runs) + drawn + [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
 
 
+def training_data(wildcards):
+    """Return the files that describe the datasets of a stage. A stream has none."""
+    return [file for name in stage_spec(wildcards).weights if (file := metadata(name))]
+
+
 def packed_rows(wildcards):
     """Return the plan of the rows of a stage, if they are packed."""
     spec = stage_spec(wildcards)

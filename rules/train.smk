@@ -32,7 +32,7 @@ rule warmup:
 
 rule train:
     input:
-        data=lambda wildcards: [metadata(name) for name in stage_spec(wildcards).weights],
+        data=training_data,
         packed=packed_rows,
         previous=previous_receipt,
         indexes=indexes("split", "full"),

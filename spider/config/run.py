@@ -191,7 +191,7 @@ class RolloutConfig(Block):
 
     samples: Annotated[int, Field(ge=2)] = 16
     """Number of answers to a prompt. A step has ``micro_batch`` x ``grad_accum`` answers."""
-    max_bytes: Positive = 256
+    max_bytes: Positive = 1000
     """Bytes of the longest answer. One that does not end in time gets no reward."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of sampling."""

@@ -16,6 +16,7 @@ from tests.shown_commands import shown, words
 from tests.unit.data.hub_server import closed_port
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, finished, jobs_in
+from .test_presets import RUNS, STAGES
 
 
 @contextlib.contextmanager
@@ -59,10 +60,14 @@ def _options(arguments):
 WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report")
 #: These need results, or have a test of their own.
 NOT_PLANS = {"--unlock", "--report results/report.html", "--lint"}
+#: `test_presets.py` plans these, with the files that their user brings.
+PLANNED_ELSEWHERE = {f"--configfile presets/{name}.yaml" for name in (*STAGES, *RUNS)}
 SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in shown(program).values()}
 
 
-@pytest.mark.parametrize("line", sorted(line for line in SHOWN if not {*line} & NOT_PLANS), ids=" ".join)
+@pytest.mark.parametrize(
+    "line", sorted(line for line in SHOWN if not {*line} & (NOT_PLANS | PLANNED_ELSEWHERE)), ids=" ".join
+)
 def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
     options = [word for part in line if part.startswith("-") for word in part.split(" ")]
     targets = [part for part in line if not part.startswith("-")]

@@ -125,4 +125,4 @@ def test_a_small_version_of_a_whole_run_ends_with_its_scores(preset, tmp_path):
     assert (results / "report/table.md").stat().st_size > 0
     if "compress" in plain["runs"][preset]:
         compressed = results / "runs" / preset / plain["runs"][preset]["stages"][-1]["name"] / "compressed"
-        assert read_json(compressed / "evaluation.json")["results"]["ttt"]
+        assert read_json(compressed / "evaluation.json")["results"]["adapt"]
