@@ -249,11 +249,11 @@ def _problems(config: Config) -> Iterator[str]:
             yield from (
                 f"runs.{name}.{one}" for one in leak_problems(config.datasets, config.tokenizers, run)
             )
-    for name, one in config.foreign.items():
+    for name, foreign in config.foreign.items():
         if name in config.runs:
             yield f"foreign.{name}: a run has the same name; choose another"
-        if one.like is not None and one.like not in config.runs:
-            yield f"foreign.{name}.like: {none_such('run', one.like, config.runs)}"
+        if foreign.like is not None and foreign.like not in config.runs:
+            yield f"foreign.{name}.like: {none_such('run', foreign.like, config.runs)}"
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
 

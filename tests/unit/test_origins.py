@@ -25,16 +25,6 @@ M-02 M-03 M-12 M-13 M-14 M-18
 """
 IDS = _LISTED.split()
 
-#: What branches that are not merged yet bring. Remove each name with its merge.
-COMING = {
-    "golf-16mb.yaml",
-    "golf-seed.yaml",
-    "gpt-d12.yaml",
-    "gpt-d20.yaml",
-    "spider-seed.yaml",
-}
-
-
 #: The names of all keys of the configuration.
 KEYS = set(re.findall(r'"(\w+)": \{', (ROOT / "docs/config.schema.json").read_text()))
 
@@ -42,8 +32,6 @@ KEYS = set(re.findall(r'"(\w+)": \{', (ROOT / "docs/config.schema.json").read_te
 def exists(name: str) -> bool:
     """Return whether a test, a preset, a file or a key of the configuration has this name."""
     path, _, test = name.partition("::")
-    if path in COMING:
-        return True
     if test:
         return re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.M) is not None
     if path.endswith(".yaml"):
