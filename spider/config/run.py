@@ -198,7 +198,7 @@ class RolloutConfig(Block):
     top_k: Positive | None = None
     """Sample from the k likeliest tokens (null: from all)."""
     reward: Literal["last_number", "exact", "pattern"] = "last_number"
-    """What is compared with the reference answer: the last number, all text, or a match of ``pattern``."""
+    """Part that is compared with the reference: the last number, all text, or a match of ``pattern``."""
     pattern: str | None = None
     """Regular expression of ``reward: pattern``. Its first group counts, or without a group the match."""
     val_prompts: Positive = 100

@@ -156,7 +156,7 @@ def line(row: Mapping[str, float], step: int, end: int, shown: Mapping[str, str]
 
     def formatted(name: str, form: str | Callable[[float], str]) -> str:
         if name not in row:
-            return "mfu unknown" if name == "train/mfu" else ""
+            return ""
         return form.format(row[name]) if isinstance(form, str) else form(row[name])
 
     groups = ["  ".join(filter(None, starmap(formatted, group.items()))) for group in (*_GROUPS, own)]

@@ -321,7 +321,7 @@ def _multiplies(modules: Iterable[nn.Module]) -> int:
 
 
 class _Past:
-    """What one stream keeps of its earlier bytes."""
+    """State that one stream keeps of its earlier bytes."""
 
     def __init__(self, model: Spider, context: int, n_loops: int) -> None:
         slots = model.chunker.slots(context)

@@ -16,7 +16,7 @@ from spider import files
 from spider.errors import CheckpointError
 from spider.evaluation.generate import generate
 from spider.hf.modeling import SpiderForCausalLM
-from spider.model.interface import model_tensors
+from spider.model.interface import Reader, model_tensors
 from spider.tokens import BYTES, IGNORED
 from spider.tokens.turns import TURN
 from tests.unit.hf.small_exports import BPE, WINDOW, exported, ids
@@ -112,6 +112,19 @@ def test_greedy_text_is_the_same_beyond_the_window(exports, loaded, name):
     again = model.generate(**batch, max_new_tokens=12, do_sample=False, use_cache=False)
     if name != "spider":  # its patches depend on the window, here the text so far
         assert again[:, -12:].tolist() == made[:, :12].tolist()
+
+
+def test_rows_of_one_length_are_read_as_a_batch(loaded, monkeypatch):
+    read = []
+    extend_all = Reader.extend_all
+    monkeypatch.setattr(
+        Reader,
+        "extend_all",
+        lambda self, ids, *more: read.append(tuple(ids.shape)) or extend_all(self, ids, *more),
+    )
+    x = torch.tensor([[257, *b"abc"], [257, *b"xyz"], [257, *b"the"]])
+    loaded["gpt"].generate(x, max_new_tokens=4, do_sample=False, min_new_tokens=4)
+    assert read == [(3, 4), (3, 1), (3, 1), (3, 1)]
 
 
 def test_n_loops_is_an_option_of_loading_and_of_generating(exports, loaded):
