@@ -259,10 +259,9 @@ class Loader(Batches):
         windows, offsets = np.empty_like(index), np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            seeds = np.random.SeedSequence([self._order["seed"], epoch])
-            *keys, offset = seeds.generate_state(ROUNDS + 1, np.uint64)
+            keys, offset = epoch_keys(self._order["seed"], epoch)
             windows[chosen] = permute(index[chosen], self.windows, keys)
-            offsets[chosen] = int(offset) % self._shards.tokens
+            offsets[chosen] = offset % self._shards.tokens
         return windows, offsets
 
 
@@ -325,6 +324,12 @@ class MixedLoader(Loader):
                     arrays[name] = np.empty((len(samples), *values.shape[1:]), values.dtype)
                 arrays[name][chosen] = values
         return Batch(position={}, **arrays)
+
+
+def epoch_keys(seed: int, epoch: int) -> tuple[list[np.uint64], int]:
+    """Return the keys of an epoch's permutation, and a random number for its offset."""
+    *keys, offset = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS + 1, np.uint64)
+    return keys, int(offset)
 
 
 def permute(index: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:

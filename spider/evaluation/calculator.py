@@ -92,7 +92,7 @@ def _check_power(base: int, exponent: int) -> None:
 class Calls:
     """The calls in one stream of ids, and the ids that are written for the model after each of them.
 
-    If `calculate` refuses a call, the call has no output, and the model continues.
+    If `calculate` refuses a call, no output is written, and the model continues.
     """
 
     def __init__(self, tokens: Tokens) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from spider.config import StageSpec
-from spider.data.loader import ROUNDS, Batch, Batches, permute
+from spider.data.loader import Batch, Batches, epoch_keys, permute
 from spider.data.prompts import Prompts
 from spider.data.shards import Shards
 from spider.evaluation.generate import generate_many
@@ -151,7 +151,7 @@ class Rollouts(Batches):
     def _shuffled(self, number: int) -> int:
         """Return the conversation of a global prompt."""
         epoch, index = divmod(number, len(self.prompts))
-        keys = list(np.random.SeedSequence([self._order["seed"], epoch]).generate_state(ROUNDS, np.uint64))
+        keys, _ = epoch_keys(self._order["seed"], epoch)
         return int(permute(np.array([index]), len(self.prompts), keys)[0])
 
 
@@ -186,7 +186,7 @@ class AnswerValidation:
         self._sampler = sampler
         count = min(len(self.prompts), sampler.rollouts.val_prompts)
         spread = np.linspace(0, len(self.prompts) - 1, count).round().astype(int).tolist()
-        self._numbers = spread
+        self._count = len(spread)
         self._own = spread[rank::world]
 
     def sums(self) -> dict[str, float]:
@@ -198,6 +198,6 @@ class AnswerValidation:
             rewards.append(self._sampler.rewards(answers, reference))
         samples = self._sampler.rollouts.samples
         return {
-            "val/pass_1": float(sum(reward.mean() for reward in rewards)) / len(self._numbers),
-            f"val/pass_{samples}": float(sum(reward.max() for reward in rewards)) / len(self._numbers),
+            "val/pass_1": float(sum(reward.mean() for reward in rewards)) / self._count,
+            f"val/pass_{samples}": float(sum(reward.max() for reward in rewards)) / self._count,
         }
