@@ -69,7 +69,14 @@ def job(root, spec, name, kind, data, **more):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, shards, specs, talk, talk_spec):
+def emulated():
+    """Undo a patch at the end of these tests, also when the fixture that patches fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, shards, specs, talk, talk_spec, emulated):
     """Return the folder of all trainings.
 
     ``{spec}-one`` is trained by one process, ``{spec}-ddp`` and ``{spec}-fsdp`` by two. Two processes train
@@ -78,7 +85,7 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec):
     """
     root = tmp_path_factory.mktemp("trained")
     torch.set_num_threads(1)
-    emulate_fp8(monkeypatch := pytest.MonkeyPatch())
+    emulate_fp8(emulated)
     for name, spec in specs.items():
         stage.train(spec, root / f"{name}-one", shards)
     stage.train(talk_spec, root / "talk-one", talk)
@@ -97,7 +104,7 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec):
     run_together(4, [job(*m, stop=4) for m in moved], root)
     for _, spec, name, _, data in [*moved, *talks]:
         stage.train(spec, root / name, data)
-    monkeypatch.undo()
+    emulated.undo()
     return root
 
 
