@@ -55,6 +55,7 @@ LAYERS = [
     "requests",
     "data",
     "ngram",
+    "cleaning",
     "model",
     "processes",
     "checkpoints",

@@ -1,0 +1,201 @@
+"""Words of documents and their hashes, for finding documents that hold the same text.
+
+A batch of documents is one buffer of UTF-8 and the offsets of the documents, as in Arrow. Compiled loops read
+it. Python first brings each document beyond ASCII into Unicode's composed form (NFC).
+
+Two forms of a text are compared. The exact form (`text_hashes`) has one blank for white space. It keeps case
+and punctuation, because programs and sums differ in them. The words (`words`) are letters, digits and all
+characters beyond ASCII, in lower case. They are for text that was edited.
+
+Shapes: N bytes of a batch, D documents, W words, G sequences of words.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from spider.ngram.contexts import compiled, inner
+
+_NONE = np.uint64(0)
+_FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+_WORD = np.zeros(256, np.uint8)
+"""Symbol of each byte in a word: letters are in lower case, and a byte between words is 0."""
+_WORD[[b for b in range(256) if b > 127 or chr(b).isalnum()]] = 1
+_WORD *= np.frombuffer(bytes(range(256)).lower(), np.uint8)
+_BLANK = np.array([chr(b).isspace() if b < 128 else False for b in range(256)])
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a batch of documents, one document after the other."""
+
+    hash_W: np.ndarray
+    """Hash of each word, uint64."""
+    begin_W: np.ndarray
+    """Offset of the first byte of each word in `data`, int64."""
+    line_W: np.ndarray
+    """Number of the line that each word is in, counted over the batch, int32."""
+    bounds_D: np.ndarray
+    """Number of each document's first word, and the number of all words, (D + 1,) int64."""
+    data: np.ndarray
+    """The text after `composed`, (N,) uint8."""
+
+
+def text_hashes(texts: pa.Array) -> np.ndarray:
+    """Return the hash of each document's exact form: (D, 2) uint64.
+
+    Args:
+        texts: documents as ``large_string``; none is null.
+    """
+    data, offsets = composed(texts, lambda text: unicodedata.normalize("NFC", text.replace("\xa0", " ")))
+    hashes = np.empty((len(texts), 2), np.uint64)
+    _hash_texts(data, offsets, _BLANK, hashes)
+    return hashes
+
+
+def words(texts: pa.Array) -> Words:
+    """Return the words of documents; the arguments are those of `text_hashes`."""
+    data, offsets = composed(texts, lambda text: unicodedata.normalize("NFC", text.lower()))
+    most = (len(data) + len(texts)) // 2 + 1
+    hash_W, begin_W, line_W = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int32)
+    bounds_D = np.zeros(len(texts) + 1, np.int64)
+    count = _find_words(data, offsets, _WORD, hash_W, begin_W, line_W, bounds_D)
+    return Words(hash_W[:count], begin_W[:count], line_W[:count], bounds_D, data)
+
+
+def sequences(found: Words, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hash of each sequence of ``length`` words of a document, and the number of its first word.
+
+    A document with fewer words has none. Both arrays are (G,), uint64 and int64.
+    """
+    hashes = np.empty(len(found.hash_W), np.uint64)
+    firsts = np.empty(len(found.hash_W), np.int64)
+    count = _hash_sequences(found.hash_W, found.bounds_D, length, hashes, firsts)
+    return hashes[:count], firsts[:count]
+
+
+def composed(texts: pa.Array, compose: Callable[[str], str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of documents, (N,) uint8, and their offsets, (D + 1,) int64.
+
+    ``compose`` changes the documents that are not ASCII. Bytes that are not UTF-8 are replaced.
+    """
+    data, offsets = _buffers(texts)
+    if not len(data) or data.max() < 128:
+        return data, offsets
+    whole = data.tobytes()
+    pieces = [whole[a:b] for a, b in pairwise(offsets.tolist())]
+    pieces = [
+        piece if piece.isascii() else compose(piece.decode(errors="replace")).encode() for piece in pieces
+    ]
+    lengths = np.array([len(piece) for piece in pieces])
+    return np.frombuffer(b"".join(pieces), np.uint8), np.append(0, np.cumsum(lengths))
+
+
+def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the buffer of strings from the first one on, and their offsets, without a copy."""
+    _, ends, joined = texts.buffers()
+    offsets = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(joined or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return data, offsets - offsets[0]
+
+
+@inner(inline="always")
+def mixed(value: np.uint64) -> np.uint64:
+    """Return the value after splitmix64's finalizer (Steele, Lea and Flood 2014)."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@compiled
+def _hash_texts(data: np.ndarray, offsets: np.ndarray, is_blank: np.ndarray, hashes: np.ndarray) -> None:
+    """Hash the exact form of each document, eight of its bytes at a time, by two polynomials."""
+    longest = 0
+    for d in range(len(offsets) - 1):
+        longest = max(longest, offsets[d + 1] - offsets[d])
+    text = np.empty((longest // 8 + 1) * 8, np.uint8)
+    values = text.view(np.uint64)
+    for d in range(len(offsets) - 1):
+        length = 0
+        after_blank = True
+        for i in range(offsets[d], offsets[d + 1]):
+            blank = is_blank[data[i]]
+            text[length] = 32 if blank else data[i]
+            length += not (blank and after_blank)
+            after_blank = blank
+        if length and text[length - 1] == 32:
+            length -= 1
+        size = (length + 7) // 8
+        text[length : 8 * size] = 0
+        first, second = np.uint64(length), np.uint64(length) + _FACTORS[0]
+        for i in range(size):
+            first = mixed(first * _FACTORS[0] + values[i])
+            second = (second ^ values[i]) * _FACTORS[1]
+            second ^= second >> np.uint64(29)
+        hashes[d, 0] = first
+        hashes[d, 1] = mixed(second)
+
+
+@compiled
+def _find_words(
+    data: np.ndarray,
+    offsets: np.ndarray,
+    symbols: np.ndarray,
+    hash_W: np.ndarray,
+    begin_W: np.ndarray,
+    line_W: np.ndarray,
+    bounds_D: np.ndarray,
+) -> int:
+    """Fill the arrays of `Words`, and return the number of words."""
+    count, line = 0, 0
+    for d in range(len(offsets) - 1):
+        hash_ = _NONE
+        line += 1
+        for i in range(offsets[d], offsets[d + 1]):
+            symbol = symbols[data[i]]
+            if symbol:
+                if hash_ == _NONE:
+                    begin_W[count] = i
+                    line_W[count] = line
+                hash_ = (hash_ + np.uint64(symbol)) * _FACTORS[0]
+                continue
+            if hash_ != _NONE:
+                hash_W[count] = mixed(hash_)
+                count += 1
+                hash_ = _NONE
+            if data[i] == 10:
+                line += 1
+        if hash_ != _NONE:
+            hash_W[count] = mixed(hash_)
+            count += 1
+        bounds_D[d + 1] = count
+    return count
+
+
+@compiled
+def _hash_sequences(
+    hash_W: np.ndarray, bounds_D: np.ndarray, length: int, hashes: np.ndarray, firsts: np.ndarray
+) -> int:
+    """Hash each sequence of words by a rolling polynomial, and return the number of sequences."""
+    count = 0
+    top = np.uint64(1)
+    for _ in range(length):
+        top *= _FACTORS[1]
+    for d in range(len(bounds_D) - 1):
+        rolling = _NONE
+        begin = bounds_D[d]
+        for w in range(begin, bounds_D[d + 1]):
+            rolling = rolling * _FACTORS[1] + hash_W[w]
+            if w - begin >= length:
+                rolling -= hash_W[w - length] * top
+            if w - begin >= length - 1:
+                hashes[count] = mixed(rolling)
+                firsts[count] = w - length + 1
+                count += 1
+    return count
