@@ -3,8 +3,7 @@
 Parsing this file uses no network, and a job that parses it again writes nothing. Snakemake documents no interface
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
-another executor), `dag.needrun_jobs` (refusing before the first job), `main_snakefile` and `config_settings` (the
-commands in the terminal summary). The tests of the workflow cover each of them.
+another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow cover each of them.
 """
 
 import atexit
@@ -23,6 +22,7 @@ from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.doctor import obstacles
 from spider.files import digest
+from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
 from spider.unlock import enter
@@ -164,6 +164,18 @@ def missing_gpus(run):
 def warn_at_end(reason):
     """Print a warning once, after all that Snakemake prints."""
     atexit.register(print, f"Warning: {reason}", file=sys.stderr)
+
+
+def warn_of_other_code():
+    """Print a line for each rule with outputs of this invocation that other code has made."""
+    outputs = {file for job in workflow.dag.jobs for file in job.output}
+    made = other_code(RESULTS).items()
+    for line in by_rule(one for path, one in made if str(RESULTS / path) in outputs):
+        print(line, file=sys.stderr)
+
+
+if IS_DRY_RUN:
+    atexit.register(warn_of_other_code)
 
 
 def refuse_hopeless():
