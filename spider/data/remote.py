@@ -176,9 +176,16 @@ def take(files: RemoteFiles, section: Section, output: Path, origin: str) -> Non
 
 
 def resolve(
-    repo: str, revision: str, patterns: list[str], dataset: Dataset, patience: Patience = PATIENCE
+    repo: str,
+    revision: str,
+    patterns: list[str],
+    dataset: Dataset,
+    patience: Patience = PATIENCE,
+    whole: Callable[[str], bool] = lambda name: False,
 ) -> Lock:
     """Look up the commit of a revision, the files that globs match, and their row groups.
+
+    ``whole`` returns whether a file has no row groups.
 
     Raises:
         DownloadError: a glob matches no file, a match is not a parquet file, or the hub cannot be read.
@@ -192,7 +199,8 @@ def resolve(
         if not listed:
             raise DownloadError(f"{HubFile(repo, revision, pattern)}: no file matches; correct source.files")
         found |= {info.path: info for info in listed}
-    remote = RemoteFiles([HubFile(repo, commit, name) for name in found], dataset, patience=patience)
+    tables = [HubFile(repo, commit, name) for name in found if not whole(name)]
+    remote = RemoteFiles(tables, dataset, patience=patience)
     with tempfile.TemporaryDirectory() as folder:
         groups = remote.row_groups(Path(folder))
     files = []

@@ -39,6 +39,7 @@ class StreamSource(HubSource):
                 "is read as far as it is trained on; limit the tokens of the stages, or download the text"
             )
             raise wrong_key("source.take", f"a stream {limits}: source.kind: hub")
+        super().check(dataset)
         remedy = "leave it out, or download the text: source.kind: hub"
         if dataset.like:
             raise wrong_key("like", f"{dataset.like} is a stream, which is not stored; give a source")

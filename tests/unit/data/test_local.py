@@ -121,7 +121,7 @@ def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path):
         "missing.jsonl": "no such file or folder",
         "empty": "holds no documents",
         "blank.jsonl": "holds no documents",
-        "a.docx": "unknown kind of file; give .parquet, .jsonl, .json, .csv, .txt",
+        "a.docx": "unknown kind of file; give .parquet, .arrow, .feather, .jsonl",
         "torn.json.gz": "the gzip file is truncated",
         "plain.csv.gz": "not a valid gzip file",
         "torn.parquet": "not a complete parquet file",
