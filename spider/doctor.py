@@ -234,7 +234,8 @@ def _data(config: Config, name: str, items: list[str], sizes: Sizes) -> tuple[Ma
     dataset = config.dataset(name)
     size = dataset.source.probe(items, dataset)
     least = _LEAST_OWN if any(map(dataset.source.own_files, items)) else _LEAST
-    sizes[f"datasets.{config.raw(name)}"] = (least * size, _LIKELY * size)
+    likely = _LIKELY - dataset.temp  # The raw text is one time the source.
+    sizes[f"datasets.{config.raw(name)}"] = (least * size, likely * size)
     amount = f", {quantity(size, 'B')} in {len(items)} parts" if size else ""
     return "ok", f"{dataset.source.description}{amount}"
 
