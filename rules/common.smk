@@ -21,7 +21,7 @@ from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
-from spider.data.store import raw_entry
+from spider.data.store import is_stored
 from spider.doctor import obstacles
 from spider.files import digest
 from spider.requests import Requests
@@ -183,11 +183,9 @@ def items_of(jobs):
         if job.rule.name in ("download", "download_temp", "encode", "encode_with_ngrams"):
             name = job.wildcards.dataset
             item = parts_of(name)[job.wildcards.part]
-            stored = raw_entry(CONFIG, name, job.wildcards.part)
-            downloaded = (
-                here and job.rule.name.startswith("download") and not (stored and stored.path.exists())
-            )
-            if downloaded or CONFIG.datasets[name].source.own_files(item):
+            downloads = here and job.rule.name.startswith("download")
+            downloads = downloads and not is_stored(CONFIG, name, job.wildcards.part)
+            if downloads or CONFIG.datasets[name].source.own_files(item):
                 items.setdefault(name, []).append(item)
         elif job.rule.name == "train" and here and stage_spec(job.wildcards).stream:
             items[stage_spec(job.wildcards).data] = []

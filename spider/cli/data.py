@@ -7,18 +7,16 @@ import os
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
+from spider.data.store import Entry, raw_entry
 from spider.files import read_json, sha256, write_json
-
-if TYPE_CHECKING:
-    from spider.data.store import Entry
-    from spider.tracking import Job
+from spider.tracking import Job
 
 
 @click.group()
@@ -43,8 +41,6 @@ def resolve(configuration: Path) -> None:
 @click.option("--output", type=FILE, required=True, help="Parquet file to write.")
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Download one part of a dataset as parquet."""
-    from spider.data.store import raw_entry
-
     spec = session.config.dataset(dataset)
     parts = session.config.parts(dataset)
     if part not in parts:
@@ -97,7 +93,6 @@ def tokenizer(
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
     from spider.data.encode import FORMAT, encode_part
-    from spider.data.store import Entry
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 

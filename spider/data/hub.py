@@ -207,11 +207,10 @@ def look_up(file: HubFile, patience: Patience, locked: str | None = None) -> tup
     return infos[0].size, found
 
 
-def survey(repo: str, revision: str, names: list[str], tables: list[str]) -> tuple[int, pa.Schema | None]:
-    """Return the size of these files of a dataset repository, and the columns of the first parquet file.
+def survey(repo: str, revision: str, names: list[str], table: str | None) -> tuple[int, pa.Schema | None]:
+    """Return the size of these files of a dataset repository, and the columns of the parquet file ``table``.
 
-    ``tables`` names that file, or none. This reads no more than its end. Offline it reads the copies in the
-    cache.
+    This reads no more than the end of that file. Offline it reads the copies in the cache.
 
     Raises:
         DownloadError: the hub refuses, within seconds, because retries are for a download.
@@ -221,15 +220,14 @@ def survey(repo: str, revision: str, names: list[str], tables: list[str]) -> tup
     if constants.HF_HUB_OFFLINE:
         cached = partial(hf_hub_download, repo, local_files_only=True, **where)
         paths = {file.name: HURRY.call(file, partial(cached, file.name)) for file in files}
-        schemas = [pq.read_schema(paths[name]) for name in tables]
-        return sum(map(os.path.getsize, paths.values())), next(iter(schemas), None)
+        return sum(map(os.path.getsize, paths.values())), pq.read_schema(paths[table]) if table else None
     infos = HURRY.call(files[0], lambda: HfApi().get_paths_info(repo, names, **where))
     sizes = {info.path: info.size for info in infos if not isinstance(info, RepoFolder)}
     for file in files:
         if file.name not in sizes:
             look_up(file, HURRY)
-    schemas = [HURRY.call(one, partial(_schema, one)) for one in files if one.name in tables]
-    return sum(sizes.values()), next(iter(schemas), None)
+    first = HubFile(repo, revision, table) if table else None
+    return sum(sizes.values()), HURRY.call(first, partial(_schema, first)) if first else None
 
 
 def _schema(file: HubFile) -> pa.Schema:

@@ -101,3 +101,9 @@ def raw_entry(config: Config, dataset: str, part: str) -> Entry | None:
     if config.store is None or not spec.source.pinned:
         return None
     return Entry(Path(config.store), "raw", spec.source.identity(spec.source.item(part), spec))
+
+
+def is_stored(config: Config, dataset: str, part: str) -> bool:
+    """Return whether a downloaded part is in the store."""
+    entry = raw_entry(config, dataset, part)
+    return entry is not None and entry.path.exists()

@@ -87,7 +87,7 @@ class HubSource(TakingSource):
             return None
         from spider.data.remote import resolve
 
-        lock = resolve(self.repo, self.revision, self.files, dataset, whole=self._is_imported)
+        lock = resolve(self.repo, self.revision, self.files, dataset, self._is_imported)
         lock.save(Path(self.lock))
         return Path(self.lock)
 
@@ -97,12 +97,13 @@ class HubSource(TakingSource):
 
     def _without_row_groups(self, names: list[str]) -> str:
         """Return the problem that a stream or `take` has with a file that is not parquet, or nothing."""
-        others = [name for name in names if kind_of(name) not in ("", ".parquet")]
-        if not others or self._is_imported(others[0]):
+        other = next((name for name in names if kind_of(name) not in ("", ".parquet")), None)
+        if other is None or self._is_imported(other):
             return ""
+        if self.STREAMED:
+            return f"a stream reads only parquet files (got {other}); set source.kind: hub"
         remedy = "leave take out, or download the file and set source.kind: local"
-        reader, remedy = ("a stream", "set source.kind: hub") if self.STREAMED else ("take", remedy)
-        return f"{reader} reads only parquet files (got {others[0]}); {remedy}"
+        return f"take reads only parquet files (got {other}); {remedy}"
 
     def _is_imported(self, item: str) -> bool:
         """Return whether an item is a whole file that is not parquet."""
@@ -140,10 +141,10 @@ class HubSource(TakingSource):
         lock = self.locked()
         revision = lock.commit if lock else self.revision
         names = items if self.take is None else self.files_of_parts()
-        tables = [name for name in names if not self._is_imported(name)]
-        size, schema = survey(self.repo, revision, names, tables[:1])
-        if schema is not None:
-            columns_in(schema, HubFile(self.repo, revision, tables[0]), dataset)
+        table = next((name for name in names if not self._is_imported(name)), None)
+        size, schema = survey(self.repo, revision, names, table)
+        if table:
+            columns_in(schema, HubFile(self.repo, revision, table), dataset)
         return self.taken(size)
 
     def learned_files(self) -> Files:
