@@ -20,6 +20,7 @@ from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
+from spider.data.store import is_stored
 from spider.doctor import obstacles
 from spider.files import digest
 from spider.provenance.stale import by_rule, other_code
@@ -191,10 +192,12 @@ def items_of(jobs):
     items = {}
     here = workflow.resource_settings.nodes is None
     for job in jobs:
-        if job.rule.name in ("download", "encode", "encode_with_ngrams"):
+        if job.rule.name in ("download", "download_temp", "encode", "encode_with_ngrams"):
             name = job.wildcards.dataset
             item = parts_of(name)[job.wildcards.part]
-            if CONFIG.datasets[name].source.own_files(item) or (here and job.rule.name == "download"):
+            downloads = here and job.rule.name.startswith("download")
+            downloads = downloads and not is_stored(CONFIG, name, job.wildcards.part)
+            if downloads or CONFIG.datasets[name].source.own_files(item):
                 items.setdefault(name, []).append(item)
         elif job.rule.name == "train" and here and stage_spec(job.wildcards).stream:
             items[stage_spec(job.wildcards).data] = []
@@ -287,6 +290,9 @@ def tokenizer_identity(wildcards):
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]
     return {**tokenizer.changed(exclude={"data"}), **CONFIG.datasets[tokenizer.data].held_out()}
 
+
+#: Names of the datasets whose raw text is deleted after its last use.
+TEMPORARY = [name for name, dataset in CONFIG.datasets.items() if dataset.temp]
 
 #: Names of the datasets that keep documents for an n-gram index.
 WITH_NGRAMS = [name for name, dataset in CONFIG.datasets.items() if dataset.ngram]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import click
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
+from spider.data.store import Entry, raw_entry
 from spider.files import read_json, sha256, write_json
+from spider.tracking import Job
 
 
 @click.group()
@@ -45,12 +48,23 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     item = parts[part]
     params = {"kind": spec.source.kind, "item": item}
     origin = output.with_suffix(".json")  # metadata.json will contain it
+    entry = raw_entry(session.config, dataset, part)
     with session.tracked("download", f"{dataset}/{part}", params, [], [output, origin]) as job:
-        spec.source.fetch(part, output, spec)
+        _shared(entry, {"parquet": output}, job, lambda: spec.source.fetch(part, output, spec))
         size = output.stat().st_size
         write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
         job.metric("bytes", size)
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
+
+
+def _shared(entry: Entry | None, outputs: dict[str, Path], job: Job, make: Callable[[], object]) -> None:
+    """Take the outputs of a job from the store, or make them and put them there."""
+    if entry and entry.take(outputs):
+        job.tag("spider.store", entry.path)
+        return
+    make()
+    if entry:
+        entry.put(outputs)
 
 
 @command("tokenizer")
@@ -78,7 +92,7 @@ def tokenizer(
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.data.encode import encode_part
+    from spider.data.encode import FORMAT, encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
@@ -86,15 +100,20 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     tokenizer_file = session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
     suffixes = ("bin", "idx", "json")
-    outputs = [folder / split / f"{part}.{suffix}" for split in spec.splits for suffix in suffixes]
+    files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
     inputs = [file, tokenizer_file] if tokenizer_file else [file]
-    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, outputs) as job:
+    entry = None
+    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, [*files.values()]) as job:
         if spec.source.TOKENS:
-            record = spec.source.import_part(file, folder, part, spec)
+            spec.source.import_part(file, folder, part, spec)
         else:
             tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-            record = encode_part(file, folder, part, spec, tokens)
-        for split, counts in record.items():
+            if session.config.store and file.exists():
+                of = {"part": part, "inputs": [*map(sha256, inputs)], "settings": spec.encoding()}
+                entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
+            _shared(entry, files, job, lambda: encode_part(file, folder, part, spec, tokens))
+        for split in spec.splits:
+            counts = read_json(files[f"{split}.json"])
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
             log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")

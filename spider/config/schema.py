@@ -34,6 +34,8 @@ class Config(Block):
 
     results: str = "results"
     """Folder of all results."""
+    store: str | None = None
+    """Folder in which several results folders share downloaded and encoded parts (null: none)."""
     datasets: dict[Name, Dataset]
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
