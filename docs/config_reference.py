@@ -103,7 +103,9 @@ EXAMPLES: dict[str, str] = {
         model: shards/pieces.model, vocab_size: 1284}
     """,
     "runs.NAME.optimizer.groups.NAME": "{lr_ratio: 75.0, width_exponent: -0.5, betas: [0.8, 0.95]}",
-    "runs.NAME.data, and data of a stage, of several datasets": "{mix: {web: 0.8, code: 0.2}, max_epochs: {code: 2}}",
+    "runs.NAME.data, and data of a stage, of several datasets": """
+        {mix: {web: 0.8, code: 0.2}, max_epochs: {code: 2}}
+    """,
     "runs.NAME.data.switches": "[{sample: 100_000, mix: {web: 0.5, code: 0.5}}]",
     "runs.NAME.defaults.ema": "{decay: 0.997, start_step: 500}",
     "runs.NAME.evaluation.ttt": "{chunk: 4096, lr: 0.005, parameters: ffn_down}",
