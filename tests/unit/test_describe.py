@@ -108,7 +108,7 @@ def test_switches_and_caps_of_a_mixture_are_shown_at_their_samples(tmp_path, cap
     ]
     render(described)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "main e 0.25, 0.5 from 100, 0 from 130 40 5,120 B 2 of 2" in shown
+    assert "main e 0.25, 0.5 from 100, 0 from 130 40 5.12 kB 2 of 2" in shown
     with pytest.raises(ValueError, match=r"r/main: data.max_epochs: leaves nothing to read after sample 100"):
         found(50, max_epochs={"d": 1, "e": 2})
 
