@@ -173,7 +173,7 @@ def example(title: str) -> tuple[dict[str, Any], Any]:
     outer = value
     for step in reversed(title.partition(", ")[0].split(".")):
         outer = {"mine" if step == "NAME" else step: outer}
-    return outer, value
+    return outer, value[0] if isinstance(value, list) else value
 
 
 def used_keys(title: str) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spider.config import ConfigError, StageSpec, load_config
+from spider.config.ngram import NgramConfig
 
 STREAM = {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}
 
@@ -15,6 +16,7 @@ def loaded(data, stage=None, model="tiny"):
     datasets |= {
         "s": {"source": STREAM},
         "t": {"source": {"kind": "local", "files": ["x.txt"]}, "tokenizer": "bpe"},
+        "u": {"source": {"kind": "local", "files": ["u.txt"]}},
     }
     run = {"data": data, "model": model, "stages": [{"name": "main", "max_steps": 2, **own}]}
     tokenizers = {"bpe": {"data": "a", "vocab_size": 300}}
@@ -91,9 +93,13 @@ def test_a_dataset_of_a_mixture_that_no_stage_reads_must_exist_too():
         loaded({"mix": {"a": 1, "c": 1}}, stage="a")
 
 
-def test_an_ngram_index_of_one_dataset_refuses_a_mixture():
+def test_an_ngram_index_is_of_the_first_dataset_and_shares_no_file_with_the_others():
     model = {"preset": "tiny", "ngram": {}}
-    with pytest.raises(ConfigError, match=r"its documents \(b\) may be in the n-gram index, which is of a"):
+    mixed = {"mix": {"a": 1, "u": 1}}
+    assert loaded(mixed, model=model).ngram_reader("a", NgramConfig().counted) == "r"
+    with pytest.raises(ConfigError, match=r"stages\[0\]\.data: the n-gram index is of a; name that first"):
+        loaded(mixed, stage={"mix": {"u": 1, "a": 1}}, model=model)
+    with pytest.raises(ConfigError, match=r"is of a, which shares the documentation with b, so it may hold"):
         loaded({"mix": {"a": 1, "b": 1}}, model=model)
 
 
