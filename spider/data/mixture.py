@@ -148,7 +148,7 @@ def with_caps(mixes: Sequence[Mix], caps: Mapping[str, int]) -> tuple[list[Mix],
     """Add a switch wherever a source has given as many windows as its cap allows.
 
     Returns:
-        The mixes without the sources that are used up, and the first sample for which no source is left.
+        The mixes without the sources that are used up, and the sample where all of them are.
     """
     capped: list[Mix] = []
     ends = [begin for begin, _ in mixes[1:]]
