@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
-from spider.config.leaks import leak_problems
+from spider.config.leaks import leak_problems, shared_file
 from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
@@ -272,11 +272,14 @@ def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
         reason = f"datasets.{run.dataset}.ngram is 0, so the n-gram index has no documents"
         yield f"model.ngram: {reason}; set that to the share of documents to count, such as 0.8"
     for i, stage in enumerate(run.stages):
-        others = weights_of(run.data_of(stage)).keys() - {run.dataset}
-        if others:
-            names = ", ".join(sorted(others))
-            reason = f"its documents ({names}) may be in the n-gram index, which is of {run.dataset}"
-            yield f"stages[{i}].data: {reason}; train the stage on that dataset, or leave model.ngram out"
+        where = f"stages[{i}].data: the n-gram index is of {run.dataset}"
+        names = list(weights_of(run.data_of(stage)))
+        if names[0] != run.dataset:
+            yield f"{where}; name that first, or leave model.ngram out"
+        for other in (name for name in names if name != run.dataset and name in config.datasets):
+            if file := shared_file(dataset, config.datasets[other]):
+                reason = f"which shares {file} with {other}, so it may hold text that is trained on"
+                yield f"{where}, {reason}; take the file out of one of them, or leave model.ngram out"
 
 
 def _ttt_problems(config: Config, name: str) -> Iterator[str]:

@@ -36,6 +36,7 @@ from spider.checkpoints.save import Saver
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, MixedLoader, model_arguments, to_device
 from spider.data.metadata import load_metadata
+from spider.data.mixture import anew, mixes_of
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
@@ -512,8 +513,12 @@ class Trainer:
             return self._open_one(data, **order)
         settings = {name: order[name] for name in ("seq_len", "rows", "seed")}
         sources = {n: self._open_one(path, **settings) for n, path in self.spec.folders(data).items()}
-        share = {name: order[name] for name in ("rank", "world", "rows", "position")}
-        return MixedLoader(sources, self.spec.weights, **share)
+        share = {name: order[name] for name in ("rank", "world", "rows")}
+        if position and not self.progress.step:
+            position = anew(position)
+        windows = {name: source.windows for name, source in sources.items()}
+        (_, weights), *switches = mixes_of(self.spec, windows, self.progress.end)
+        return MixedLoader(sources, weights, switches, position=position, **share)
 
     def _open_one(self, data: Path, **order: Any) -> Loader:
         """Open the training split of a dataset."""
