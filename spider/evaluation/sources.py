@@ -51,7 +51,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
         metrics |= {f"sources/{title.replace(' ', '_')}/{name}": value for title, value in read.items()}
         columns = {
             "weight": Number(value=weights.get(name, 0.0), unit=SHARE),
-            "bytes": Number(value=one.counts["byte"], unit=BYTES),
+            "bytes scored": Number(value=one.counts["byte"], unit=BYTES),
             **{title: Number(value=value) for title, value in read.items()},
         }
         rows.append(_row(name, f"/{name}", alone[name], carried.get(name), columns))
@@ -105,7 +105,7 @@ def _row(
 
 
 def _read(learned: LearnedFrom, data: Path) -> dict[str, float]:
-    """Return the windows, bytes and epochs of a dataset that a model has read, by title.
+    """Return the samples, bytes and epochs of a dataset that a model has read, by title.
 
     Return nothing if a stage has no position, or read other text than the folder has now.
     """
@@ -116,9 +116,9 @@ def _read(learned: LearnedFrom, data: Path) -> dict[str, float]:
     if len(known) < len(positions):
         return {}
     epochs = 0.0
-    windows = 0
+    samples = 0
     for order in orders(known, [split] * len(known)):
-        windows += order.samples
+        samples += order.samples
         epochs += order.samples / order.loader.windows
     read = epochs * load_metadata(data).splits["train"].bytes
-    return {"windows read": windows, "bytes read": round(read), "epochs": epochs}
+    return {"samples read": samples, "bytes read": round(read), "epochs": epochs}
