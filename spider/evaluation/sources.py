@@ -107,12 +107,12 @@ def _row(
 def _read(learned: LearnedFrom, data: Path) -> dict[str, float]:
     """Return the samples, bytes and epochs of a dataset that a model has read, by title.
 
-    Return nothing if a stage has no position, or read other text than the folder has now.
+    Return nothing if a stage has no position, read only prompts, or read other text than the folder has now.
     """
     split = Shards(data, "train")
     receipts = [Receipt.read(path) for path, folder in learned.stages if folder == data]
     positions = [positions_of(one.position or {"data": ""}).get(split.digest) for one in receipts]
-    known = [position for position in positions if position]
+    known = [position for position in positions if position and "objective" not in position]
     if len(known) < len(positions):
         return {}
     epochs = 0.0

@@ -172,7 +172,7 @@ def training(stages: list[StageRecord]) -> list[Chart]:
             "{:,.0f} bytes/s",
             logged("speed", "bytes_per_second", 4),
         ),
-        *_by_name("Bits per byte of held-out text by source", BITS, "val/bpb_(.+)", logs, bands),
+        *_by_name("Held-out text by source", BITS, "val/bpb_(.+)", logs, bands),
         *_by_name("Questions answered correctly", "share", "val/tasks/([^/]+|.+/CORE)", logs, bands),
     ]
 

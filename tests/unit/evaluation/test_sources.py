@@ -148,7 +148,7 @@ def test_a_run_without_a_mixture_has_no_figures_by_source(made):
 
 def test_page_comparison_terminal_and_card_show_the_sources(made, tmp_path):
     page = render(configuration(made.root), made, "mixed")
-    assert "Bits per byte of held-out text by source" in page and "<h3>Bits per byte by source</h3>" in page
+    assert "Held-out text by source" in page and "<h3>Bits per byte by source</h3>" in page
     last = by_source(Evaluation.read(made.stage("mixed", "last").evaluation))
     shown = f"<th>mean by weight</th><td><b>{last['mean by weight'].value:.4f}</b>"
     assert shown in page and "samples read" in page
