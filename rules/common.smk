@@ -369,6 +369,12 @@ def training_data(wildcards):
     return [file for name in stage_spec(wildcards).weights if (file := metadata(name))]
 
 
+def scored_data(wildcards):
+    """Return the files that describe the datasets whose held-out text is scored."""
+    names = [stage_spec(wildcards).evaluation.data, *CONFIG.sources(wildcards.run)]
+    return [metadata(name) for name in dict.fromkeys(names)]
+
+
 def packed_rows(wildcards):
     """Return the plan of the rows of a stage, if they are packed."""
     spec = stage_spec(wildcards)

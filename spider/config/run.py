@@ -418,7 +418,7 @@ class EvaluationConfig(Block):
     data: str | None = None
     """Dataset whose validation split is scored (null: the run's, of a mixture the first)."""
     max_bytes: Positive = 1_000_000
-    """Bytes of the validation split to score, from its start."""
+    """Bytes of the validation split to score, from its start; in a run with a mixture, of each dataset."""
     largest_group: Annotated[float, Field(gt=0, le=1)] | None = None
     """Largest share of the scored bytes that one group of ``split_by`` may have. The first documents of each
     group are scored, whole and in order (null: the first ``max_bytes`` of the split)."""

@@ -96,6 +96,16 @@ class Config(Block):
             **shared,
         )
 
+    def sources(self, run_name: str) -> list[str]:
+        """Return the datasets of a run that are scored by themselves: all, if one of its stages is mixed.
+
+        A stream is left out, because it has no held-out text.
+        """
+        specs = [self.stage(run_name, stage.name) for stage in self.run(run_name).stages]
+        if not any(spec.mixed for spec in specs):
+            return []
+        return list(dict.fromkeys(name for spec in specs if not spec.stream for name in spec.weights))
+
     def scored_like(self, foreign: ForeignConfig) -> StageSpec:
         """Return the stage whose text and tasks a foreign model shares: the last one of its run."""
         name = foreign.like or next(iter(self.runs))
