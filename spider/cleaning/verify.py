@@ -1,12 +1,14 @@
 """How much of a document is in another one: the text decides whether two documents are copies.
 
-The measure is the share of a document's word 5-grams that the other document has. Punctuation belongs to words
-here, because programs and sums differ in it, and lines of templates are left out of both documents. Pages that
-differ in their figures alone are no copies: the share of the numbers, each with the word before it, that the other
-document has counts if it is smaller. One number may differ.
+The measure is the share of a document's word 5-grams that the other document has. Punctuation belongs to
+words here, because programs and sums differ in it, and lines of templates are left out of both documents.
+Pages that differ in their figures alone are no copies: the share of the numbers, each with the word before
+it, that the other document has counts if it is smaller. One number may differ.
 
-A document with fewer than `LEAST` words of its own has a containment of 0. On two pages of a template, so few words
-are a title or a price.
+A document of which fewer than `LEAST` words are its own gives too little to tell by, as does one that is
+compared with such a document. They are compared whole, and only a containment of `WHOLE` counts. These are
+documents with so many edited copies that their lines seem to be of a template. A document that is shorter is
+in no other one.
 
 Shapes: P pairs, D documents, G sequences of words.
 """
@@ -14,36 +16,41 @@ Shapes: P pairs, D documents, G sequences of words.
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from spider.cleaning.lines import without
 from spider.cleaning.minhash import LEAST, LENGTH
-from spider.cleaning.words import Words, sequences, words
+from spider.cleaning.words import Words, sequences
 from spider.ngram.contexts import compiled
 
-
-def own_words(texts: pa.Array, templates: np.ndarray) -> Words:
-    """Return the words of documents that are compared: those outside of lines of templates, with punctuation.
-
-    Args:
-        texts: documents as ``large_string``; none is null.
-        templates: sorted hashes of lines (`spider.cleaning.lines.Counts.templates`); may be empty.
-    """
-    return without(words(texts, marks=True), templates)
+#: Containment that counts where documents are compared whole.
+WHOLE = 0.95
 
 
-def containment(documents: Words, others: Words, pairs: np.ndarray) -> np.ndarray:
+def containment(documents: Words, others: Words, pairs: np.ndarray, templates: np.ndarray) -> np.ndarray:
     """Return the share of one document that is in another, for each pair: (P,) float64.
 
     Args:
-        documents: own words of documents (`own_words`).
-        others: own words of the documents that may contain them.
+        documents: words of documents, with marks (`spider.cleaning.words.words`).
+        others: words of the documents that may contain them.
         pairs: (P, 2) numbers of a document in ``documents`` and of one in ``others``.
+        templates: sorted hashes of lines (`spider.cleaning.lines.Counts.templates`); may be empty.
     """
+    whole = _containment(documents, others, pairs)
+    result = np.where((whole >= WHOLE) & _are_long(documents, pairs[:, 0]), whole, 0)
+    own_documents, own_others = without(documents, templates), without(others, templates)
+    enough = _are_long(own_documents, pairs[:, 0]) & _are_long(own_others, pairs[:, 1])
+    result[enough] = _containment(own_documents, own_others, pairs[enough])
+    return result
+
+
+def _are_long(found: Words, chosen: np.ndarray) -> np.ndarray:
+    return np.diff(found.bounds_D)[chosen] >= LEAST
+
+
+def _containment(documents: Words, others: Words, pairs: np.ndarray) -> np.ndarray:
     of_words = _shares(_sorted(documents, LENGTH), _sorted(others, LENGTH), pairs, 0)
     of_numbers = _shares(_numbers(documents), _numbers(others), pairs, 1)
-    enough = np.diff(documents.bounds_D)[pairs[:, 0]] >= LEAST
-    return np.where(enough, np.minimum(of_words, of_numbers), 0)
+    return np.minimum(of_words, of_numbers)
 
 
 def _sorted(found: Words, length: int) -> tuple[np.ndarray, np.ndarray]:
