@@ -94,7 +94,7 @@ def tokenizer(
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.cleaning.evidence import removed_by_reason
+    from spider.cleaning.evidence import moved, read, removed_by_reason
     from spider.data.encode import FORMAT, encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -116,10 +116,15 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
             if session.config.store and file.exists():
                 of = {"part": part, "inputs": [*map(sha256, inputs)], "settings": spec.encoding()}
                 entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
-            rows = removed_by_reason(removed) if removed in inputs else None
+            evidence = read(removed) if removed in inputs else None
+            rows = removed_by_reason(evidence) if evidence else None
+            splits = moved(evidence) if evidence else None
             raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
             _shared(
-                entry, files | raw_rows, job, lambda: encode_part(file, folder, part, spec, tokens, rows)
+                entry,
+                files | raw_rows,
+                job,
+                lambda: encode_part(file, folder, part, spec, tokens, rows, splits),
             )
         for split in spec.splits:
             counts = read_json(files[f"{split}.json"])
@@ -313,7 +318,7 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
             _print(value, indent + "  ")
 
 
-_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.drop)
+_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)
