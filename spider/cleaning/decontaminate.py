@@ -2,12 +2,12 @@
 
 A document is contaminated if it has a sequence of words (13 by default) in common with a protected text. A
 shorter protected text counts as a whole, down to 8 words. The hash of each sequence of a document is looked
-up: a bitmap of the hashes' top bits rejects most of them, and a binary search finds the others. Then the words
-themselves are compared, so equal hashes alone remove nothing.
+up: a bitmap of the hashes' top bits rejects most of them, and a binary search finds the others. Then the
+words themselves are compared, so equal hashes alone remove nothing.
 
-Text that many documents of a part hold, such as a license, tells nothing about a measurement. So a sequence of
-held-out text does not count if more than 10 documents of a part hold it (``common``, as for GPT-3). Questions
-and files of the user always count.
+Text that many documents of a part hold, such as a license, tells nothing about a measurement. So a sequence
+of held-out text does not count if more than 10 documents of a part hold it (``common``, as for GPT-3).
+Questions and files of the user always count.
 
 Memory: about seven times the protected text, and the matches. The training text is read once, in batches.
 
