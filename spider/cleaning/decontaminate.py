@@ -16,23 +16,25 @@ Shapes: T protected texts, S protected sequences of one length, W words and D do
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spider.cleaning import evidence
 from spider.cleaning.words import _WORD as SYMBOLS
 from spider.cleaning.words import Words, sequences, words
+from spider.config import Dataset
+from spider.config.cleaning import DecontaminateConfig
+from spider.data.encode import plain_documents
 from spider.data.split import truncate
 from spider.files import replacing
 from spider.ngram.contexts import compiled, inner
-
-log = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -42,9 +44,53 @@ SCHEMA = pa.schema(
         ("held_out", pa.bool_()),
     ]
 )
+#: Name and version of this rule in the evidence.
+RULE = "contaminated/1"
 #: Most bytes of matched words that are shown.
 SHOWN_BYTES = 400
 _SEPARATORS = bytes(np.flatnonzero(SYMBOLS == 0).tolist())
+
+
+def write_held_out(parquet: Path, output: Path, name: str, dataset: Dataset) -> int:
+    """Write the held-out documents of a part, and return their number; raises like `encode_part`."""
+    count = 0
+    with replacing(output) as temporary, pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+        for documents, held_out in plain_documents(parquet, dataset):
+            chosen = documents.filter(pa.array(held_out))
+            size = len(chosen.rows)
+            places = pa.array([f"{output.stem}/{row}" for row in chosen.rows.tolist()], pa.large_string())
+            ids = pc.coalesce(chosen.ids, places)
+            columns = [pa.repeat(name, size), ids, chosen.texts, pa.repeat(True, size)]
+            writer.write_table(pa.table(columns, SCHEMA))
+            count += size
+    return count
+
+
+def find_contaminated(
+    parquet: Path, part: str, dataset: Dataset, protected: Path, settings: DecontaminateConfig
+) -> tuple[pa.Table, int]:
+    """Return the evidence of a part, and the number of sequences that too many documents hold.
+
+    Held-out documents are not searched. Raises like `encode_part`.
+    """
+    known = Protected(pq.read_table(protected), settings.words, settings.shortest, settings.common)
+    columns: dict[int, dict[str, Any]] = {}
+    for documents, held_out in plain_documents(parquet, dataset):
+        chosen = documents.filter(pa.array(~held_out))
+        before = known.searched
+        for number in known.search(chosen.texts).tolist():
+            size = pc.binary_length(chosen.texts[number]).as_py()
+            id = chosen.ids[number].as_py()
+            columns[before + number] = {"row": int(chosen.rows[number]), "id": id, "bytes": size}
+    shared = {"part": part, "reason": "contaminated", "removed": settings.action == "remove", "rule": RULE}
+    rows = [
+        columns[found.document]
+        | shared
+        | {"kept_dataset": found.source, "kept_id": found.text_document, "words": found.words}
+        | {"matches": found.sequences, "containment": found.share}
+        for found in known.matches()
+    ]
+    return pa.Table.from_pylist(rows, evidence.SCHEMA), known.common()
 
 
 def write_protected(
@@ -60,23 +106,23 @@ def write_protected(
     Returns:
         By source, the number of documents, and how many of them have no text of ``shortest`` words.
     """
-    rows = [(source, document, text, False) for source, document, texts in given for text in texts]
-    columns = zip(*rows, strict=True) if rows else [[]] * len(SCHEMA)
-    table = pa.concat_tables(
-        [
-            pa.table(list(map(list, columns)), SCHEMA),
-            *(pq.read_table(path, schema=SCHEMA) for path in held_out),
-        ]
-    )
+    protects: dict[tuple[str, str], bool] = {}
+    rows = []
+    for source, document, texts in given:
+        protects[source, document] = False
+        rows += [(source, document, text, False) for text in texts]
+    columns = list(map(list, zip(*rows, strict=True))) or [[]] * len(SCHEMA)
+    own = pa.table(columns, SCHEMA)
+    table = pa.concat_tables([own, *(pq.read_table(path, schema=SCHEMA) for path in held_out)])
     with replacing(output) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     long_T = np.diff(words(_array(table)).bounds_D) >= shortest
-    found: dict[tuple[str, str], bool] = {}
     names = zip(table["source"].to_pylist(), table["document"].to_pylist(), strict=True)
     for name, is_long in zip(names, long_T.tolist(), strict=True):
-        found[name] = found.get(name, False) or is_long
-    documents, protected = Counter(s for s, _ in found), Counter(s for (s, _), ok in found.items() if ok)
-    return {source: (count, count - protected[source]) for source, count in documents.items()}
+        protects[name] = protects.get(name, False) or is_long
+    documents = Counter(source for source, _ in protects)
+    short = Counter(source for (source, _), is_long in protects.items() if not is_long)
+    return {source: (count, short[source]) for source, count in documents.items()}
 
 
 def _array(table: pa.Table) -> pa.Array:
@@ -128,7 +174,8 @@ class Protected:
         lengths = np.unique(self._length_T[self._length_T > 0]).tolist()
         self._known = {one: self._sequences(one, limit_T) for one in lengths}
         self._hits: dict[int, list[np.ndarray]] = {one: [np.empty((0, 3), np.int64)] for one in lengths}
-        self._searched = 0
+        self.searched = 0
+        """Number of documents that were searched."""
 
     def _sequences(self, length: int, limit_T: np.ndarray) -> Sequences:
         """Return the different sequences of the texts whose sequences have this length."""
@@ -157,11 +204,11 @@ class Protected:
             hits = np.empty((len(hashes), 3), np.int64)
             count = _find(
                 hashes, firsts, found.bounds_D, found.data, begin_W,
-                known, self._words.data, self._begin_W, length, self._searched, hits,
+                known, self._words.data, self._begin_W, length, self.searched, hits,
             )  # fmt: skip
             self._hits[length].append(hits[:count].copy())
-            numbers.append(hits[:count, 0] - self._searched)
-        self._searched += len(texts)
+            numbers.append(hits[:count, 0] - self.searched)
+        self.searched += len(texts)
         return np.unique(np.concatenate(numbers))
 
     def matches(self) -> Iterator[Match]:

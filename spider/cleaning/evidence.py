@@ -31,6 +31,7 @@ SCHEMA = pa.schema(
         ("kept_row", pa.uint32()),
         ("kept_id", pa.large_string()),  # for `contaminated` the source of the matched text
         ("words", pa.large_string()),  # that match, for `contaminated`
+        ("matches", pa.uint32()),  # number of them, for `contaminated`
         ("containment", pa.float64()),
         ("removed", pa.bool_()),  # false: only reported
         ("rule", pa.string()),  # name and version, such as near/1

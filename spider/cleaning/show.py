@@ -68,7 +68,8 @@ def _because(row: dict[str, Any]) -> str:
     """Return what a document repeats, and how much."""
     share = "" if row["containment"] is None else f", {row['containment']:.0%}"
     if row["kept_row"] is None:
-        return f"{row['reason']}{share}, contains text of {row['kept_id']}"
+        source = f"{row['kept_dataset']}, {row['kept_id']}"
+        return f"{row['reason']}{share}, contains text of {source}: {row['words']!r}"
     kept = f"{row['kept_dataset']}/{row['kept_part']}/{row['kept_row']}"
     return f"{row['reason']}{share}, repeats {row['kept_id'] or kept} of {row['kept_dataset']}"
 

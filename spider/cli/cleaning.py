@@ -85,7 +85,7 @@ def drop(session: Session, dataset: str, part: str) -> None:
         for name, one in session.config.earlier(raw, part)
         if session.config.cleaning(name)
     }
-    found = [_file(session, dataset, step, part) for step in ("candidates",)]
+    found = [_file(session, dataset, step, part) for step in cleaning.steps]
     output = _file(session, dataset, "removed", part)
     outputs = [output, output.with_suffix(".json")]
     inputs = [*found, *removed.values()]

@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
-from spider.config.cleaning import Cleaning
+from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems
@@ -25,7 +25,7 @@ from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
-from spider.config.tasks import in_chat_form
+from spider.config.tasks import TaskConfig, in_chat_form
 from spider.config.tokens import sized, token_problems, tokenizer_of
 from spider.record import key_path
 
@@ -144,6 +144,32 @@ class Config(Block):
             cleaning = self.dataset(name).cleaning
             waiting += cleaning.against if cleaning else []
         return found
+
+    def decontaminated(self, dataset: str) -> DecontaminateConfig | None:
+        """Return how a dataset is compared with what models are measured with, or None if it is not."""
+        cleaning = self.cleaning(dataset)
+        return cleaning.decontaminate if cleaning else None
+
+    def protected(self, dataset: str) -> list[str]:
+        """Return the datasets with held-out text that a dataset is compared with, each by its raw text."""
+        settings = self.decontaminated(dataset)
+        if settings is None or not settings.held_out:
+            return []
+        specs = [self.stage(name, stage.name) for name, run in self.runs.items() for stage in run.stages]
+        used = [one for spec in specs for one in [*spec.weights, spec.evaluation.data or spec.data]]
+        names = {self.raw(name): self.dataset(name) for name in [dataset, *used]}
+        stored = {n: one for n, one in names.items() if not (one.source.STREAMED or one.source.TOKENS)}
+        return [name for name, one in stored.items() if one.validation]
+
+    def protected_tasks(self, dataset: str) -> list[tuple[str, TaskConfig]]:
+        """Return the tasks with files that a dataset is compared with; tasks with the same files are one."""
+        settings = self.decontaminated(dataset)
+        found: dict[tuple[str, ...], tuple[str, TaskConfig]] = {}
+        for run in self.runs.values() if settings and settings.tasks else []:
+            for name, task in run.evaluation.tasks.items():
+                found.setdefault(tuple(task.files()), (name, task))
+        found.pop((), None)  # tasks that are made from held-out text
+        return list(found.values())
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
         """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""

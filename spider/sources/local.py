@@ -50,6 +50,7 @@ TABLE_ROWS = 1000
 MOST_KEYS = 50
 #: Most files whose columns are looked at before a workflow starts.
 MOST_PROBED = 100
+WORD = re.compile(r"\w+")
 #: JSON escapes and bytes that are not UTF-8 become lone surrogates, which UTF-8 cannot hold.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -326,33 +327,39 @@ def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
     return text
 
 
-def all_texts(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the file, the place in it and all strings of each document of a file or a folder of any kind.
+def files_of(path: Path) -> list[Path]:
+    """Return a file, or the files of known kinds in a folder and below it; `ValueError` if there is none."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
+    found = _below(path, *_COMPRESSIBLE, ".parquet", ".arrow", ".feather") if path.is_dir() else [path]
+    if not found:
+        raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
+    for file in found:
+        _known_kind(file)
+    return found
 
-    Strings in lists and objects are among them, so the columns may have any names.
+
+def all_texts(file: Path, fewest: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each document in a file of any kind, and its texts, whatever their columns.
+
+    A text is a string of ``fewest`` words or more.
 
     Raises:
-        ValueError: a file is missing, of an unknown kind or malformed, or holds no text.
+        ValueError: the file is malformed or holds no text.
     """
-    kinds = (*_COMPRESSIBLE, ".parquet", ".arrow", ".feather")
-    files = _below(path, *kinds) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
-    for file in files:
-        found = False
-        for where, values in _values(file):
-            texts = [valid for text in strings_in(values) if (valid := _without_surrogates(text) or "").strip()]
-            found |= bool(texts)
-            yield str(file), where, texts
-        if not found:
-            raise ValueError(f"{file}: holds no text; correct the file, or leave it out")
+    found = False
+    for where, values in _values(file):
+        strings = (_without_surrogates(text) or "" for text in strings_in(values))
+        texts = [text for text in strings if len(WORD.findall(text)) >= fewest]
+        found |= bool(texts)
+        yield where, texts
+    if not found:
+        raise ValueError(f"{file}: holds no text of {fewest} words or more; correct it, or leave it out")
 
 
 def _values(file: Path) -> Iterator[tuple[str, Any]]:
     """Yield the place and the values of each document of a file."""
     kind = _known_kind(file)
-    if not file.exists():
-        raise ValueError(f"{file}: no such file or folder")
     if kind == ".txt":
         with _opened(file) as f:
             yield "text", _decode(f.read())[0]
