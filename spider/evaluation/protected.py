@@ -40,7 +40,9 @@ def check(config: Config, dataset: str) -> None:
 def _own(config: Config, dataset: str) -> Iterator[tuple[Path, int]]:
     """Yield each file of the user that is no task, and the fewest words of its texts."""
     settings = config.decontaminated(dataset)
-    for folder in settings.folders if settings else []:
+    if settings is None:
+        return
+    for folder in settings.folders:
         try:
             yield from ((file, settings.shortest) for file in files_of(Path(folder)))
         except ValueError as error:
