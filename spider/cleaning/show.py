@@ -25,7 +25,7 @@ def counted(files: Sequence[Path], examples: int) -> Iterator[str]:
     """Yield lines with the number of documents by reason, and the first ones."""
     rows = list(chain.from_iterable(read(path).to_pylist() for path in files))
     for (reason, removed), count in sorted(Counter((r["reason"], r["removed"]) for r in rows).items()):
-        yield f"{reason}: {count:,} documents {'removed' if removed else 'reported, and kept'}"
+        yield f"{reason}: {count:,} {'removed' if removed else 'reported, and kept'}"
     if not rows:
         yield "no document was removed"
     for row in rows[:examples]:

@@ -157,13 +157,18 @@ def _scored_by(config: Config, dataset: str) -> list[str]:
 
 
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
-    """Raise `ValueError` if a run is evaluated on a dataset whose validation split is empty."""
+    """Raise `ValueError` if no document is left, or a run is evaluated on an empty validation split."""
+    from spider.data.metadata import described_counts, left_out
+
     spec = config.dataset(dataset)
     scored_by = _scored_by(config, dataset)
     counts = dict.fromkeys(spec.splits, 0)
     for split, part in product(spec.splits, config.parts(dataset)):
         record = folder / split / f"{part}.json"
         counts[split] += read_json(record)["documents"] if record.exists() else 0
+    if spec.cleaning and not any(counts.values()):
+        gone = described_counts(left_out(folder, [*config.parts(dataset)]))
+        raise ValueError(f"datasets.{dataset}.cleaning: leaves out all documents ({gone}); change that block")
     if scored_by and not counts["validation"]:
         raise ValueError(
             f"datasets.{dataset}.validation: {spec.validation:g} holds out none of {sum(counts.values()):,} "

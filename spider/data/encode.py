@@ -244,7 +244,7 @@ def _batches(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterato
             if "id_column" not in wanted:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, dataset.id_column, instead)
-            columns = sorted({*wanted.values(), *dataset.filtered})
+            columns = sorted({*wanted.values(), *dataset.filtered.values()})
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
             for row_group in range(file.num_row_groups):
                 size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
@@ -294,8 +294,8 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
 
     Raises `ValueError` like `require_strings`, or if the column of a filter is missing.
     """
-    for column in dataset.filtered:
-        require_column(schema, file, "cleaning.filters", column)
+    for setting, column in dataset.filtered.items():
+        require_column(schema, file, setting, column)
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
     if dataset.split_by:
         wanted["split_by.column"] = dataset.split_by.column
@@ -328,7 +328,7 @@ def require_column(schema: pa.Schema, file: object, setting: str, column: str) -
     if column not in schema.names:
         columns = ", ".join(schema.names) or "none"
         remedy = f"set {setting} to one of them"
-        optional = setting in ("split_by.column", "cleaning.filters")
+        optional = setting.startswith(("split_by", "cleaning"))
         remedy += f", or leave {setting.removesuffix('.column')} out" if optional else ""
         raise ValueError(f"{file}: no column {column!r} (there are: {columns}); {remedy}")
 
