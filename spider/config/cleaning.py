@@ -87,9 +87,10 @@ class DecontaminateConfig(Block):
     """Most documents of a part with the same match in held-out text. What more of them hold, such as a
     license, is no match (null: no limit)."""
     held_out: bool = True
-    """Compare with the held-out text of this dataset, and of all that runs read or are evaluated on."""
+    """Compare with the held-out text of this dataset, and of all that the runs on it read or are evaluated
+    on."""
     tasks: bool = True
-    """Compare with the questions and right answers in the files of all tasks of the runs."""
+    """Compare with the questions and right answers in the files of all tasks of the runs on this dataset."""
     folders: list[str] = []
     """Compare with the texts in these files and folders."""
     action: Literal["remove", "report"] = "remove"

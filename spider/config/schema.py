@@ -155,8 +155,7 @@ class Config(Block):
         settings = self.decontaminated(dataset)
         if settings is None or not settings.held_out:
             return []
-        specs = [self.stage(name, stage.name) for name, run in self.runs.items() for stage in run.stages]
-        used = [one for spec in specs for one in [*spec.weights, spec.evaluation.data or spec.data]]
+        used = [one for s in self._learners(dataset) for one in (*s.weights, s.evaluation.data or s.data)]
         names = {self.raw(name): self.dataset(name) for name in [dataset, *used]}
         stored = {n: one for n, one in names.items() if not (one.source.STREAMED or one.source.TOKENS)}
         return [name for name, one in stored.items() if one.validation]
@@ -165,11 +164,18 @@ class Config(Block):
         """Return the tasks with files that a dataset is compared with; tasks with the same files are one."""
         settings = self.decontaminated(dataset)
         found: dict[tuple[str, ...], tuple[str, TaskConfig]] = {}
-        for run in self.runs.values() if settings and settings.tasks else []:
-            for name, task in run.evaluation.tasks.items():
+        for spec in self._learners(dataset) if settings and settings.tasks else []:
+            for name, task in spec.evaluation.tasks.items():
                 found.setdefault(tuple(task.files()), (name, task))
         found.pop((), None)  # tasks that are made from held-out text
         return list(found.values())
+
+    def _learners(self, dataset: str) -> Iterator[StageSpec]:
+        """Yield all stages of the runs that learn from a dataset in one of them."""
+        for name, run in self.runs.items():
+            specs = [self.stage(name, stage.name) for stage in run.stages]
+            if any(self.raw(dataset) == self.raw(one) for spec in specs for one in spec.weights):
+                yield from specs
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
         """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""
