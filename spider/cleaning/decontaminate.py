@@ -130,11 +130,12 @@ def _array(table: pa.Table) -> pa.Array:
 
 
 class Sequences(NamedTuple):
-    """The protected sequences of one length, in the order of their hashes."""
+    """Protected sequences of words, in the order of the hashes of their first words."""
 
     hash_S: np.ndarray
     word_S: np.ndarray
     """Number of the first word among the words of all protected texts."""
+    length_S: np.ndarray
     limit_S: np.ndarray
     """Most documents that may hold the sequence, so that it counts."""
     count_S: np.ndarray
@@ -168,28 +169,46 @@ class Protected:
         self._words = words(_array(texts))
         self._begin_W = _begins(self._words)
         self._words_T = np.diff(self._words.bounds_D)
+        self._length, self._shortest = length, shortest
         none = np.iinfo(np.int32).max
-        limit_T = np.where(texts["held_out"].to_numpy(), none if common is None else common, none)
-        self._length_T = np.where(self._words_T >= shortest, np.minimum(self._words_T, length), 0)
-        lengths = np.unique(self._length_T[self._length_T > 0]).tolist()
-        self._known = {one: self._sequences(one, limit_T) for one in lengths}
-        self._hits: dict[int, list[np.ndarray]] = {one: [np.empty((0, 3), np.int64)] for one in lengths}
+        self._limit_T = np.where(texts["held_out"].to_numpy(), none if common is None else common, none)
+        hashes, firsts = sequences(self._words, length)
+        hash_S, index = np.unique(hashes, return_index=True)
+        self._known = {length: self._sequences(hash_S, firsts[index])}
+        is_short_T = (self._words_T >= shortest) & (self._words_T < length)
+        if is_short_T.any():
+            self._known[shortest] = self._short(is_short_T, shortest)
+        self._hits = {size: [np.empty((0, 3), np.int64)] for size in self._known}
         self.searched = 0
         """Number of documents that were searched."""
 
-    def _sequences(self, length: int, limit_T: np.ndarray) -> Sequences:
-        """Return the different sequences of the texts whose sequences have this length."""
-        hashes, firsts = sequences(self._words, length)
-        own = self._length_T[self._text_of(firsts)] == length
-        hash_S, index = np.unique(hashes[own], return_index=True)
-        word_S = firsts[own][index]
+    def _short(self, is_short_T: np.ndarray, shortest: int) -> Sequences:
+        """Return the whole texts that are shorter than a sequence, by the hashes of their first words."""
+        bounds = self._words.bounds_D
+        different: dict[bytes, int] = {}
+        for first, end in zip(bounds[:-1][is_short_T].tolist(), bounds[1:][is_short_T].tolist(), strict=True):
+            different.setdefault(self._words.hash_W[first:end].tobytes(), first)
+        word_S = np.fromiter(different.values(), np.int64)
+        hashes, firsts = sequences(self._words, shortest)
+        hash_S = hashes[np.searchsorted(firsts, word_S)]
+        order = np.argsort(hash_S, kind="stable")
+        return self._sequences(hash_S[order], word_S[order])
+
+    def _sequences(self, hash_S: np.ndarray, word_S: np.ndarray) -> Sequences:
+        text_S = self._text_of(word_S)
         bits = len(hash_S).bit_length() + 5
-        shift = np.uint64(64 - bits)
-        bitmap = np.zeros(max(1, 1 << bits >> 3), np.uint8)
+        bitmap, shift = np.zeros(1 << bits >> 3, np.uint8), np.uint64(64 - bits)
         _mark(hash_S, bitmap, shift)
-        limit_S = limit_T[self._text_of(word_S)].astype(np.int32)
-        count_S, last_S = np.zeros(len(hash_S), np.int32), np.full(len(hash_S), -1, np.int32)
-        return Sequences(hash_S, word_S, limit_S, count_S, last_S, bitmap, shift)
+        return Sequences(
+            hash_S=hash_S,
+            word_S=word_S,
+            length_S=np.minimum(self._words_T[text_S], self._length),
+            limit_S=self._limit_T[text_S].astype(np.int32),
+            count_S=np.zeros(len(hash_S), np.int32),
+            last_S=np.full(len(hash_S), -1, np.int32),
+            bits=bitmap,
+            shift=shift,
+        )
 
     def _text_of(self, word_M: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._words.bounds_D, word_M, side="right") - 1
@@ -201,10 +220,11 @@ class Protected:
         numbers = [np.empty(0, np.int64)]
         for length, known in self._known.items():
             hashes, firsts = sequences(found, length)
-            hits = np.empty((len(hashes), 3), np.int64)
+            # Several texts may begin with the same words, but those of one length differ.
+            hits = np.empty((len(hashes) * (self._length - self._shortest + 1), 3), np.int64)
             count = _find(
                 hashes, firsts, found.bounds_D, found.data, begin_W,
-                known, self._words.data, self._begin_W, length, self.searched, hits,
+                known, self._words.data, self._begin_W, self.searched, hits,
             )  # fmt: skip
             self._hits[length].append(hits[:count].copy())
             numbers.append(hits[:count, 0] - self.searched)
@@ -233,7 +253,7 @@ class Protected:
         begins = np.flatnonzero((np.diff(own, axis=0, prepend=-2) != 1).any(1))
         sizes = np.diff(np.append(begins, len(own)))
         at = int(begins[sizes.argmax()])
-        length = int(self._length_T[best])
+        length = min(int(self._words_T[best]), self._length)
         first = int(own[at, 1])
         end = first + int(sizes.max()) - 1 + length
         shown = self._words.data[self._begin_W[first] : self._begin_W[end]].tobytes().rstrip(_SEPARATORS)
@@ -274,7 +294,6 @@ def _find(
     known: Sequences,
     protected: np.ndarray,
     begin_P: np.ndarray,
-    length: int,
     before: int,
     hits: np.ndarray,
 ) -> int:
@@ -288,21 +307,22 @@ def _find(
         bit = hashes[i] >> known.shift
         if not (known.bits[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & 1:
             continue
-        s = np.searchsorted(known.hash_S, hashes[i])
-        if s == len(known.hash_S) or known.hash_S[s] != hashes[i]:
-            continue
-        if not _same(text, begin_W, firsts[i], protected, begin_P, known.word_S[s], length):
-            continue
         while bounds_D[document + 1] <= firsts[i]:
             document += 1
-        if known.last_S[s] != before + document:
-            known.last_S[s] = before + document
-            known.count_S[s] += 1
-        if known.count_S[s] <= known.limit_S[s]:
-            hits[count, 0] = before + document
-            hits[count, 1] = firsts[i]
-            hits[count, 2] = s
-            count += 1
+        s = np.searchsorted(known.hash_S, hashes[i])
+        while s < len(known.hash_S) and known.hash_S[s] == hashes[i]:
+            length = known.length_S[s]
+            inside = firsts[i] + length <= bounds_D[document + 1]
+            if inside and _same(text, begin_W, firsts[i], protected, begin_P, known.word_S[s], length):
+                if known.last_S[s] != before + document:
+                    known.last_S[s] = before + document
+                    known.count_S[s] += 1
+                if known.count_S[s] <= known.limit_S[s]:
+                    hits[count, 0] = before + document
+                    hits[count, 1] = firsts[i]
+                    hits[count, 2] = s
+                    count += 1
+            s += 1
     return count
 
 
