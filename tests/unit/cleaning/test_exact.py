@@ -203,9 +203,9 @@ def test_a_pair_with_a_removed_document_removes_nothing():
     [
         ({"exact": True, "against": ["none"]}, r"no dataset 'none'"),
         ({"exact": True, "against": ["stream"]}, r"'stream' has no stored text to compare with"),
-        ({"exact": True, "against": ["mine"]}, r"its documents would come before themselves"),
-        ({"exact": True, "against": ["like"]}, r"its documents would come before themselves"),
-        ({"exact": True, "against": ["other"]}, r"by way of other; leave one of them out"),
+        ({"exact": True, "against": ["mine"]}, r"documents of 'mine' would come before themselves"),
+        ({"exact": True, "against": ["like"]}, r"'like' has the text of 'mine'; name that"),
+        ({"exact": True, "against": ["other"]}, r"would come before themselves; leave 'other' out"),
         ({"against": ["first"]}, r"needs exact: true, or near"),
     ],
 )
