@@ -80,7 +80,7 @@ def tokenizer(
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.cleaning.evidence import removed_by_reason
+    from spider.cleaning.evidence import moved, read, removed_by_reason
     from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -98,8 +98,11 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
             record = spec.source.import_part(file, folder, part, spec)
         else:
             tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-            rows = removed_by_reason(removed) if removed in inputs else None
-            record = encode_part(file, folder, part, spec, tokens, rows)
+            evidence = read(removed) if removed in inputs else None
+            rows = removed_by_reason(evidence) if evidence else None
+            record = encode_part(
+                file, folder, part, spec, tokens, rows, moved(evidence) if evidence else None
+            )
             for reason, count in record["train"]["rows"].get("left_out", {}).items():
                 job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
                 log.info("left out: %s documents, %s", f"{count:,}", reason)
@@ -291,7 +294,7 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
 
 
 _MEASURED = (decontaminate.held_out, decontaminate.protect, decontaminate.contaminated)
-_STEPS = (cleaning.signatures, cleaning.candidates, *_MEASURED, cleaning.drop)
+_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, *_MEASURED, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

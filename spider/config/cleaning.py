@@ -74,6 +74,8 @@ class NearConfig(Block):
 
     containment: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Least share of the document's word 5-grams that an earlier document contains."""
+    action: Literal["remove", "report"] = "remove"
+    """report: keep the documents, in the split of the earlier document, and write the evidence only."""
 
 
 class DecontaminateConfig(Block):
@@ -141,4 +143,5 @@ class Cleaning(Block):
     def steps(self) -> list[str]:
         """Steps whose files have the pairs of a document and what it repeats."""
         compared = ["candidates"] if self.exact or self.near else []
+        compared += ["verified"] if self.near else []
         return compared + (["contaminated"] if self.decontaminate else [])

@@ -77,12 +77,13 @@ def encode_part(
     dataset: Dataset,
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
 
     The splits are those of the dataset: train and validation, and ngram if it has a share. A ``.rows`` has
     each document's row in the parquet file (little-endian uint32). ``removed`` has the rows that are left
-    out, by reason.
+    out, by reason, and ``moved`` the rows whose split another hash decides, with these hashes.
 
     Returns the records by split: file, part, tokens, documents, bytes, the settings, and counts of the rows.
 
@@ -95,7 +96,7 @@ def encode_part(
     if dataset.format == "chat":
         encode = partial(chat.ids_of, tokens=tokens)
     with writing(folder, part, dataset, tokens) as shards:
-        for documents, masks, groups in _split(parquet, dataset, rows, hashes, removed):
+        for documents, masks, groups in _split(parquet, dataset, rows, hashes, removed, moved):
             for split, writer in shards.writers.items():
                 _append(writer, documents.texts.filter(pa.array(masks[split])), encode)
                 writer.rows.append(documents.rows[masks[split]])
@@ -154,14 +155,20 @@ class Documents(NamedTuple):
         return Documents(texts, ids, groups, self.rows[keep.to_numpy(zero_copy_only=False)])
 
 
-def read_documents(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterator[Documents]:
+def read_documents(
+    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None = None
+) -> Iterator[Documents]:
     """Yield batches of the documents that meet the filters and are not empty, and count all others.
+
+    With ``rows``, only these are read, from the row groups that have them.
 
     Raises:
         ValueError: the file is missing or incomplete, it lacks a column, a column does not fit its filter, or
             a row is not a conversation.
     """
-    for documents in _batches(parquet, dataset, counts):
+    for documents in _batches(parquet, dataset, counts, rows):
+        if rows is not None:
+            documents = documents.filter(pa.array(np.isin(documents.rows, rows)))
         if dataset.format == "chat":
             _check_chat(documents, parquet)
         yield _without_blank(documents, counts)
@@ -181,6 +188,7 @@ def _split(
     rows: dict[str, Any],
     id_hashes: list[np.ndarray],
     removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Iterator[tuple[Documents, dict[str, np.ndarray], list[bytes]]]:
     """Yield batches of documents, a mask for each split, and their groups under ``split_by``.
 
@@ -188,23 +196,34 @@ def _split(
     """
     leaving = _Leaving(removed or {})
     for documents in read_documents(parquet, dataset, rows):
-        left = leaving(documents)
-        keys = _keys(left.texts, left.ids)
-        hashes = hash_keys(keys)
+        documents = leaving(documents)
+        of_ids, hashes, names = split_hashes(documents, dataset)
         if rows["read"] <= DUPLICATE_ROWS:
-            id_hashes.append(hashes)
-        names: list[bytes] = []
-        if dataset.split_by:
-            pattern = re.compile(dataset.split_by.pattern)
-            pairs = zip(left.groups.to_pylist(), keys, strict=True)
-            names = [group_key(value, pattern, key) for value, key in pairs]
-            hashes = hash_keys(salted(name, dataset.split_by.salt) for name in names)
+            id_hashes.append(of_ids)
+        if moved:
+            _, mine, theirs = np.intersect1d(
+                documents.rows, moved[0], assume_unique=True, return_indices=True
+            )
+            hashes = hashes.copy()
+            hashes[mine] = moved[1][theirs]
         masks = split_masks(hashes, dataset.validation, dataset.ngram)
-        texts = _truncate(left.texts, dataset.max_document_bytes, rows)
-        yield left._replace(texts=texts), masks, names
+        texts = _truncate(documents.texts, dataset.max_document_bytes, rows)
+        yield documents._replace(texts=texts), masks, names
     if removed is not None:
         rows.setdefault("left_out", {}).update({reason: len(found) for reason, found in removed.items()})
         leaving.check(parquet)
+
+
+def split_hashes(documents: Documents, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
+    """Return the hashes of ids, those that decide the splits, and the groups under ``split_by``."""
+    keys = _keys(documents.texts, documents.ids)
+    of_ids = hash_keys(keys)
+    if not dataset.split_by:
+        return of_ids, of_ids, []
+    pattern, salt = re.compile(dataset.split_by.pattern), dataset.split_by.salt
+    pairs = zip(documents.groups.to_pylist(), keys, strict=True)
+    names = [group_key(value, pattern, key) for value, key in pairs]
+    return of_ids, hash_keys(salted(name, salt) for name in names), names
 
 
 class _Leaving:
@@ -230,7 +249,9 @@ class _Leaving:
             raise ValueError(f"{parquet}: has {found}; its evidence is of other text, so make that again")
 
 
-def _batches(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterator[Documents]:
+def _batches(
+    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None
+) -> Iterator[Documents]:
     """Yield batches of the rows that meet the filters, and count all rows and the others by their filter.
 
     A column that does not exist is null.
@@ -247,7 +268,13 @@ def _batches(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterato
             columns = sorted({*wanted.values(), *dataset.optional.values()})
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
             for row_group in range(file.num_row_groups):
-                size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
+                group = file.metadata.row_group(row_group)
+                if rows is not None and not np.any(
+                    (rows >= counts["read"]) & (rows < counts["read"] + group.num_rows)
+                ):
+                    counts["read"] += group.num_rows
+                    continue
+                size = _rows_per_batch(group, dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
                     nulls = pa.nulls(len(batch), pa.large_string())
                     texts, ids, groups, answers = (

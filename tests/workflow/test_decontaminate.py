@@ -117,7 +117,7 @@ def test_planted_documents_are_removed_with_their_source_and_shown(web):
     assert record["documents"] == len(web.texts) - len(found), printed
     assert read_json(web.results / "shards/web/validation/001.json")["documents"] == 1
     listed = spider(web, "removed", "web").stdout
-    assert "contaminated: 5 removed" in listed and "bench/deep/notes.csv, line 2" in listed
+    assert "contaminated: 5 removed" in listed and "line 2 of bench/deep/notes.csv" in listed
     (by_note,) = (id for id, (source, _) in found.items() if source.startswith("bench"))
     assert NOTE[:20] in spider(web, "removed", "web", by_note).stdout
 
