@@ -31,11 +31,11 @@ SCHEMA = pa.schema(
         ("kept_row", pa.uint32()),
         ("kept_id", pa.large_string()),  # for `contaminated` the source of the matched text
         ("words", pa.large_string()),  # that match, for `contaminated`
-        ("matches", pa.uint32()),  # number of them, for `contaminated`
         ("containment", pa.float64()),
         ("removed", pa.bool_()),  # false: only reported
         ("rule", pa.string()),  # name and version, such as near/1
         ("split", pa.uint64()),  # for `near` that is only reported: the hash that decides the split of both
+        ("matches", pa.uint32()),  # for `contaminated`, the number of matching sequences of words
     ]
 )
 NO_ROWS = np.empty(0, np.uint32)
