@@ -73,10 +73,10 @@ rule verify_pairs:
 
 rule drop:
     input:
-        "<results>/cleaning/{dataset}/candidates/{part}.parquet",
-        branch(
-            lambda wildcards: CONFIG.cleaning(wildcards.dataset).near,
-            then="<results>/cleaning/{dataset}/verified/{part}.parquet",
+        lambda wildcards: expand(
+            "<results>/cleaning/{dataset}/{step}/{part}.parquet",
+            step=CONFIG.cleaning(wildcards.dataset).steps,
+            **wildcards,
         ),
         lambda wildcards: earlier("removed", wildcards),
     output:
@@ -93,3 +93,65 @@ rule drop:
         spider=command,
     shell:
         "{params.spider} --log {log:q} data drop {wildcards.dataset} {wildcards.part}"
+
+
+rule held_out:
+    input:
+        raw_part,
+    output:
+        "<results>/cleaning/{dataset}/held_out/{part}.parquet",
+    log:
+        "<logs>/held_out/{dataset}/{part}.log",
+    benchmark:
+        "<benchmarks>/held_out/cleaning/{dataset}/held_out/{part}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(60),
+    params:
+        spider=command,
+        identity=split_identity,
+    shell:
+        "{params.spider} --log {log:q} data held-out {wildcards.dataset} {wildcards.part}"
+
+
+rule protect:
+    input:
+        protected_texts,
+        given_texts,
+    output:
+        "<results>/cleaning/{dataset}/protected.parquet",
+    log:
+        "<logs>/protect/{dataset}.log",
+    benchmark:
+        "<benchmarks>/protect/cleaning/{dataset}/protected.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(30),
+    params:
+        spider=command,
+        tasks=lambda wildcards: [name for name, _ in CONFIG.protected_tasks(wildcards.dataset)],
+    shell:
+        "{params.spider} --log {log:q} data protect {wildcards.dataset}"
+
+
+rule contaminated:
+    input:
+        raw_part,
+        "<results>/cleaning/{dataset}/protected.parquet",
+    output:
+        "<results>/cleaning/{dataset}/contaminated/{part}.parquet",
+    log:
+        "<logs>/contaminated/{dataset}/{part}.log",
+    benchmark:
+        "<benchmarks>/contaminated/cleaning/{dataset}/contaminated/{part}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(3000),
+        runtime=growing(60),
+    params:
+        spider=command,
+        identity=contamination_identity,
+    shell:
+        "{params.spider} --log {log:q} data contaminated {wildcards.dataset} {wildcards.part}"

@@ -22,6 +22,7 @@ from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.data.store import is_stored
 from spider.doctor import obstacles
+from spider.evaluation import protected
 from spider.files import digest
 from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
@@ -273,6 +274,31 @@ def earlier(step, wildcards):
     if step == "removed":
         parts = [(name, part) for name, part in parts if CONFIG.cleaning(name)]
     return [f"<results>/cleaning/{name}/{step}/{part}.parquet" for name, part in parts]
+
+
+def split_identity(wildcards):
+    """Return what decides which documents of a part are held out, and their text."""
+    dataset = dataset_of(wildcards)
+    return dataset.held_out() | dataset.chosen() | dataset.changed(include={"max_document_bytes"})
+
+
+def contamination_identity(wildcards):
+    """Return what decides which documents of a part are contaminated, besides the protected text."""
+    settings = CONFIG.decontaminated(wildcards.dataset)
+    return split_identity(wildcards) | settings.changed(include={"words", "shortest", "common", "action"})
+
+
+def protected_texts(wildcards):
+    """Return the files of the held-out texts that a dataset is compared with."""
+    datasets = CONFIG.protected(wildcards.dataset)
+    return [
+        f"<results>/cleaning/{name}/held_out/{part}.parquet" for name in datasets for part in parts_of(name)
+    ]
+
+
+def given_texts(wildcards):
+    """Return the user's own files that a dataset is compared with: those of tasks, and others."""
+    return watched(map(str, checked(protected.files, CONFIG, wildcards.dataset)))
 
 
 def signatures_identity(wildcards):

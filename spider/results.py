@@ -78,6 +78,10 @@ class Results:
         """Return a file of the cleaning of a part: ``signatures``, ``candidates``, ``removed`` and others."""
         return self.root / "cleaning" / dataset / step / f"{part}.parquet"
 
+    def protected(self, dataset: str) -> Path:
+        """Return the file of the texts that the documents of a dataset are compared with."""
+        return self.root / "cleaning" / dataset / "protected.parquet"
+
     def shards(self, dataset: str) -> Path:
         return self.root / "shards" / dataset
 

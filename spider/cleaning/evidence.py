@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         ("removed", pa.bool_()),  # false: only reported
         ("rule", pa.string()),  # name and version, such as near/1
         ("split", pa.uint64()),  # for `near` that is only reported: the hash that decides the split of both
+        ("matches", pa.uint32()),  # for `contaminated`, the number of matching sequences of words
     ]
 )
 NO_ROWS = np.empty(0, np.uint32)

@@ -60,7 +60,8 @@ def _described(row: Row) -> str:
     name = f"{row['id']} ({place})" if row["id"] else place
     share = "" if row["containment"] is None else f", {row['containment']:.0%}"
     of = f" of {row['kept_dataset']}" if row["kept_dataset"] else ""
-    return f"{name}: {row['reason']}{share}, repeats {row['kept_id'] or kept}{of}"
+    words = f": {row['words']!r}" if row["words"] else ""
+    return f"{name}: {row['reason']}{share}, repeats {row['kept_id'] or kept}{of}{words}"
 
 
 def _text(config: Config, results: Results, dataset: str, part: str, row: int) -> str:

@@ -120,11 +120,10 @@ def drop(session: Session, dataset: str, part: str) -> None:
         for name, one in session.config.earlier(raw, part)
         if session.config.cleaning(name)
     }
-    steps = ["candidates", *(["verified"] if cleaning.near else [])]
-    found = [_file(session, dataset, step, part) for step in steps]
+    found = {step: _file(session, dataset, step, part) for step in cleaning.steps}
     output = _file(session, dataset, "removed", part)
     outputs = [output, output.with_suffix(".json")]
-    inputs = [*found, *removed.values()]
+    inputs = [*found.values(), *removed.values()]
     with session.tracked("drop", f"{dataset}/{part}", cleaning.changed(), inputs, outputs) as job:
 
         def earlier(of: str, name: str) -> Any:
@@ -132,8 +131,8 @@ def drop(session: Session, dataset: str, part: str) -> None:
             return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
 
         # Candidates for near duplicates count when they are verified.
-        exact = pq.read_table(found[0], filters=[("reason", "==", "exact")])
-        pairs = pa.concat_tables([exact, *map(pq.read_table, found[1:])])
+        only = {"candidates": [("reason", "==", "exact")]}
+        pairs = pa.concat_tables(pq.read_table(file, filters=only.get(step)) for step, file in found.items())
         record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
         for reason, count in record.counts.items():
             job.metric(f"removed/{reason}", count)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from spider.cli import cleaning
+from spider.cli import cleaning, decontaminate
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
@@ -318,7 +318,8 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
             _print(value, indent + "  ")
 
 
-_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, cleaning.drop)
+_MEASURED = (decontaminate.held_out, decontaminate.protect, decontaminate.contaminated)
+_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, *_MEASURED, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from spider.config.block import Block, wrong_key
+from spider.config.block import Block, Positive, wrong_key
 
 #: Name in a filter for the size of the text in bytes.
 SIZE = "bytes"
@@ -83,14 +83,28 @@ class DecontaminateConfig(Block):
 
     words: Annotated[int, Field(ge=5)] = 13
     """Length of a match, in words."""
+    shortest: Annotated[int, Field(ge=5)] = 8
+    """Fewest words of a protected text that is shorter than ``words``. It matches as a whole."""
+    common: Positive | None = 10
+    """Most documents of a part with the same match in held-out text. What more of them hold, such as a
+    license, is no match (null: no limit)."""
     held_out: bool = True
-    """Compare with the held-out text of all datasets."""
-    tasks: bool | list[str] = True
-    """Compare with the files of these tasks, or of all tasks of the configuration (true)."""
+    """Compare with the held-out text of this dataset, and of all that the runs on it read or are evaluated
+    on."""
+    tasks: bool = True
+    """Compare with the questions and right answers in the files of all tasks of the runs on this dataset."""
     folders: list[str] = []
-    """Compare with the files in these folders."""
+    """Compare with the texts in these files and folders."""
     action: Literal["remove", "report"] = "remove"
     """report: keep the documents, and write the evidence only."""
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> DecontaminateConfig:
+        if self.shortest > self.words:
+            raise wrong_key("shortest", f"must be at most words, {self.words} (got {self.shortest})")
+        if not (self.held_out or self.tasks or self.folders):
+            raise wrong_key("folders", "nothing to compare with; set held_out, tasks or folders")
+        return self
 
 
 class Cleaning(Block):
@@ -123,4 +137,11 @@ class Cleaning(Block):
     @property
     def removes(self) -> bool:
         """Whether documents are compared with others, so that there is evidence of what was removed."""
-        return bool(self.exact or self.near or self.decontaminate)
+        return bool(self.steps)
+
+    @property
+    def steps(self) -> list[str]:
+        """Steps whose files have the pairs of a document and what it repeats."""
+        compared = ["candidates"] if self.exact or self.near else []
+        compared += ["verified"] if self.near else []
+        return compared + (["contaminated"] if self.decontaminate else [])

@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
-from spider.config.cleaning import Cleaning
+from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems, shared_file
@@ -25,7 +25,7 @@ from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
-from spider.config.tasks import in_chat_form
+from spider.config.tasks import TaskConfig, in_chat_form
 from spider.config.tokens import sized, token_problems, tokenizer_of
 from spider.record import key_path
 
@@ -160,6 +160,38 @@ class Config(Block):
                 found.append(name)
                 waiting += [one for one in self.dataset(name).against if one in self.datasets]
         return found
+
+    def decontaminated(self, dataset: str) -> DecontaminateConfig | None:
+        """Return how a dataset is compared with what models are measured with, or None if it is not."""
+        cleaning = self.cleaning(dataset)
+        return cleaning.decontaminate if cleaning else None
+
+    def protected(self, dataset: str) -> list[str]:
+        """Return the datasets with held-out text that a dataset is compared with, each by its raw text."""
+        settings = self.decontaminated(dataset)
+        if settings is None or not settings.held_out:
+            return []
+        used = [one for s in self._learners(dataset) for one in (*s.weights, s.evaluation.data or s.data)]
+        names = {self.raw(name): self.dataset(name) for name in [dataset, *used]}
+        stored = {n: one for n, one in names.items() if not (one.source.STREAMED or one.source.TOKENS)}
+        return [name for name, one in stored.items() if one.validation]
+
+    def protected_tasks(self, dataset: str) -> list[tuple[str, TaskConfig]]:
+        """Return the tasks with files that a dataset is compared with; tasks with the same files are one."""
+        settings = self.decontaminated(dataset)
+        found: dict[tuple[str, ...], tuple[str, TaskConfig]] = {}
+        for spec in self._learners(dataset) if settings and settings.tasks else []:
+            for name, task in spec.evaluation.tasks.items():
+                found.setdefault(tuple(task.files()), (name, task))
+        found.pop((), None)  # tasks that are made from held-out text
+        return list(found.values())
+
+    def _learners(self, dataset: str) -> Iterator[StageSpec]:
+        """Yield all stages of the runs that learn from a dataset in one of them."""
+        for name, run in self.runs.items():
+            specs = [self.stage(name, stage.name) for stage in run.stages]
+            if any(self.raw(dataset) == self.raw(one) for spec in specs for one in spec.weights):
+                yield from specs
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
         """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""

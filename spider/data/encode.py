@@ -96,10 +96,10 @@ def encode_part(
     if dataset.format == "chat":
         encode = partial(chat.ids_of, tokens=tokens)
     with writing(folder, part, dataset, tokens) as shards:
-        for texts, at, masks, groups in _split(parquet, dataset, rows, hashes, removed, moved):
+        for documents, masks, groups in _split(parquet, dataset, rows, hashes, removed, moved):
             for split, writer in shards.writers.items():
-                _append(writer, texts.filter(pa.array(masks[split])), encode)
-                writer.rows.append(at[masks[split]])
+                _append(writer, documents.texts.filter(pa.array(masks[split])), encode)
+                writer.rows.append(documents.rows[masks[split]])
             if len(shards.groups) < MOST_DOCUMENTS:
                 shards.groups += compress(groups, masks["validation"])
         all_hashes = np.concatenate(hashes)
@@ -114,9 +114,20 @@ def encode_part(
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
     """Yield the text of a part's documents that are not held out; raises like `encode_part`."""
-    for texts, _, masks, _ in _split(parquet, dataset, row_counts(), []):
-        chosen = _bytes(texts.filter(pa.array(~masks["validation"])))
-        yield from chosen if dataset.format == "text" else map(chat.plain, chosen)
+    for found, held_out in plain_documents(parquet, dataset):
+        yield from _bytes(found.texts.filter(pa.array(~held_out)))
+
+
+def plain_documents(parquet: Path, dataset: Dataset) -> Iterator[tuple[Documents, np.ndarray]]:
+    """Yield batches of documents without the form of conversations, and which documents are held out.
+
+    Raises like `encode_part`.
+    """
+    for found, masks, _ in _split(parquet, dataset, row_counts(), []):
+        if dataset.format == "chat":
+            plain = pa.array(map(chat.plain, _bytes(found.texts)), pa.large_binary())
+            found = found._replace(texts=plain.view(pa.large_string()))
+        yield found, masks["validation"]
 
 
 # ----------------------------------------------------------------------------------------------- reading
@@ -178,8 +189,8 @@ def _split(
     id_hashes: list[np.ndarray],
     removed: Mapping[str, np.ndarray] | None = None,
     moved: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Iterator[tuple[pa.Array, np.ndarray, dict[str, np.ndarray], list[bytes]]]:
-    """Yield batches of documents, their rows, a mask for each split, and their groups under ``split_by``.
+) -> Iterator[tuple[Documents, dict[str, np.ndarray], list[bytes]]]:
+    """Yield batches of documents, a mask for each split, and their groups under ``split_by``.
 
     This counts rows and collects the hashes of their ids.
     """
@@ -197,7 +208,7 @@ def _split(
             hashes[mine] = moved[1][theirs]
         masks = split_masks(hashes, dataset.validation, dataset.ngram)
         texts = _truncate(documents.texts, dataset.max_document_bytes, rows)
-        yield texts, documents.rows, masks, names
+        yield documents._replace(texts=texts), masks, names
     if removed is not None:
         rows.setdefault("left_out", {}).update({reason: len(found) for reason, found in removed.items()})
         leaving.check(parquet)
