@@ -407,7 +407,8 @@ class Trainer:
             "torch": torch.__version__,
             **asdict(self.progress),
         }
-        self.saver.start(self.state.tensors(), record)
+        with peers_required():
+            self.saver.start(self.state.tensors(), record)
         if final:
             self.world.from_first(self.saver.settle)
         self.progress.checkpoint_seconds += time.perf_counter() - began

@@ -44,7 +44,9 @@ TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
 def run_together(processes, jobs, scratch):
     listed = scratch / f"jobs-{processes}.json"
     listed.write_text(json.dumps(jobs))
-    launch = [python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # A connection that the machine resets is not what is tested, and a second start resumes the trainings.
+    options = ["--standalone", "--max-restarts=1", f"--nproc-per-node={processes}"]
+    launch = [python(), "-m", "torch.distributed.run", *options]
     done = subprocess.run(
         [*launch, str(HERE / "parallel_job.py"), str(listed)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
