@@ -247,6 +247,23 @@ def raw_part(wildcards):
     return f"<results>/raw/{CONFIG.raw(wildcards.dataset)}/{wildcards.part}.parquet"
 
 
+def earlier(step, wildcards):
+    """Return the files of a step of cleaning of the parts whose documents come before those of a part.
+
+    Documents of a dataset that compares none are all kept, so it has no evidence.
+    """
+    parts = CONFIG.earlier(wildcards.dataset, wildcards.part)
+    if step == "removed":
+        parts = [(name, part) for name, part in parts if CONFIG.cleaning(name)]
+    return [f"<results>/cleaning/{name}/{step}/{part}.parquet" for name, part in parts]
+
+
+def removed_part(wildcards):
+    """Return the evidence of what encoding leaves out, if the documents of a dataset are compared."""
+    raw = CONFIG.raw(wildcards.dataset)
+    return f"<results>/cleaning/{raw}/removed/{wildcards.part}.parquet" if CONFIG.cleaning(raw) else []
+
+
 def raw_records(wildcards):
     """Return the records of the downloaded parts of a dataset."""
     if dataset_of(wildcards).source.TOKENS:

@@ -1,15 +1,17 @@
-"""`spider data`: resolve, download, encode, index, pack, verify; learn tokenizers; count n-grams."""
+"""`spider data`: resolve, download, clean, encode, index, pack, verify; learn tokenizers; count n-grams."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
+from spider.cli import cleaning
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
@@ -18,7 +20,7 @@ from spider.files import read_json, sha256, write_json
 
 @click.group()
 def data() -> None:
-    """Datasets: resolve, download, encode, index, pack, verify; tokenizers and n-gram indexes."""
+    """Datasets: resolve, download, clean, encode, index, pack, verify; tokenizers and n-gram indexes."""
 
 
 @click.command()
@@ -78,6 +80,7 @@ def tokenizer(
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
+    from spider.cleaning.evidence import removed_by_reason
     from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -88,12 +91,18 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     suffixes = ("bin", "idx", "json")
     outputs = [folder / split / f"{part}.{suffix}" for split in spec.splits for suffix in suffixes]
     inputs = [file, tokenizer_file] if tokenizer_file else [file]
+    removed = session.results.cleaning(session.config.raw(dataset), "removed", part)
+    inputs += [removed] if session.config.cleaning(dataset) else []
     with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, outputs) as job:
         if spec.source.TOKENS:
             record = spec.source.import_part(file, folder, part, spec)
         else:
             tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-            record = encode_part(file, folder, part, spec, tokens)
+            rows = removed_by_reason(removed) if removed in inputs else None
+            record = encode_part(file, folder, part, spec, tokens, rows)
+            for reason, count in record["train"]["rows"].get("left_out", {}).items():
+                job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
+                log.info("left out: %s documents, %s", f"{count:,}", reason)
         for split, counts in record.items():
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
@@ -276,5 +285,7 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
             _print(value, indent + "  ")
 
 
-for one in (resolve, download, tokenizer, encode, index, pack, count_ngrams, build_ngrams, verify, inspect):
+_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.drop)
+_DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
+for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

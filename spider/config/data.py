@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
+from spider.config.cleaning import SIZE, Cleaning
 from spider.config.imports import import_named, may_import
 
 
@@ -329,6 +330,8 @@ class Dataset(Block):
     answer_column: str | None = None
     """Column of the answer, where ``text_column`` is a question; each row is then a conversation (``format:
     chat``)."""
+    cleaning: Cleaning | None = None
+    """Documents to leave out: filters, duplicates, text that models are measured with (null: none)."""
     like: str | None = None
     """Inherit source and settings from this dataset. Only ``tokenizer`` and ``ngram`` may differ."""
     tokenizer: str | None = None
@@ -357,6 +360,9 @@ class Dataset(Block):
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Dataset:
         self.source.check(self)
+        if self.cleaning and self.source.STREAMED:
+            remedy = "leave it out, or download the text: source.kind: hub"
+            raise wrong_key("cleaning", f"a stream is not stored, so it cannot be cleaned; {remedy}")
         if self.ngram and self.validation + self.ngram >= 1:
             total = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
             raise wrong_key("ngram", f"leaves no document to train on; {total} must be below 1")
@@ -373,11 +379,24 @@ class Dataset(Block):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that the settings name: the text, the id, and that of ``split_by``."""
+        """Columns that the settings name: the text, the id, that of ``split_by``, and those of filters."""
         names = [self.text_column, self.id_column]
         names += [self.split_by.column] if self.split_by else []
         names += [self.answer_column] if self.answer_column else []
+        names += self.filtered
         return tuple(dict.fromkeys(names))
+
+    @property
+    def filtered(self) -> list[str]:
+        """Columns that filters name, besides the size of the text."""
+        filters = self.cleaning.parsed if self.cleaning else []
+        return list(dict.fromkeys(one.column for one in filters if one.column != SIZE))
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the settings that decide which documents are read, and their text."""
+        names = {"text_column", "id_column", "answer_column", "format"}
+        filters = {"filters": self.cleaning.filters} if self.cleaning and self.cleaning.filters else {}
+        return self.changed(include=names) | filters
 
     def encoding(self) -> dict[str, Any]:
         """Return the settings that decide the tokens of a shard, besides the text and the tokenizer.
@@ -394,5 +413,7 @@ class Dataset(Block):
         return settings
 
     def held_out(self) -> dict[str, Any]:
-        """Return the settings that decide which documents are held out."""
-        return self.model_dump(mode="json", include={"text_column", "id_column", "validation", "split_by"})
+        """Return the settings that decide which documents are held out, among those that are read."""
+        names = {"text_column", "id_column", "validation", "split_by"}
+        filters = {"filters": self.cleaning.filters} if self.cleaning and self.cleaning.filters else {}
+        return self.model_dump(mode="json", include=names) | filters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
+from spider.config.cleaning import Cleaning
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems
@@ -115,6 +116,34 @@ class Config(Block):
     def raw(self, dataset: str) -> str:
         """Return the dataset whose downloaded parts a dataset is encoded from: itself, or its ``like``."""
         return self.dataset(dataset).like or dataset
+
+    def cleaning(self, dataset: str) -> Cleaning | None:
+        """Return how documents of a dataset are compared with others, or None if they are not."""
+        cleaning = self.dataset(dataset).cleaning
+        return cleaning if cleaning and cleaning.removes else None
+
+    def earlier(self, dataset: str, part: str) -> list[tuple[str, str]]:
+        """Return the parts whose documents come before those of a part: pairs of dataset and part, in order.
+
+        They are all parts of the datasets in ``against``, and the parts of its own dataset before it.
+        """
+        cleaning = self.dataset(dataset).cleaning
+        against = [self.raw(name) for name in (cleaning.against if cleaning else [])]
+        before = [(dataset, one) for one in self.parts(dataset) if int(one) < int(part)]
+        return [(name, one) for name in dict.fromkeys(against) for one in self.parts(name)] + before
+
+    def compared(self, datasets: Iterable[str]) -> list[str]:
+        """Return datasets, and all that their documents are compared with, each by its raw text."""
+        found: list[str] = []
+        waiting = list(datasets)
+        while waiting:
+            name = waiting.pop(0)
+            if name not in self.datasets or self.raw(name) in found:
+                continue
+            found.append(self.raw(name))
+            cleaning = self.dataset(name).cleaning
+            waiting += cleaning.against if cleaning else []
+        return found
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
         """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""
@@ -254,8 +283,34 @@ def _problems(config: Config) -> Iterator[str]:
             yield f"foreign.{name}: a run has the same name; choose another"
         if foreign.like is not None and foreign.like not in config.runs:
             yield f"foreign.{name}.like: {none_such('run', foreign.like, config.runs)}"
+    yield from _cleaning_problems(config)
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
+
+
+def _cleaning_problems(config: Config) -> Iterator[str]:
+    """Yield the problems of datasets whose documents are compared with those of others."""
+    for name, dataset in config.datasets.items():
+        if dataset.like:
+            continue
+        for one in dataset.cleaning.against if dataset.cleaning else []:
+            where = f"datasets.{name}.cleaning.against"
+            other = config.datasets.get(one)
+            if other is None:
+                yield f"{where}: {none_such('dataset', one, config.datasets)}"
+            elif other.source.STREAMED or other.source.TOKENS:
+                yield f"{where}: {one!r} has no stored text to compare with; leave it out"
+    if problems := list(_cycles(config)):
+        yield problems[0]
+
+
+def _cycles(config: Config) -> Iterator[str]:
+    """Yield the datasets whose documents would come before themselves."""
+    for name, dataset in config.datasets.items():
+        against = dataset.cleaning.against if dataset.cleaning else []
+        if not dataset.like and name in config.compared(against):
+            reason = "its documents would come before themselves, by way of"
+            yield f"datasets.{name}.cleaning.against: {reason} {', '.join(against)}; leave one of them out"
 
 
 def _ngram_problems(config: Config, run: Run) -> Iterator[str]:

@@ -30,6 +30,7 @@ from pydantic import Field
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Files, expand_globs
 from spider.config.take import TakingSource
+from spider.config.tasks import strings_in
 from spider.files import replacing
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ _COMPRESSIBLE = (".jsonl", ".json", ".csv", ".txt")
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
 #: Characters of a JSON array that are read at a time.
 CHUNK = 1 << 20
+#: Rows of a table that are decoded at a time.
+TABLE_ROWS = 1000
 #: Most keys of rows in a message.
 MOST_KEYS = 50
 #: Most files whose columns are looked at before a workflow starts.
@@ -321,6 +324,51 @@ def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
         got = type(text).__name__
         raise ValueError(f"{source}, {row.where}: {dataset.text_column!r} must be text or null (got {got})")
     return text
+
+
+def all_texts(path: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the file, the place in it and all strings of each document of a file or a folder of any kind.
+
+    Strings in lists and objects are among them, so the columns may have any names.
+
+    Raises:
+        ValueError: a file is missing, of an unknown kind or malformed, or holds no text.
+    """
+    kinds = (*_COMPRESSIBLE, ".parquet", ".arrow", ".feather")
+    files = _below(path, *kinds) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
+    for file in files:
+        found = False
+        for where, values in _values(file):
+            texts = [valid for text in strings_in(values) if (valid := _without_surrogates(text) or "").strip()]
+            found |= bool(texts)
+            yield str(file), where, texts
+        if not found:
+            raise ValueError(f"{file}: holds no text; correct the file, or leave it out")
+
+
+def _values(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the values of each document of a file."""
+    kind = _known_kind(file)
+    if not file.exists():
+        raise ValueError(f"{file}: no such file or folder")
+    if kind == ".txt":
+        with _opened(file) as f:
+            yield "text", _decode(f.read())[0]
+    elif kind in _COMPRESSIBLE:
+        yield from ((row.where, row.values) for row in _rows(file, kind))
+    else:
+        import pyarrow as pa
+        from pyarrow.dataset import dataset
+
+        try:
+            batches = dataset(file, format=kind[1:]).to_batches(batch_size=TABLE_ROWS)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from ((f"row {number}", values) for number, values in enumerate(rows))
+        except pa.ArrowException as error:
+            problem = f"not a complete {kind[1:]} file ({str(error).splitlines()[0]})"
+            raise ValueError(f"{file}: {problem}; copy it again") from None
 
 
 def _other(row: Row, source: Path, column: str, any_kind: bool) -> str | None:

@@ -1,0 +1,66 @@
+"""Raw text to evidence: hash each document of a part, pair it with earlier ones, and decide what is removed.
+
+A part depends on the parts before it and on the datasets in `against`, so new parts at the end run nothing again. Only
+datasets whose documents are compared have these jobs (`cleaning:` with `exact` and others).
+"""
+
+
+rule signatures:
+    input:
+        raw_part,
+    output:
+        "<results>/cleaning/{dataset}/signatures/{part}.parquet",
+    log:
+        "<logs>/signatures/{dataset}/{part}.log",
+    benchmark:
+        "<benchmarks>/signatures/cleaning/{dataset}/signatures/{part}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(120),
+    params:
+        spider=command,
+        identity=lambda wildcards: dataset_of(wildcards).chosen(),
+    shell:
+        "{params.spider} --log {log:q} data signatures {wildcards.dataset} {wildcards.part}"
+
+
+rule candidates:
+    input:
+        "<results>/cleaning/{dataset}/signatures/{part}.parquet",
+        lambda wildcards: earlier("signatures", wildcards),
+    output:
+        "<results>/cleaning/{dataset}/candidates/{part}.parquet",
+    log:
+        "<logs>/candidates/{dataset}/{part}.log",
+    benchmark:
+        "<benchmarks>/candidates/cleaning/{dataset}/candidates/{part}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(60),
+    params:
+        spider=command,
+        identity=lambda wildcards: CONFIG.cleaning(wildcards.dataset).changed(include={"exact", "near"}),
+    shell:
+        "{params.spider} --log {log:q} data candidates {wildcards.dataset} {wildcards.part}"
+
+
+rule drop:
+    input:
+        "<results>/cleaning/{dataset}/candidates/{part}.parquet",
+        lambda wildcards: earlier("removed", wildcards),
+    output:
+        multiext("<results>/cleaning/{dataset}/removed/{part}", ".parquet", ".json"),
+    log:
+        "<logs>/drop/{dataset}/{part}.log",
+    benchmark:
+        "<benchmarks>/drop/cleaning/{dataset}/removed/{part}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(60),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} data drop {wildcards.dataset} {wildcards.part}"

@@ -1,0 +1,122 @@
+"""Commands of `spider data` that find and list the documents that are left out of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spider.cli.session import Session, command, log
+from spider.config.cleaning import Cleaning
+
+
+def _checked(session: Session, dataset: str, part: str) -> None:
+    """Raise `ValueError` for a dataset or a part that does not exist."""
+    parts = session.config.parts(dataset)
+    if part not in parts:
+        raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
+
+
+def _cleaning(session: Session, dataset: str, part: str) -> Cleaning:
+    """Return how the documents of a part are compared. Raise `ValueError` if they are not."""
+    _checked(session, dataset, part)
+    cleaning = session.config.cleaning(dataset)
+    if cleaning is None:
+        raise ValueError(f"datasets.{dataset}.cleaning: compares no documents; set exact: true in it")
+    return cleaning
+
+
+def _file(session: Session, dataset: str, step: str, part: str) -> Path:
+    """Return a file of the cleaning of a part. Datasets with the same raw text share it."""
+    return session.results.cleaning(session.config.raw(dataset), step, part)
+
+
+@command("dataset", "part")
+def signatures(session: Session, dataset: str, part: str) -> None:
+    """Hash the text of each document of a part that the filters keep."""
+    from spider.cleaning.signatures import write_signatures
+
+    _checked(session, dataset, part)
+    spec = session.config.dataset(dataset)
+    parquet = session.results.raw(session.config.raw(dataset), part)
+    output = _file(session, dataset, "signatures", part)
+    with session.tracked("signatures", f"{dataset}/{part}", spec.chosen(), [parquet], [output]) as job:
+        counts = write_signatures(parquet, output, spec)
+        job.metric("read", counts["read"])
+    left_out = sum(counts.get("left_out", {}).values())
+    log.info("%s: %s documents, %s left out by filters", output, f"{counts['read']:,}", f"{left_out:,}")
+
+
+@command("dataset", "part")
+def candidates(session: Session, dataset: str, part: str) -> None:
+    """Pair the documents of a part with earlier ones that they may repeat."""
+    from spider.cleaning.evidence import SCHEMA, write
+    from spider.cleaning.exact import Part, exact_pairs
+
+    cleaning = _cleaning(session, dataset, part)
+    raw = session.config.raw(dataset)
+    own, *earlier = [
+        Part(name, one, _file(session, name, "signatures", one))
+        for name, one in [(raw, part), *session.config.earlier(raw, part)]
+    ]
+    output = _file(session, dataset, "candidates", part)
+    inputs = [one.signatures for one in (*earlier, own)]
+    with session.tracked("candidates", f"{dataset}/{part}", cleaning.changed(), inputs, [output]) as job:
+        pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
+        write(output, pairs)
+        job.metric("pairs", len(pairs))
+    log.info("%s: %s pairs", output, f"{len(pairs):,}")
+
+
+@command("dataset", "part")
+def drop(session: Session, dataset: str, part: str) -> None:
+    """Decide which documents of a part are removed, and write the evidence."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from spider.cleaning import evidence
+    from spider.cleaning.drop import drop
+
+    cleaning = _cleaning(session, dataset, part)
+    raw = session.config.raw(dataset)
+    removed = {
+        (name, one): _file(session, name, "removed", one)
+        for name, one in session.config.earlier(raw, part)
+        if session.config.cleaning(name)
+    }
+    found = [_file(session, dataset, step, part) for step in ("candidates",)]
+    output = _file(session, dataset, "removed", part)
+    outputs = [output, output.with_suffix(".json")]
+    inputs = [*found, *removed.values()]
+    with session.tracked("drop", f"{dataset}/{part}", cleaning.changed(), inputs, outputs) as job:
+
+        def gone(of: str, name: str) -> Any:
+            if (of, name) not in removed:
+                return evidence.NO_ROWS
+            return evidence.removed_rows(evidence.read(removed[of, name]))
+
+        pairs = pa.concat_tables(map(pq.read_table, found))
+        record = evidence.write_removed(output, part, drop(raw, part, pairs, gone))
+        for reason, count in record.counts.items():
+            job.metric(f"removed/{reason}", count)
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())
+    log.info("%s: removed %s", output, counts or "nothing")
+
+
+@command("dataset", "[id]")
+@click.option("--examples", default=10, show_default=True, help="Removed documents to list without an ID.")
+def removed(session: Session, dataset: str, id: str | None, examples: int) -> None:
+    """List why documents were removed, or show one, by its ID or PART/ROW, beside what it repeats."""
+    from spider.cleaning.show import counted, side_by_side
+
+    files = [_file(session, dataset, "removed", part) for part in session.config.parts(dataset)]
+    if session.config.cleaning(dataset) is None:
+        raise ValueError(f"datasets.{dataset}.cleaning: compares no documents, so none was removed")
+    lines = (
+        counted(files, examples)
+        if id is None
+        else side_by_side(files, id, dataset, session.config, session.results)
+    )
+    for line in lines:
+        click.echo(line)
