@@ -33,6 +33,7 @@ KINDS = {"template": 0.20, "code": 0.08, "numbers": 0.05, "short": 0.05, "ordina
 #: Share of the documents of each source.
 SOURCES = (0.20, 0.16, 0.14, 0.12, 0.10, 0.10, 0.07, 0.05, 0.04, 0.02)
 TEMPLATES = 10
+HEAD = "| name       | value    | unit  |"
 #: Share of the pages of a template, and of the programs of a family, that come from one source.
 AT_HOME = 0.6
 #: Documents of a part, unless a number of parts is given.
@@ -171,13 +172,11 @@ def template(number: int) -> list[Block | str]:
     """Return the blocks of a template; a string names what a page puts there."""
     rng = random.Random(f"template {number}")
     menu = " | ".join(word.capitalize() for word in draw(rng, rng.randint(6, 14)))
-    notes: list[Block | str] = [
-        line("* " + " ".join(draw(rng, rng.randint(6, 12))), own=False) for _ in range(4)
-    ]
+    notes = [line("* " + " ".join(draw(rng, rng.randint(6, 12))), own=False) for _ in range(4)]
     licence = paragraphs(rng, sentences(rng, draw(rng, rng.randint(40, 150))), own=False)
-    frame: list[Block | str] = [line("+------------+----------+-------+", own=False)]
-    table = [*frame, line("| name       | value    | unit  |", own=False), *frame, "rows", *frame]
-    body: list[Block | str] = ["title", "date", "text", *notes[:2], *(table if number % 2 else []), "text"]
+    frame, head = (line(text, own=False) for text in ("+------------+----------+-------+", HEAD))
+    table = [frame, head, frame, "rows", frame] if number % 2 else []
+    body = ["title", "date", "text", *notes[:2], *table, "text"]
     after = [*notes[2:], *licence]
     return [line(menu, own=False), line("", own=False), *(after + body if number % 3 == 0 else body + after)]
 
@@ -194,12 +193,8 @@ def filled_template(rng: random.Random, number: int) -> Page:
         elif block == "title":
             page.append(Block(sentences(rng, draw(rng, rng.randint(3, 7)))))
         elif block == "date":
-            page.append(
-                line(
-                    f"Published on day {rng.randint(1, 365)} by {draw(rng, 1)[0]} | print this page",
-                    own=False,
-                )
-            )
+            day, author = rng.randint(1, 365), draw(rng, 1)[0]
+            page.append(line(f"Published on day {day} by {author} | print this page", own=False))
         elif block == "text":
             page += paragraphs(rng, sentences(rng, draw(rng, each)))
         else:
@@ -241,10 +236,8 @@ def program(rng: random.Random, family: int) -> Page:
     page = [line(text) for text in ["import numpy as np", *imports, ""]]
     for pattern in patterns:
         a, b, c, d = rng.sample(names, 4)
-        numbers = pattern.replace("{n}", "%d") % tuple(
-            rng.randint(0, 999) for _ in range(pattern.count("{n}"))
-        )
-        page.append(line(numbers.format(a=a, b=b, c=c, d=d, A=a.title(), B=b.title())))
+        text = re.sub(r"{n}", lambda _: str(rng.randint(0, 999)), pattern)
+        page.append(line(text.format(a=a, b=b, c=c, d=d, A=a.title(), B=b.title())))
     return [*page, line('if __name__ == "__main__":'), line("    main()")]
 
 
