@@ -303,13 +303,13 @@ def real(folder: Path, table: Table) -> None:
         for reason, count in sorted(Counter(evidence["reason"].to_pylist()).items()):
             table.add(f"  {name}: {reason}", count, ",")
         chosen = random.Random(0).sample(range(len(evidence)), min(10, len(evidence)))
-        for row in evidence.take(chosen).to_pylist():
+        for row in evidence.take(pa.array(chosen, pa.int64())).to_pylist():
             copy, first = (
                 pq.read_table(results / f"raw/{name}/{row[part]}.parquet")["text"][row[at]].as_py()
                 for part, at in (("part", "row"), ("kept_part", "kept_row"))
             )
-            title = f"{name}: {row['reason']}, containment {row['containment']:.3f}, {row['bytes']:,} bytes"
-            show(title, [f"removed: {row['id']}", f"kept: {row['kept_id']}"], beside(copy, first))
+            title = f"{row['id']} repeats {row['kept_id']}: {row['reason']}, {row['containment']:.3f}"
+            show(title, ["removed", "kept"], beside(copy, first))
 
 
 def main() -> None:
