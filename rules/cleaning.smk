@@ -20,7 +20,7 @@ rule signatures:
         runtime=growing(120),
     params:
         spider=command,
-        identity=lambda wildcards: dataset_of(wildcards).chosen(),
+        identity=signatures_identity,
     shell:
         "{params.spider} --log {log:q} data signatures {wildcards.dataset} {wildcards.part}"
 
@@ -41,14 +41,43 @@ rule candidates:
         runtime=growing(60),
     params:
         spider=command,
-        identity=lambda wildcards: CONFIG.cleaning(wildcards.dataset).changed(include={"exact", "near"}),
+        identity=candidates_identity,
     shell:
         "{params.spider} --log {log:q} data candidates {wildcards.dataset} {wildcards.part}"
+
+
+# Only datasets whose near duplicates are found have this job.
+rule verify_pairs:
+    input:
+        "<results>/cleaning/{dataset}/candidates/{part}.parquet",
+        "<results>/cleaning/{dataset}/signatures/{part}.parquet",
+        raw_part,
+        lambda wildcards: earlier("signatures", wildcards),
+        lambda wildcards: earlier("raw", wildcards),
+    output:
+        "<results>/cleaning/{dataset}/verified/{part}.parquet",
+    log:
+        "<logs>/verify_pairs/{dataset}/{part}.log",
+    benchmark:
+        "<benchmarks>/verify_pairs/cleaning/{dataset}/verified/{part}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(4000),
+        runtime=growing(120),
+    params:
+        spider=command,
+        identity=verified_identity,
+    shell:
+        "{params.spider} --log {log:q} data verify-pairs {wildcards.dataset} {wildcards.part}"
 
 
 rule drop:
     input:
         "<results>/cleaning/{dataset}/candidates/{part}.parquet",
+        branch(
+            lambda wildcards: CONFIG.cleaning(wildcards.dataset).near,
+            then="<results>/cleaning/{dataset}/verified/{part}.parquet",
+        ),
         lambda wildcards: earlier("removed", wildcards),
     output:
         multiext("<results>/cleaning/{dataset}/removed/{part}", ".parquet", ".json"),

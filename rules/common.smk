@@ -253,9 +253,32 @@ def earlier(step, wildcards):
     Documents of a dataset that compares none are all kept, so it has no evidence.
     """
     parts = CONFIG.earlier(wildcards.dataset, wildcards.part)
+    if step == "raw":
+        return [f"<results>/raw/{name}/{part}.parquet" for name, part in parts]
     if step == "removed":
         parts = [(name, part) for name, part in parts if CONFIG.cleaning(name)]
     return [f"<results>/cleaning/{name}/{step}/{part}.parquet" for name, part in parts]
+
+
+def signatures_identity(wildcards):
+    """Return what decides the signatures of a part, besides its text."""
+    return dataset_of(wildcards).chosen() | ({"near": True} if CONFIG.near(wildcards.dataset) else {})
+
+
+def candidates_identity(wildcards):
+    """Return what decides the candidates of a part, besides signatures."""
+    cleaning = CONFIG.cleaning(wildcards.dataset)
+    return {"exact": cleaning.exact} | ({"near": cleaning.near.action} if cleaning.near else {})
+
+
+def verified_identity(wildcards):
+    """Return what decides the verified pairs of a part, besides texts: a reported one has the split of its pair."""
+    near = CONFIG.cleaning(wildcards.dataset).near
+    splits = {}
+    if near.action == "report":
+        names = {name for name, _ in CONFIG.earlier(wildcards.dataset, wildcards.part)} | {wildcards.dataset}
+        splits = {name: CONFIG.dataset(name).held_out() for name in sorted(names)}
+    return near.changed() | splits
 
 
 def removed_part(wildcards):

@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("containment", pa.float64()),
         ("removed", pa.bool_()),  # false: only reported
         ("rule", pa.string()),  # name and version, such as near/1
+        ("split", pa.uint64()),  # for `near` that is only reported: the hash that decides the split of both
     ]
 )
 NO_ROWS = np.empty(0, np.uint32)
@@ -105,7 +106,12 @@ def removed_rows(evidence: pa.Table, *reasons: str) -> np.ndarray:
     return removed.filter(chosen)["row"].to_numpy()
 
 
-def removed_by_reason(path: Path) -> dict[str, np.ndarray]:
-    """Return the rows of a part's removed documents by reason, after `read`."""
-    evidence = read(path)
+def removed_by_reason(evidence: pa.Table) -> dict[str, np.ndarray]:
+    """Return the rows of a part's removed documents by reason."""
     return {reason: removed_rows(evidence, reason) for reason in pc.unique(evidence["reason"]).to_pylist()}
+
+
+def moved(evidence: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of documents that are in the split of another one, and the hashes that decide it."""
+    chosen = evidence.filter(pc.and_(pc.invert(evidence["removed"]), evidence["split"].is_valid()))
+    return chosen["row"].to_numpy(), chosen["split"].to_numpy()

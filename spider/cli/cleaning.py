@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spider.cli.session import Session, command, log
 from spider.config.cleaning import Cleaning
+
+if TYPE_CHECKING:
+    from spider.cleaning.exact import Part
 
 
 def _checked(session: Session, dataset: str, part: str) -> None:
@@ -41,8 +44,10 @@ def signatures(session: Session, dataset: str, part: str) -> None:
     spec = session.config.dataset(dataset)
     parquet = session.results.raw(session.config.raw(dataset), part)
     output = _file(session, dataset, "signatures", part)
-    with session.tracked("signatures", f"{dataset}/{part}", spec.chosen(), [parquet], [output]) as job:
-        counts = write_signatures(parquet, output, spec)
+    near = session.config.near(dataset)
+    params = spec.chosen() | ({"near": True} if near else {})
+    with session.tracked("signatures", f"{dataset}/{part}", params, [parquet], [output]) as job:
+        counts = write_signatures(parquet, output, spec, near=near)
         job.metric("read", counts["read"])
     left_out = sum(counts.get("left_out", {}).values())
     log.info("%s: %s documents, %s left out by filters", output, f"{counts['read']:,}", f"{left_out:,}")
@@ -51,22 +56,59 @@ def signatures(session: Session, dataset: str, part: str) -> None:
 @command("dataset", "part")
 def candidates(session: Session, dataset: str, part: str) -> None:
     """Pair the documents of a part with earlier ones that they may repeat."""
+    import pyarrow as pa
+
     from spider.cleaning.evidence import SCHEMA, write
-    from spider.cleaning.exact import Part, exact_pairs
+    from spider.cleaning.exact import exact_pairs
+    from spider.cleaning.near import near_candidates
 
     cleaning = _cleaning(session, dataset, part)
-    raw = session.config.raw(dataset)
-    own, *earlier = [
-        Part(name, one, _file(session, name, "signatures", one))
-        for name, one in [(raw, part), *session.config.earlier(raw, part)]
-    ]
+    *earlier, own = _parts(session, dataset, part)
     output = _file(session, dataset, "candidates", part)
     inputs = [one.signatures for one in (*earlier, own)]
     with session.tracked("candidates", f"{dataset}/{part}", cleaning.changed(), inputs, [output]) as job:
         pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
+        if near := cleaning.near:
+            found = near_candidates(own, earlier, exact=cleaning.exact, remove=near.action == "remove")
+            pairs = pa.concat_tables([pairs, found])
+            job.metric("near", len(found))
         write(output, pairs)
         job.metric("pairs", len(pairs))
     log.info("%s: %s pairs", output, f"{len(pairs):,}")
+
+
+@command("dataset", "part")
+def verify_pairs(session: Session, dataset: str, part: str) -> None:
+    """Compare the texts of the candidates for near duplicates in a part."""
+    import pyarrow.parquet as pq
+
+    from spider.cleaning.evidence import write
+    from spider.cleaning.near import verified
+
+    near = _cleaning(session, dataset, part).near
+    if near is None:
+        raise ValueError(f"datasets.{dataset}.cleaning.near: is null, so there are no pairs to verify")
+    parts = _parts(session, dataset, part)
+    pairs = _file(session, dataset, "candidates", part)
+    output = _file(session, dataset, "verified", part)
+    texts = [session.results.raw(one.dataset, one.part) for one in parts]
+    inputs = [pairs, *(one.signatures for one in parts), *texts]
+    with session.tracked("verify_pairs", f"{dataset}/{part}", near.changed(), inputs, [output]) as job:
+        candidates = pq.read_table(pairs, filters=[("reason", "==", "near")])
+        found = verified(candidates, parts, near.containment, session.config, session.results)
+        write(output, found)
+        job.metric("candidates", len(candidates))
+        job.metric("pairs", len(found))
+    log.info("%s: %s of %s candidates are near duplicates", output, f"{len(found):,}", f"{len(candidates):,}")
+
+
+def _parts(session: Session, dataset: str, part: str) -> list[Part]:
+    """Return the parts that come before a part, and this one."""
+    from spider.cleaning.exact import Part
+
+    raw = session.config.raw(dataset)
+    names = [*session.config.earlier(raw, part), (raw, part)]
+    return [Part(name, one, _file(session, name, "signatures", one)) for name, one in names]
 
 
 @command("dataset", "part")
@@ -85,19 +127,21 @@ def drop(session: Session, dataset: str, part: str) -> None:
         for name, one in session.config.earlier(raw, part)
         if session.config.cleaning(name)
     }
-    found = [_file(session, dataset, step, part) for step in ("candidates",)]
+    steps = ["candidates", *(["verified"] if cleaning.near else [])]
+    found = [_file(session, dataset, step, part) for step in steps]
     output = _file(session, dataset, "removed", part)
     outputs = [output, output.with_suffix(".json")]
     inputs = [*found, *removed.values()]
     with session.tracked("drop", f"{dataset}/{part}", cleaning.changed(), inputs, outputs) as job:
 
-        def gone(of: str, name: str) -> Any:
-            if (of, name) not in removed:
-                return evidence.NO_ROWS
-            return evidence.removed_rows(evidence.read(removed[of, name]))
+        def earlier(of: str, name: str) -> Any:
+            known = (of, name) in removed
+            return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
 
-        pairs = pa.concat_tables(map(pq.read_table, found))
-        record = evidence.write_removed(output, part, drop(raw, part, pairs, gone))
+        # Candidates for near duplicates count when they are verified.
+        exact = pq.read_table(found[0], filters=[("reason", "==", "exact")])
+        pairs = pa.concat_tables([exact, *map(pq.read_table, found[1:])])
+        record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
         for reason, count in record.counts.items():
             job.metric(f"removed/{reason}", count)
     counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())

@@ -80,7 +80,7 @@ def tokenizer(
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.cleaning.evidence import removed_by_reason
+    from spider.cleaning.evidence import moved, read, removed_by_reason
     from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -98,8 +98,11 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
             record = spec.source.import_part(file, folder, part, spec)
         else:
             tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-            rows = removed_by_reason(removed) if removed in inputs else None
-            record = encode_part(file, folder, part, spec, tokens, rows)
+            evidence = read(removed) if removed in inputs else None
+            rows = removed_by_reason(evidence) if evidence else None
+            record = encode_part(
+                file, folder, part, spec, tokens, rows, moved(evidence) if evidence else None
+            )
             for reason, count in record["train"]["rows"].get("left_out", {}).items():
                 job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
                 log.info("left out: %s documents, %s", f"{count:,}", reason)
@@ -157,13 +160,18 @@ def _scored_by(config: Config, dataset: str) -> list[str]:
 
 
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
-    """Raise `ValueError` if a run is evaluated on a dataset whose validation split is empty."""
+    """Raise `ValueError` if no document is left, or a run is evaluated on an empty validation split."""
+    from spider.data.metadata import described_counts, left_out
+
     spec = config.dataset(dataset)
     scored_by = _scored_by(config, dataset)
     counts = dict.fromkeys(spec.splits, 0)
     for split, part in product(spec.splits, config.parts(dataset)):
         record = folder / split / f"{part}.json"
         counts[split] += read_json(record)["documents"] if record.exists() else 0
+    if spec.cleaning and not any(counts.values()):
+        gone = described_counts(left_out(folder, [*config.parts(dataset)]))
+        raise ValueError(f"datasets.{dataset}.cleaning: leaves out all documents ({gone}); change that block")
     if scored_by and not counts["validation"]:
         raise ValueError(
             f"datasets.{dataset}.validation: {spec.validation:g} holds out none of {sum(counts.values()):,} "
@@ -285,7 +293,7 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
             _print(value, indent + "  ")
 
 
-_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.drop)
+_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

@@ -74,6 +74,8 @@ class NearConfig(Block):
 
     containment: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Least share of the document's word 5-grams that an earlier document contains."""
+    action: Literal["remove", "report"] = "remove"
+    """report: keep the documents, in the split of the earlier document, and write the evidence only."""
 
 
 class DecontaminateConfig(Block):

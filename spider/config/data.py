@@ -383,14 +383,19 @@ class Dataset(Block):
         names = [self.text_column, self.id_column]
         names += [self.split_by.column] if self.split_by else []
         names += [self.answer_column] if self.answer_column else []
-        names += self.filtered
+        names += self.filtered.values()
         return tuple(dict.fromkeys(names))
 
     @property
-    def filtered(self) -> list[str]:
-        """Columns that filters name, besides the size of the text."""
-        filters = self.cleaning.parsed if self.cleaning else []
-        return list(dict.fromkeys(one.column for one in filters if one.column != SIZE))
+    def filtered(self) -> dict[str, str]:
+        """Columns that filters name, besides the size of the text, by the key of the filter."""
+        filters = enumerate(self.cleaning.parsed if self.cleaning else [])
+        return {f"cleaning.filters[{i}]": one.column for i, one in filters if one.column != SIZE}
+
+    @property
+    def optional(self) -> dict[str, str]:
+        """Columns that `split_by` and filters name, by their key. A file has to have them."""
+        return ({"split_by.column": self.split_by.column} if self.split_by else {}) | self.filtered
 
     def chosen(self) -> dict[str, Any]:
         """Return the settings that decide which documents are read, and their text."""

@@ -122,6 +122,14 @@ class Config(Block):
         cleaning = self.dataset(dataset).cleaning
         return cleaning if cleaning and cleaning.removes else None
 
+    def near(self, dataset: str) -> bool:
+        """Return whether near duplicates of a dataset's documents are found, in itself or in another one."""
+        cleaned = [
+            (name, one.cleaning) for name, one in self.datasets.items() if one.cleaning and not one.like
+        ]
+        raw = self.raw(dataset)
+        return any(raw in (name, *map(self.raw, block.against)) for name, block in cleaned if block.near)
+
     def earlier(self, dataset: str, part: str) -> list[tuple[str, str]]:
         """Return the parts whose documents come before those of a part: pairs of dataset and part, in order.
 

@@ -77,12 +77,13 @@ def encode_part(
     dataset: Dataset,
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
 
     The splits are those of the dataset: train and validation, and ngram if it has a share. A ``.rows`` has
     each document's row in the parquet file (little-endian uint32). ``removed`` has the rows that are left
-    out, by reason.
+    out, by reason, and ``moved`` the rows whose split another hash decides, with these hashes.
 
     Returns the records by split: file, part, tokens, documents, bytes, the settings, and counts of the rows.
 
@@ -95,7 +96,7 @@ def encode_part(
     if dataset.format == "chat":
         encode = partial(chat.ids_of, tokens=tokens)
     with writing(folder, part, dataset, tokens) as shards:
-        for texts, at, masks, groups in _split(parquet, dataset, rows, hashes, removed):
+        for texts, at, masks, groups in _split(parquet, dataset, rows, hashes, removed, moved):
             for split, writer in shards.writers.items():
                 _append(writer, texts.filter(pa.array(masks[split])), encode)
                 writer.rows.append(at[masks[split]])
@@ -143,14 +144,20 @@ class Documents(NamedTuple):
         return Documents(texts, ids, groups, self.rows[keep.to_numpy(zero_copy_only=False)])
 
 
-def read_documents(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterator[Documents]:
+def read_documents(
+    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None = None
+) -> Iterator[Documents]:
     """Yield batches of the documents that meet the filters and are not empty, and count all others.
+
+    With ``rows``, only these are read, from the row groups that have them.
 
     Raises:
         ValueError: the file is missing or incomplete, it lacks a column, a column does not fit its filter, or
             a row is not a conversation.
     """
-    for documents in _batches(parquet, dataset, counts):
+    for documents in _batches(parquet, dataset, counts, rows):
+        if rows is not None:
+            documents = documents.filter(pa.array(np.isin(documents.rows, rows)))
         if dataset.format == "chat":
             _check_chat(documents, parquet)
         yield _without_blank(documents, counts)
@@ -170,6 +177,7 @@ def _split(
     rows: dict[str, Any],
     id_hashes: list[np.ndarray],
     removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Iterator[tuple[pa.Array, np.ndarray, dict[str, np.ndarray], list[bytes]]]:
     """Yield batches of documents, their rows, a mask for each split, and their groups under ``split_by``.
 
@@ -177,22 +185,34 @@ def _split(
     """
     leaving = _Leaving(removed or {})
     for documents in read_documents(parquet, dataset, rows):
-        texts, ids, groups, at = leaving(documents)
-        keys = _keys(texts, ids)
-        hashes = hash_keys(keys)
+        documents = leaving(documents)
+        of_ids, hashes, names = split_hashes(documents, dataset)
         if rows["read"] <= DUPLICATE_ROWS:
-            id_hashes.append(hashes)
-        names: list[bytes] = []
-        if dataset.split_by:
-            pattern = re.compile(dataset.split_by.pattern)
-            pairs = zip(groups.to_pylist(), keys, strict=True)
-            names = [group_key(value, pattern, key) for value, key in pairs]
-            hashes = hash_keys(salted(name, dataset.split_by.salt) for name in names)
+            id_hashes.append(of_ids)
+        if moved:
+            _, mine, theirs = np.intersect1d(
+                documents.rows, moved[0], assume_unique=True, return_indices=True
+            )
+            hashes = hashes.copy()
+            hashes[mine] = moved[1][theirs]
         masks = split_masks(hashes, dataset.validation, dataset.ngram)
-        yield _truncate(texts, dataset.max_document_bytes, rows), at, masks, names
+        texts = _truncate(documents.texts, dataset.max_document_bytes, rows)
+        yield texts, documents.rows, masks, names
     if removed is not None:
         rows.setdefault("left_out", {}).update({reason: len(found) for reason, found in removed.items()})
         leaving.check(parquet)
+
+
+def split_hashes(documents: Documents, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
+    """Return the hashes of ids, those that decide the splits, and the groups under ``split_by``."""
+    keys = _keys(documents.texts, documents.ids)
+    of_ids = hash_keys(keys)
+    if not dataset.split_by:
+        return of_ids, of_ids, []
+    pattern, salt = re.compile(dataset.split_by.pattern), dataset.split_by.salt
+    pairs = zip(documents.groups.to_pylist(), keys, strict=True)
+    names = [group_key(value, pattern, key) for value, key in pairs]
+    return of_ids, hash_keys(salted(name, salt) for name in names), names
 
 
 class _Leaving:
@@ -218,7 +238,9 @@ class _Leaving:
             raise ValueError(f"{parquet}: has {found}; its evidence is of other text, so make that again")
 
 
-def _batches(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterator[Documents]:
+def _batches(
+    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None
+) -> Iterator[Documents]:
     """Yield batches of the rows that meet the filters, and count all rows and the others by their filter.
 
     A column that does not exist is null.
@@ -232,10 +254,16 @@ def _batches(parquet: Path, dataset: Dataset, counts: dict[str, Any]) -> Iterato
             if "id_column" not in wanted:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, dataset.id_column, instead)
-            columns = sorted({*wanted.values(), *dataset.filtered})
+            columns = sorted({*wanted.values(), *dataset.filtered.values()})
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
             for row_group in range(file.num_row_groups):
-                size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
+                group = file.metadata.row_group(row_group)
+                if rows is not None and not np.any(
+                    (rows >= counts["read"]) & (rows < counts["read"] + group.num_rows)
+                ):
+                    counts["read"] += group.num_rows
+                    continue
+                size = _rows_per_batch(group, dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
                     nulls = pa.nulls(len(batch), pa.large_string())
                     texts, ids, groups, answers = (
@@ -282,8 +310,8 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
 
     Raises `ValueError` like `require_strings`, or if the column of a filter is missing.
     """
-    for column in dataset.filtered:
-        require_column(schema, file, "cleaning.filters", column)
+    for setting, column in dataset.filtered.items():
+        require_column(schema, file, setting, column)
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
     if dataset.split_by:
         wanted["split_by.column"] = dataset.split_by.column
@@ -316,7 +344,7 @@ def require_column(schema: pa.Schema, file: object, setting: str, column: str) -
     if column not in schema.names:
         columns = ", ".join(schema.names) or "none"
         remedy = f"set {setting} to one of them"
-        optional = setting in ("split_by.column", "cleaning.filters")
+        optional = setting.startswith(("split_by", "cleaning"))
         remedy += f", or leave {setting.removesuffix('.column')} out" if optional else ""
         raise ValueError(f"{file}: no column {column!r} (there are: {columns}); {remedy}")
 

@@ -208,7 +208,7 @@ def _shard_problems(folder: Path, shard: Shard, bos: int, full: bool) -> Iterato
 
 
 def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
-    """Return statistics of a dataset, as plain data.
+    """Return statistics of a dataset, as plain data: what its cleaning left out, and its splits.
 
     For each split: documents, tokens, bytes and shards; mean, median and largest document in bytes; the
     ``beginning`` of the first shard, decoded. The first 16 M tokens of each shard give the ten most frequent
@@ -217,6 +217,8 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
     metadata = load_metadata(folder)
     vocabulary = metadata.vocabulary
     report: dict[str, Any] = {"dataset": metadata.dataset, "digest": metadata.digest, "splits": {}}
+    if metadata.left_out is not None:
+        report["left_out"] = metadata.left_out
     for split, described in metadata.splits.items():
         view = Shards(folder, split)
         counts = np.zeros(vocabulary.size, np.int64)

@@ -66,8 +66,10 @@ class Needed:
             for name in sources_of(spec)
         )
         ngram = config.runs[run].model.ngram if run in config.runs else None
-        paths = [f"raw/{name}/" for name in raw]
+        compared = dict.fromkeys([*raw, *config.compared(raw)])
+        paths = [f"raw/{name}/" for name in compared]
         paths += [f"tokenizers/{name}/" for name in tokenizers]
+        paths += [f"cleaning/{name}/" for name in reversed(compared)]
         paths += [f"shards/{name}/(?!packed-)" for name in used]
         paths += [rf"shards/{name}\." for name in rows]
         if ngram:

@@ -260,11 +260,13 @@ def _link(source: Path, output: Path) -> None:
 
 def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
     """Yield a text, or each text of a folder, as one document."""
-    if dataset.split_by and dataset.split_by.column not in (dataset.text_column, dataset.id_column):
-        raise ValueError(
-            f"{source}: a text has no column {dataset.split_by.column!r}; set split_by.column to "
-            f"{dataset.id_column!r}, its path, or leave split_by out"
-        )
+    for setting, column in dataset.optional.items():
+        if column not in (dataset.text_column, dataset.id_column):
+            remedy = f"set {setting} to {dataset.id_column!r}, its path"
+            raise ValueError(
+                f"{source}: a text has no column {column!r}; {remedy}, or leave "
+                f"{setting.removesuffix('.column')} out"
+            )
     paths = texts_in(source) if source.is_dir() else [source]
     for path in paths:
         id = path.relative_to(source).as_posix() if source.is_dir() else path.name
@@ -291,12 +293,13 @@ def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
         valid = [_without_surrogates(value) for value in values]
         malformed = row.malformed or valid != values
         yield Document(valid, row.where if malformed else "")
-    if keys and dataset.split_by and dataset.split_by.column in missing:
-        names = ", ".join(map(repr, sorted(keys)))
-        raise ValueError(
-            f"{source}: no line has {dataset.split_by.column!r} (keys: {names}); set split_by.column to one "
-            "of them, or leave split_by out"
-        )
+    for setting, column in dataset.optional.items() if keys else ():
+        if column in missing:
+            names = ", ".join(map(repr, sorted(keys)))
+            raise ValueError(
+                f"{source}: no line has {column!r} (keys: {names}); set {setting} to one of them, or leave "
+                f"{setting.removesuffix('.column')} out"
+            )
     if keys and dataset.id_column in missing:
         instead = "" if dataset.split_by else ", the text itself decides the split"
         log.warning("%s: no line has %r%s", source, dataset.id_column, instead)
