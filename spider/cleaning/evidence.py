@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
     ]
 )
 NO_ROWS = np.empty(0, np.uint32)
-#: Reasons, in the order in which a document that has several is counted.
+#: A document with several reasons is counted by the first of these.
 REASONS = ("exact", "contaminated", "near")
 
 
@@ -54,7 +54,7 @@ class Removed(Record):
     reported: dict[str, int]
     """Documents by reason that are only reported."""
     sha256: str
-    """Of the evidence beside it."""
+    """SHA-256 of the evidence beside it."""
 
 
 def table(columns: dict[str, object], count: int) -> pa.Table:

@@ -5,72 +5,62 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.dataset
 
-from spider.cleaning.evidence import read
 from spider.config import Config
 from spider.results import Results
 
 #: Characters of a text that are shown.
 SHOWN = 4000
+#: A row of evidence.
+Row = dict[str, Any]
 
 
-def counted(files: Sequence[Path], examples: int) -> Iterator[str]:
+def counted(rows: list[Row], examples: int) -> Iterator[str]:
     """Yield lines with the number of documents by reason, and the first ones."""
-    rows = list(chain.from_iterable(read(path).to_pylist() for path in files))
     for (reason, removed), count in sorted(Counter((r["reason"], r["removed"]) for r in rows).items()):
-        yield f"{reason}: {count:,} documents {'removed' if removed else 'reported, and kept'}"
+        yield f"{reason}: {count:,} {'removed' if removed else 'reported, and kept'}"
     if not rows:
         yield "no document was removed"
-    for row in rows[:examples]:
-        yield f"{_name(row)}: {_because(row)}"
+    yield from islice(map(_described, rows), examples)
 
 
-def side_by_side(
-    files: Sequence[Path], id: str, dataset: str, config: Config, results: Results
-) -> Iterator[str]:
-    """Yield lines with the text of a removed document beside the text that it repeats.
+def side_by_side(rows: list[Row], id: str, dataset: str, config: Config, results: Results) -> Iterator[str]:
+    """Yield lines with the text of a removed document beside what it repeats.
 
     Args:
         id: id of the document, or ``PART/ROW``.
 
     Raises:
-        ValueError: no such document was removed, or its raw text is not there any more.
+        ValueError: no such document was removed, or its raw text is deleted.
     """
-    rows = list(chain.from_iterable(read(path).to_pylist() for path in files))
     row = next((row for row in rows if id in (row["id"], f"{row['part']}/{row['row']}")), None)
     if row is None:
         listed = f"`spider data removed {dataset}` lists some"
         raise ValueError(f"datasets.{dataset}: no document {id!r} was removed; {listed}")
-    yield f"{_name(row)}: {_because(row)} (rule {row['rule']})"
+    yield f"{_described(row)} (rule {row['rule']})"
     left = _text(config, results, config.raw(dataset), row["part"], row["row"])
-    right = row["words"]
-    if row["kept_row"] is not None:
-        right = _text(config, results, row["kept_dataset"], row["kept_part"], row["kept_row"])
+    right = row["words"] or _text(config, results, row["kept_dataset"], row["kept_part"], row["kept_row"])
     width = max(20, (shutil.get_terminal_size().columns - 3) // 2)
-    yield f"{'removed' if row['removed'] else 'reported':<{width}} | what it repeats"
-    for pair in zip_longest(_wrapped(left, width), _wrapped(right or "", width), fillvalue=""):
+    lines = zip_longest(_wrapped(left, width), _wrapped(right, width), fillvalue="")
+    for pair in chain([("removed" if row["removed"] else "reported", "what it repeats")], lines):
         yield f"{pair[0]:<{width}} | {pair[1]}".rstrip()
 
 
-def _name(row: dict[str, Any]) -> str:
-    place = f"{row['part']}/{row['row']}"
-    return f"{row['id']} ({place})" if row["id"] else place
-
-
-def _because(row: dict[str, Any]) -> str:
-    """Return what a document repeats, and how much."""
+def _described(row: Row) -> str:
+    """Return a document, why it was removed, and what it repeats."""
+    place, kept = (
+        f"{row[part]}/{row[number]}" for part, number in (("part", "row"), ("kept_part", "kept_row"))
+    )
+    name = f"{row['id']} ({place})" if row["id"] else place
     share = "" if row["containment"] is None else f", {row['containment']:.0%}"
-    if row["kept_row"] is None:
-        return f"{row['reason']}{share}, contains text of {row['kept_id']}"
-    kept = f"{row['kept_dataset']}/{row['kept_part']}/{row['kept_row']}"
-    return f"{row['reason']}{share}, repeats {row['kept_id'] or kept} of {row['kept_dataset']}"
+    of = f" of {row['kept_dataset']}" if row["kept_dataset"] else ""
+    return f"{name}: {row['reason']}{share}, repeats {row['kept_id'] or kept}{of}"
 
 
 def _text(config: Config, results: Results, dataset: str, part: str, row: int) -> str:
@@ -79,16 +69,10 @@ def _text(config: Config, results: Results, dataset: str, part: str, row: int) -
     if not path.exists():
         raise ValueError(f"{path}: this raw text is deleted, so it cannot be shown; download it again")
     spec = config.dataset(dataset)
-    names = [spec.text_column, *([spec.answer_column] if spec.answer_column else [])]
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            if row < count:
-                columns = file.read_row_group(group, columns=names)
-                values = [columns[name].cast(pa.large_binary())[row].as_py() for name in names]
-                return "\n".join((value or b"").decode(errors="replace") for value in values)
-            row -= count
-    raise ValueError(f"{path}: has fewer rows than its evidence names; make the evidence again")
+    names = [name for name in (spec.text_column, spec.answer_column) if name]
+    columns = pyarrow.dataset.dataset(path).take(pa.array([row]), columns=names)
+    values = [columns[name].cast(pa.large_binary())[0].as_py() for name in names]
+    return "\n".join((value or b"").decode(errors="replace") for value in values)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -14,16 +14,9 @@ if TYPE_CHECKING:
     from spider.cleaning.exact import Part
 
 
-def _checked(session: Session, dataset: str, part: str) -> None:
-    """Raise `ValueError` for a dataset or a part that does not exist."""
-    parts = session.config.parts(dataset)
-    if part not in parts:
-        raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
-
-
 def _cleaning(session: Session, dataset: str, part: str) -> Cleaning:
     """Return how the documents of a part are compared. Raise `ValueError` if they are not."""
-    _checked(session, dataset, part)
+    session.config.dataset(dataset).source.item(part)
     cleaning = session.config.cleaning(dataset)
     if cleaning is None:
         raise ValueError(f"datasets.{dataset}.cleaning: compares no documents; set exact: true in it")
@@ -40,8 +33,8 @@ def signatures(session: Session, dataset: str, part: str) -> None:
     """Hash the text of each document of a part that the filters keep."""
     from spider.cleaning.signatures import write_signatures
 
-    _checked(session, dataset, part)
     spec = session.config.dataset(dataset)
+    spec.source.item(part)
     parquet = session.results.raw(session.config.raw(dataset), part)
     output = _file(session, dataset, "signatures", part)
     near = session.config.near(dataset)
@@ -152,15 +145,13 @@ def drop(session: Session, dataset: str, part: str) -> None:
 @click.option("--examples", default=10, show_default=True, help="Removed documents to list without an ID.")
 def removed(session: Session, dataset: str, id: str | None, examples: int) -> None:
     """List why documents were removed, or show one, by its ID or PART/ROW, beside what it repeats."""
+    from spider.cleaning.evidence import read
     from spider.cleaning.show import counted, side_by_side
 
     files = [_file(session, dataset, "removed", part) for part in session.config.parts(dataset)]
     if session.config.cleaning(dataset) is None:
         raise ValueError(f"datasets.{dataset}.cleaning: compares no documents, so none was removed")
-    lines = (
-        counted(files, examples)
-        if id is None
-        else side_by_side(files, id, dataset, session.config, session.results)
-    )
-    for line in lines:
+    rows = [row for file in files for row in read(file).to_pylist()]
+    config, results = session.config, session.results
+    for line in counted(rows, examples) if id is None else side_by_side(rows, id, dataset, config, results):
         click.echo(line)

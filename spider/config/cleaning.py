@@ -121,11 +121,6 @@ class Cleaning(Block):
         return self
 
     @property
-    def parsed(self) -> list[Filter]:
-        """The filters, parsed."""
-        return [parse_filter(one) for one in self.filters]
-
-    @property
     def removes(self) -> bool:
         """Whether documents are compared with others, so that there is evidence of what was removed."""
         return bool(self.exact or self.near or self.decontaminate)

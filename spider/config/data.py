@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
-from spider.config.cleaning import SIZE, Cleaning
+from spider.config.cleaning import SIZE, Cleaning, Filter, parse_filter
 from spider.config.imports import import_named, may_import
 
 
@@ -383,25 +383,34 @@ class Dataset(Block):
         names = [self.text_column, self.id_column]
         names += [self.split_by.column] if self.split_by else []
         names += [self.answer_column] if self.answer_column else []
-        names += self.filtered.values()
+        names += self.optional.values()
         return tuple(dict.fromkeys(names))
 
     @property
-    def filtered(self) -> dict[str, str]:
-        """Columns that filters name, besides the size of the text, by the key of the filter."""
-        filters = enumerate(self.cleaning.parsed if self.cleaning else [])
-        return {f"cleaning.filters[{i}]": one.column for i, one in filters if one.column != SIZE}
+    def filters(self) -> list[Filter]:
+        """Conditions that a document has to meet."""
+        return [parse_filter(one) for one in self.cleaning.filters] if self.cleaning else []
+
+    @property
+    def against(self) -> list[str]:
+        """Datasets whose documents count as earlier ones."""
+        return self.cleaning.against if self.cleaning else []
 
     @property
     def optional(self) -> dict[str, str]:
         """Columns that `split_by` and filters name, by their key. A file has to have them."""
-        return ({"split_by.column": self.split_by.column} if self.split_by else {}) | self.filtered
+        keys = {f"cleaning.filters[{i}]": one.column for i, one in enumerate(self.filters)}
+        named = {key: column for key, column in keys.items() if column != SIZE}
+        return ({"split_by.column": self.split_by.column} if self.split_by else {}) | named
 
     def chosen(self) -> dict[str, Any]:
         """Return the settings that decide which documents are read, and their text."""
-        names = {"text_column", "id_column", "answer_column", "format"}
-        filters = {"filters": self.cleaning.filters} if self.cleaning and self.cleaning.filters else {}
-        return self.changed(include=names) | filters
+        return (
+            self.changed(include={"text_column", "id_column", "answer_column", "format"}) | self._filtered()
+        )
+
+    def _filtered(self) -> dict[str, Any]:
+        return {"filters": [one.written for one in self.filters]} if self.filters else {}
 
     def encoding(self) -> dict[str, Any]:
         """Return the settings that decide the tokens of a shard, besides the text and the tokenizer.
@@ -420,5 +429,4 @@ class Dataset(Block):
     def held_out(self) -> dict[str, Any]:
         """Return the settings that decide which documents are held out, among those that are read."""
         names = {"text_column", "id_column", "validation", "split_by"}
-        filters = {"filters": self.cleaning.filters} if self.cleaning and self.cleaning.filters else {}
-        return self.model_dump(mode="json", include=names) | filters
+        return self.model_dump(mode="json", include=names) | self._filtered()

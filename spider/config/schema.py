@@ -135,22 +135,18 @@ class Config(Block):
 
         They are all parts of the datasets in ``against``, and the parts of its own dataset before it.
         """
-        cleaning = self.dataset(dataset).cleaning
-        against = [self.raw(name) for name in (cleaning.against if cleaning else [])]
-        before = [(dataset, one) for one in self.parts(dataset) if int(one) < int(part)]
-        return [(name, one) for name in dict.fromkeys(against) for one in self.parts(name)] + before
+        others = [(name, one) for name in self.dataset(dataset).against for one in self.parts(name)]
+        return others + [(dataset, one) for one in self.parts(dataset) if int(one) < int(part)]
 
     def compared(self, datasets: Iterable[str]) -> list[str]:
-        """Return datasets, and all that their documents are compared with, each by its raw text."""
+        """Return datasets, by their raw text, and all datasets that their documents are compared with."""
         found: list[str] = []
-        waiting = list(datasets)
+        waiting = [name for name in datasets if name in self.datasets]
         while waiting:
-            name = waiting.pop(0)
-            if name not in self.datasets or self.raw(name) in found:
-                continue
-            found.append(self.raw(name))
-            cleaning = self.dataset(name).cleaning
-            waiting += cleaning.against if cleaning else []
+            name = self.raw(waiting.pop(0))
+            if name not in found:
+                found.append(name)
+                waiting += [one for one in self.dataset(name).against if one in self.datasets]
         return found
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
@@ -298,27 +294,17 @@ def _problems(config: Config) -> Iterator[str]:
 
 def _cleaning_problems(config: Config) -> Iterator[str]:
     """Yield the problems of datasets whose documents are compared with those of others."""
-    for name, dataset in config.datasets.items():
-        if dataset.like:
-            continue
-        for one in dataset.cleaning.against if dataset.cleaning else []:
-            where = f"datasets.{name}.cleaning.against"
-            other = config.datasets.get(one)
-            if other is None:
-                yield f"{where}: {none_such('dataset', one, config.datasets)}"
-            elif other.source.STREAMED or other.source.TOKENS:
-                yield f"{where}: {one!r} has no stored text to compare with; leave it out"
-    if problems := list(_cycles(config)):
-        yield problems[0]
-
-
-def _cycles(config: Config) -> Iterator[str]:
-    """Yield the datasets whose documents would come before themselves."""
-    for name, dataset in config.datasets.items():
-        against = dataset.cleaning.against if dataset.cleaning else []
-        if not dataset.like and name in config.compared(against):
-            reason = "its documents would come before themselves, by way of"
-            yield f"datasets.{name}.cleaning.against: {reason} {', '.join(against)}; leave one of them out"
+    for name, one in ((n, o) for n, d in config.datasets.items() for o in d.against if not d.like):
+        where = f"datasets.{name}.cleaning.against"
+        other = config.datasets.get(one)
+        if other is None:
+            yield f"{where}: {none_such('dataset', one, config.datasets)}"
+        elif other.source.STREAMED or other.source.TOKENS:
+            yield f"{where}: {one!r} has no stored text to compare with; leave it out"
+        elif other.like:
+            yield f"{where}: {one!r} has the text of {other.like!r}; name that"
+        elif name in config.compared([one]):
+            yield f"{where}: documents of {name!r} would come before themselves; leave {one!r} out"
 
 
 def _ngram_problems(config: Config, run: Run) -> Iterator[str]:

@@ -246,7 +246,7 @@ def _batches(
     A column that does not exist is null.
     """
     row_group = 0
-    filters = dataset.cleaning.parsed if dataset.cleaning else []
+    filters = dataset.filters
     left_out = Counter({one.written: 0 for one in filters})
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
@@ -254,7 +254,7 @@ def _batches(
             if "id_column" not in wanted:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, dataset.id_column, instead)
-            columns = sorted({*wanted.values(), *dataset.filtered.values()})
+            columns = sorted({*wanted.values(), *dataset.optional.values()})
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
             for row_group in range(file.num_row_groups):
                 group = file.metadata.row_group(row_group)
@@ -310,7 +310,7 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
 
     Raises `ValueError` like `require_strings`, or if the column of a filter is missing.
     """
-    for setting, column in dataset.filtered.items():
+    for setting, column in dataset.optional.items():
         require_column(schema, file, setting, column)
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
     if dataset.split_by:

@@ -1,9 +1,10 @@
 """Shards on disk: a memory-mapped view of a split, and checks of their content.
 
 A dataset's folder holds ``{split}/{part}.bin`` (uint16 tokens, documents back to back), ``.idx`` (uint64 byte
-offsets of the BOS tokens), ``.json`` (the encoder's counts) and ``metadata.json``. The index job makes the
-latter from the records of all parts, and readers trust it alone. The view concatenates a split's shards in
-the order of their parts, so windows may cross shard borders.
+offsets of the BOS tokens), ``.rows`` (uint32 rows of the raw file, for people), ``.json`` (the encoder's
+counts) and ``metadata.json``. The index job makes the latter from the records of all parts, and readers trust
+it alone. The view concatenates a split's shards in the order of their parts, so windows may cross shard
+borders.
 
 Trade-off: opening checks sizes only and takes a millisecond; `verify` reads every byte. Files are mapped, so
 the page cache is the only copy in memory, and all ranks of a machine share it.
