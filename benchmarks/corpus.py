@@ -173,7 +173,7 @@ def template(number: int) -> list[Block | str]:
     rng = random.Random(f"template {number}")
     menu = " | ".join(word.capitalize() for word in draw(rng, rng.randint(6, 14)))
     notes = [line("* " + " ".join(draw(rng, rng.randint(6, 12))), own=False) for _ in range(4)]
-    licence = paragraphs(rng, sentences(rng, draw(rng, rng.randint(40, 150))), own=False)
+    licence = paragraphs(rng, sentences(rng, draw(rng, rng.randint(60, 300))), own=False)
     frame, head = (line(text, own=False) for text in ("+------------+----------+-------+", HEAD))
     table = [frame, head, frame, "rows", frame] if number % 2 else []
     body = ["title", "date", "text", *notes[:2], *table, "text"]
@@ -185,7 +185,7 @@ def filled_template(rng: random.Random, number: int) -> Page:
     """Return a page of a template. At least half of it is the template."""
     blocks = template(number)
     size = sum(len(block.words) for block in blocks if isinstance(block, Block))
-    each = int(rng.uniform(8, max(9, size / 2 - 25)))
+    each = int(6 + (size / 2 - 31) * rng.random() ** 2)
     page: Page = []
     for block in blocks:
         if isinstance(block, Block):
@@ -223,17 +223,19 @@ class {A}({B}):
 
 @lru_cache(maxsize=64)
 def skeleton(family: int) -> tuple[list[str], list[str]]:
-    """Return the lines that all programs of a family have in common, and the patterns of the others."""
+    """Return the lines that all programs of a family share (licence, imports), and patterns of the others."""
     rng = random.Random(f"family {family}")
     imports = [f"from {a}.{b} import {c}" for a, b, c in (draw(rng, 3) for _ in range(rng.randint(3, 8)))]
-    return imports, rng.choices(LINES, k=rng.randint(12, 45))
+    licence = random.Random(f"licence {family % 12}")
+    comments = ["# " + " ".join(draw(licence, 10)) for _ in range(licence.randint(5, 25))]
+    return [*comments, "", "import numpy as np", *imports, ""], rng.choices(LINES, k=rng.randint(10, 45))
 
 
 def program(rng: random.Random, family: int) -> Page:
-    """Return a program: the imports and the skeleton of its family, with other names and numbers."""
-    imports, patterns = skeleton(family)
+    """Return a program: the licence, imports and skeleton of its family, with other names and numbers."""
+    shared, patterns = skeleton(family)
     names = draw(rng, 24)
-    page = [line(text) for text in ["import numpy as np", *imports, ""]]
+    page = [line(text, own=False) for text in shared]
     for pattern in patterns:
         a, b, c, d = rng.sample(names, 4)
         text = re.sub(r"{n}", lambda _: str(rng.randint(0, 999)), pattern)
