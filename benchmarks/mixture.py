@@ -1,0 +1,95 @@
+"""Time the loader of a mixture of 35 datasets beside that of one dataset.
+
+    python benchmarks/mixture.py [--quick] [--json FILE]
+
+The weights go from 0.3 to 1e-8. Both loaders read blocks of 1,024 rows as their background thread does. They
+take turns, so a change of the machine's speed affects both. The share is the median of the rounds. Opening is
+timed with the caps of ten datasets, whose switches are found then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from common import ROOT, parser, report
+
+from spider.data.loader import BLOCK, Loader, MixedLoader
+from spider.data.mixture import with_caps
+from spider.data.packing import PackedRows, pack
+from spider.data.shards import Shards
+
+sys.path.append(str(ROOT))
+from tests.unit.small_datasets import shards_of_ids
+
+SOURCES = 35
+WEIGHTS = np.array([0.3, 0.2, *np.geomspace(0.1, 1e-8, SOURCES - 2)])
+#: Bytes of a document. Most rows hold several.
+DOCUMENT = 700
+
+
+def write(folder: Path, documents: int, seq_len: int, seed: int) -> None:
+    """Write a dataset of documents of random letters, and pack it."""
+    ids = np.random.default_rng(seed).integers(97, 123, (documents, DOCUMENT)).astype("<u2")
+    ids[:, 0], ids[:, -1] = 257, 258
+    shards_of_ids(folder, [ids.ravel()], [np.arange(documents) * DOCUMENT])
+    pack(folder, seq_len)
+
+
+def opened(folder: Path, seq_len: int, packed: bool) -> Loader:
+    """Open one dataset."""
+    shards = Shards(folder, "train")
+    rows = PackedRows.open(folder, shards, seq_len) if packed else None
+    return Loader(shards, packed=rows, seq_len=seq_len, seed=0, rows=64)
+
+
+def seconds(loader: Loader, number: int) -> float:
+    """Return the seconds that one block takes."""
+    samples = np.arange(number * BLOCK, (number + 1) * BLOCK)
+    began = time.perf_counter()
+    loader.read(samples)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    options = parser(__doc__ or "").parse_args()
+    rounds, documents = (10, 40_000) if options.quick else (60, 400_000)
+    names = [f"s{i:02}" for i in range(SOURCES)]
+    weights = dict(zip(names, (WEIGHTS / WEIGHTS.sum()).tolist(), strict=True))
+    table, figures = [], {}
+    for seq_len in (256, 2048):
+        with tempfile.TemporaryDirectory(prefix="mixture-") as scratch:
+            root = Path(scratch)
+            write(root / "one", documents, seq_len, 0)
+            for i, name in enumerate(names):
+                write(root / name, documents // SOURCES, seq_len, i)
+            for packed in (False, True):
+                one = opened(root / "one", seq_len, packed)
+                threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+                began = time.perf_counter()
+                sources = {name: opened(root / name, seq_len, packed) for name in names}
+                mixes, _ = with_caps([(0, weights)], {name: 2 * sources[name].windows for name in names[:10]})
+                mixed = MixedLoader(sources, mixes[0][1], mixes[1:], rows=64)
+                opening = time.perf_counter() - began
+                next(mixed)
+                threads, files = threading.active_count() - threads, len(os.listdir("/proc/self/fd")) - files
+                mixed.close()
+                pairs = [(seconds(one, number), seconds(mixed, number)) for number in range(rounds)]
+                alone, share = median(a for a, _ in pairs), median(m / a - 1 for a, m in pairs)
+                way = f"{'packed' if packed else 'windows'}, {seq_len:,}"
+                table.append([way, f"{1e6 * alone / BLOCK:.2f} us", f"{share:+.1%}", f"{opening:.3f} s"])
+                table[-1] += [str(threads), str(files)]
+                figures[way] = {"share": share, "row_seconds": alone / BLOCK, "opening": opening}
+                figures[way] |= {"threads": threads, "files": files}
+    columns = ["rows", "one dataset, a row", "a mixture takes", "opening 35", "threads", "files"]
+    report("A mixture of 35 datasets beside one dataset", columns, table, figures, options, ["numpy"])
+
+
+if __name__ == "__main__":
+    main()
