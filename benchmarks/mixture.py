@@ -12,6 +12,7 @@ The time of the thread alone is shown as well: that of one row of a block, of on
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -87,6 +88,7 @@ def main() -> None:
                 write(root / name, documents, seq_len, i)
             for packed in (False, True):
                 one = opened(root / "one", seq_len, packed)
+                gc.collect()  # closes the files of the pass before
                 threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
                 began = time.perf_counter()
                 sources = {name: opened(root / name, seq_len, packed) for name in names}
