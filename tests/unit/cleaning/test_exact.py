@@ -80,7 +80,7 @@ def test_white_space_and_composition_do_not_matter_and_all_else_does(corpus):
     assert first == {
         **{"part": "000", "row": 1, "id": "one-0-1", "bytes": 11, "reason": "exact", "removed": True},
         **{"kept_dataset": "one", "kept_part": "000", "kept_row": 0, "kept_id": "one-0-0"},
-        **{"containment": 1.0, "words": None, "rule": "exact/1"},
+        **{"containment": 1.0, "words": None, "rule": "exact/1", "split": None},
     }
 
 
