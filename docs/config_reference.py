@@ -22,7 +22,7 @@ from spider.config.cleaning import Cleaning, DecontaminateConfig, NearConfig
 from spider.config.data import SplitBy, kinds, source_class
 from spider.config.model import model_block
 from spider.config.ngram import NgramConfig
-from spider.config.run import Mixture
+from spider.config.run import Mixture, Switch
 
 HEAD = """# Configuration reference
 
@@ -44,6 +44,7 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
         ("runs.NAME", config.Run),
         ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),
         ("runs.NAME.data, and data of a stage, of several datasets", Mixture),
+        ("runs.NAME.data.switches", Switch),
     ],
     "Training": [
         ("runs.NAME.optimizer", config.OptimizerConfig),
@@ -109,7 +110,10 @@ EXAMPLES: dict[str, str] = {
         model: shards/pieces.model, vocab_size: 1284}
     """,
     "runs.NAME.optimizer.groups.NAME": "{lr_ratio: 75.0, width_exponent: -0.5, betas: [0.8, 0.95]}",
-    "runs.NAME.data, and data of a stage, of several datasets": "{mix: {web: 0.8, code: 0.2}}",
+    "runs.NAME.data, and data of a stage, of several datasets": """
+        {mix: {web: 0.8, code: 0.2}, max_epochs: {code: 2}}
+    """,
+    "runs.NAME.data.switches": "[{sample: 100_000, mix: {web: 0.5, code: 0.5}}]",
     "runs.NAME.defaults.ema": "{decay: 0.997, start_step: 500}",
     "runs.NAME.evaluation.ttt": "{chunk: 4096, lr: 0.005, parameters: ffn_down}",
     "runs.NAME.evaluation.mixer": "{prime: 200_000}",
@@ -176,7 +180,7 @@ def example(title: str) -> tuple[dict[str, Any], Any]:
     outer = value
     for step in reversed(title.partition(", ")[0].split(".")):
         outer = {"mine" if step == "NAME" else step: outer}
-    return outer, value
+    return outer, value[0] if isinstance(value, list) else value
 
 
 def used_keys(title: str) -> set[str]:

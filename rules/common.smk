@@ -3,8 +3,7 @@
 Parsing this file uses no network, and a job that parses it again writes nothing. Snakemake documents no interface
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
-another executor), `dag.needrun_jobs` (refusing before the first job), `main_snakefile` and `config_settings` (the
-commands in the terminal summary). The tests of the workflow cover each of them.
+another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow cover each of them.
 """
 
 import atexit
@@ -21,9 +20,11 @@ from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
+from spider.data.store import is_stored
 from spider.doctor import obstacles
 from spider.evaluation import protected
 from spider.files import digest
+from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
 from spider.unlock import enter
@@ -167,6 +168,18 @@ def warn_at_end(reason):
     atexit.register(print, f"Warning: {reason}", file=sys.stderr)
 
 
+def warn_of_other_code():
+    """Print a line for each rule with outputs of this invocation that other code has made."""
+    outputs = {file for job in workflow.dag.jobs for file in job.output}
+    made = other_code(RESULTS).items()
+    for line in by_rule(one for path, one in made if str(RESULTS / path) in outputs):
+        print(line, file=sys.stderr)
+
+
+if IS_DRY_RUN:
+    atexit.register(warn_of_other_code)
+
+
 def refuse_hopeless():
     """Stop before the first job if a job of this invocation lacks its GPUs, its text or space on the disk."""
     jobs = list(workflow.dag.needrun_jobs())
@@ -180,10 +193,12 @@ def items_of(jobs):
     items = {}
     here = workflow.resource_settings.nodes is None
     for job in jobs:
-        if job.rule.name in ("download", "encode", "encode_with_ngrams"):
+        if job.rule.name in ("download", "download_temp", "encode", "encode_with_ngrams"):
             name = job.wildcards.dataset
             item = parts_of(name)[job.wildcards.part]
-            if CONFIG.datasets[name].source.own_files(item) or (here and job.rule.name == "download"):
+            downloads = here and job.rule.name.startswith("download")
+            downloads = downloads and not is_stored(CONFIG, name, job.wildcards.part)
+            if downloads or CONFIG.datasets[name].source.own_files(item):
                 items.setdefault(name, []).append(item)
         elif job.rule.name == "train" and here and stage_spec(job.wildcards).stream:
             items[stage_spec(job.wildcards).data] = []
@@ -342,6 +357,9 @@ def tokenizer_identity(wildcards):
     return {**tokenizer.changed(exclude={"data"}), **CONFIG.datasets[tokenizer.data].held_out()}
 
 
+#: Names of the datasets whose raw text is deleted after its last use.
+TEMPORARY = [name for name, dataset in CONFIG.datasets.items() if dataset.temp]
+
 #: Names of the datasets that keep documents for an n-gram index.
 WITH_NGRAMS = [name for name, dataset in CONFIG.datasets.items() if dataset.ngram]
 
@@ -415,6 +433,12 @@ def measured(*runs):
 def training_data(wildcards):
     """Return the files that describe the datasets of a stage. A stream has none."""
     return [file for name in stage_spec(wildcards).weights if (file := metadata(name))]
+
+
+def scored_data(wildcards):
+    """Return the files that describe the datasets whose held-out text is scored."""
+    names = [stage_spec(wildcards).evaluation.data, *CONFIG.sources(wildcards.run)]
+    return [metadata(name) for name in dict.fromkeys(names)]
 
 
 def packed_rows(wildcards):

@@ -23,6 +23,19 @@ rule download:
         "{params.spider} --log {log:q} data download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
 
 
+# All jobs of a rule have the same outputs, so datasets whose raw text is deleted have a rule of their own.
+if TEMPORARY:
+
+    use rule download as download_temp with:
+        output:
+            parquet=temp("<results>/raw/{dataset}/{part}.parquet"),
+            record="<results>/raw/{dataset}/{part}.json",
+        wildcard_constraints:
+            dataset="|".join(TEMPORARY),
+
+    ruleorder: download_temp > download
+
+
 rule tokenizer:
     input:
         learned_from,
@@ -67,7 +80,7 @@ rule encode:
         "{params.spider} --log {log:q} data encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
 
 
-# All jobs of a rule have the same outputs, so datasets with an n-gram split have a rule of their own.
+# For the same reason, datasets with an n-gram split have a rule of their own.
 if WITH_NGRAMS:
 
     use rule encode as encode_with_ngrams with:

@@ -9,7 +9,7 @@ of their own. Drawing reads JSON files, and uses no torch and no GPU.
 rule evaluate:
     input:
         receipt=receipt,
-        data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
+        data=scored_data,
         ngram=indexes("split", "full"),
         tasks=task_files,
     output:

@@ -6,6 +6,7 @@ Memory is that of one process (`spider.training.memory`).
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.table import Column, Table
 
 from spider.config import CompressConfig, Config, StageSpec
 from spider.data.metadata import load_metadata
-from spider.data.mixture import Mixture
+from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
 from spider.model.interface import Model
 from spider.report.formatting import quantity
@@ -42,7 +43,8 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     with no limit but ``max_hours`` has an unknown number of steps.
 
     Raises:
-        ValueError: a stage ends before the moving average of its weights starts.
+        ValueError: a stage ends before the moving average of its weights starts, or the caps of its mixture
+            leave nothing to read.
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
@@ -152,34 +154,41 @@ def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
 def _sources(config: Config, spec: StageSpec, steps: int | None) -> list[dict[str, Any]]:
     """Return what a stage reads of each dataset of a mixture: samples, bytes and epochs.
 
-    A number is None before the stage's steps, or before the text is known.
+    ``shares`` are pairs: a sample where the weights change, also by a cap, and the share from there on. A
+    number is None before the stage's steps, or the text, are known. Raises `ValueError` as `mixes_of`.
     """
     if not spec.mixed:
         return []
-    counts = Mixture(spec.weights).counts((steps or 0) * spec.windows_per_step)
     results = Results(Path(config.results))
-    return [
-        {
-            "data": name,
-            "share": share,
-            "samples": None if steps is None else counts[name],
-            **_size_of(results.shards(name), spec, None if steps is None else counts[name]),
-        }
-        for name, share in spec.weights.items()
-    ]
+    sizes = {name: _size_of(results.shards(name), spec) for name in spec.weights}
+    windows = {name: size[0] for name, size in sizes.items() if size}
+    caps = spec.mixture.max_epochs
+    mixes = mixes_of(spec, windows, steps) if caps.keys() <= windows.keys() else spec.mixture.mixes
+    is_known = steps is not None and caps.keys() <= windows.keys()
+    samples = (steps or 0) * spec.windows_per_step
+    counts = Mixture(mixes[0][1], mixes[1:]).counts(samples)
+    sources = []
+    for name in spec.weights:
+        read = counts[name] if is_known else None
+        epochs, bytes_ = None, None
+        if read is not None and (size := sizes[name]):
+            epochs = read / size[0]
+            bytes_ = epochs * size[1]
+        changes = [(begin, mix.get(name, 0) / math.fsum(mix.values())) for begin, mix in mixes]
+        read_of = {"samples": read, "bytes": bytes_, "epochs": epochs}
+        sources.append({"data": name, "shares": changes, **read_of, "max_epochs": caps.get(name)})
+    return sources
 
 
-def _size_of(shards: Path, spec: StageSpec, samples: int | None) -> dict[str, float | None]:
-    """Return the bytes and epochs of so many samples of a dataset."""
-    if samples is None or not (shards / "metadata.json").exists():
-        return {"bytes": None, "epochs": None}
-    split = load_metadata(shards).splits["train"]
-    windows = -(-split.tokens // spec.settings.seq_len)
+def _size_of(shards: Path, spec: StageSpec) -> tuple[int, int] | None:
+    """Return the windows and the bytes of an epoch of a dataset; None before they are known."""
     plan = shards / f"packed-{spec.settings.seq_len}.json"
-    if spec.settings.packing == "best_fit" and plan.exists():
-        windows = Packing.read(plan).rows
-    epochs = samples / max(1, windows)
-    return {"bytes": epochs * split.bytes, "epochs": epochs}
+    is_packed = spec.settings.packing == "best_fit"
+    if not (plan if is_packed else shards / "metadata.json").exists():
+        return None
+    split = load_metadata(shards).splits["train"]
+    windows = Packing.read(plan).rows if is_packed else -(-split.tokens // spec.settings.seq_len)
+    return max(1, windows), split.bytes
 
 
 def _stage(
@@ -267,14 +276,17 @@ def render(run: dict[str, Any]) -> None:
         table.columns[1].justify = "left"
         for stage in run["stages"]:
             for source in stage["sources"]:
-                epochs = source["epochs"]
+                (_, share), *changes = source["shares"]
+                shares = [f"{share:.3g}", *(f"{share:.3g} from {sample:,}" for sample, share in changes)]
+                epochs = "?" if source["epochs"] is None else f"{source['epochs']:.3g}"
+                epochs += f" of {source['max_epochs']:g}" if source["max_epochs"] else ""
                 table.add_row(
                     stage["stage"],
                     source["data"],
-                    f"{source['share']:.3g}",
+                    ", ".join(shares),
                     "?" if source["samples"] is None else f"{source['samples']:,}",
                     _known(source["bytes"], "B"),
-                    "?" if epochs is None else f"{epochs:.3g}",
+                    epochs,
                 )
         console.print(table, "")
     if run["steps"] is None:

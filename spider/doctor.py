@@ -23,6 +23,7 @@ import yaml
 
 from spider.cluster import advice, partitions
 from spider.config import Config
+from spider.data.store import is_stored
 from spider.report.formatting import quantity
 from spider.results import Results
 
@@ -225,7 +226,8 @@ def _dataset(config: Config, results: Results, name: str, sizes: Sizes) -> tuple
     items = [
         item
         for part, item in config.parts(name).items()
-        if source.own_files(item) or not (encoded or results.raw(config.raw(name), part).exists())
+        if source.own_files(item)
+        or not (encoded or results.raw(config.raw(name), part).exists() or is_stored(config, name, part))
     ]
     if not items and not source.STREAMED:
         return "ok", f"{source.description}: already there"
@@ -237,7 +239,8 @@ def _data(config: Config, name: str, items: list[str], sizes: Sizes) -> tuple[Ma
     dataset = config.dataset(name)
     size = dataset.source.probe(items, dataset)
     least = _LEAST_OWN if any(map(dataset.source.own_files, items)) else _LEAST
-    sizes[f"datasets.{config.raw(name)}"] = (least * size, _LIKELY * size)
+    likely = _LIKELY - dataset.temp  # The raw text is one time the source.
+    sizes[f"datasets.{config.raw(name)}"] = (least * size, likely * size)
     amount = f", {quantity(size, 'B')} in {len(items)} parts" if size else ""
     return "ok", f"{dataset.source.description}{amount}"
 

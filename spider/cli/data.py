@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from spider.cli import cleaning, decontaminate
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
+from spider.data.store import Entry, raw_entry
 from spider.files import read_json, sha256, write_json
+from spider.tracking import Job
 
 
 @click.group()
@@ -47,12 +50,23 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     item = parts[part]
     params = {"kind": spec.source.kind, "item": item}
     origin = output.with_suffix(".json")  # metadata.json will contain it
+    entry = raw_entry(session.config, dataset, part)
     with session.tracked("download", f"{dataset}/{part}", params, [], [output, origin]) as job:
-        spec.source.fetch(part, output, spec)
+        _shared(entry, {"parquet": output}, job, lambda: spec.source.fetch(part, output, spec))
         size = output.stat().st_size
         write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
         job.metric("bytes", size)
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
+
+
+def _shared(entry: Entry | None, outputs: dict[str, Path], job: Job, make: Callable[[], object]) -> None:
+    """Take the outputs of a job from the store, or make them and put them there."""
+    if entry and entry.take(outputs):
+        job.tag("spider.store", entry.path)
+        return
+    make()
+    if entry:
+        entry.put(outputs)
 
 
 @command("tokenizer")
@@ -81,7 +95,7 @@ def tokenizer(
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
     from spider.cleaning.evidence import moved, read, removed_by_reason
-    from spider.data.encode import encode_part
+    from spider.data.encode import FORMAT, encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
@@ -89,24 +103,31 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     tokenizer_file = session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
     suffixes = ("bin", "idx", "json")
-    outputs = [folder / split / f"{part}.{suffix}" for split in spec.splits for suffix in suffixes]
+    files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
     inputs = [file, tokenizer_file] if tokenizer_file else [file]
     removed = session.results.cleaning(session.config.raw(dataset), "removed", part)
     inputs += [removed] if session.config.cleaning(dataset) else []
-    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, outputs) as job:
+    entry = None
+    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, [*files.values()]) as job:
         if spec.source.TOKENS:
-            record = spec.source.import_part(file, folder, part, spec)
+            spec.source.import_part(file, folder, part, spec)
         else:
             tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
+            if session.config.store and file.exists():
+                of = {"part": part, "inputs": [*map(sha256, inputs)], "settings": spec.encoding()}
+                entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
             evidence = read(removed) if removed in inputs else None
-            rows = removed_by_reason(evidence) if evidence else None
-            record = encode_part(
-                file, folder, part, spec, tokens, rows, moved(evidence) if evidence else None
+            left_out = (removed_by_reason(evidence), moved(evidence)) if evidence is not None else ()
+            raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
+            _shared(
+                entry, files | raw_rows, job, lambda: encode_part(file, folder, part, spec, tokens, *left_out)
             )
-            for reason, count in record["train"]["rows"].get("left_out", {}).items():
-                job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
-                log.info("left out: %s documents, %s", f"{count:,}", reason)
-        for split, counts in record.items():
+        for split in spec.splits:
+            counts = read_json(files[f"{split}.json"])
+            if split == "train":
+                for reason, count in counts.get("rows", {}).get("left_out", {}).items():
+                    job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
+                    log.info("left out: %s documents, %s", f"{count:,}", reason)
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
             log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")

@@ -83,7 +83,8 @@ def evaluate(
     for line in undecided(session.config.datasets, session.config.tokenizers, session.config.run(spec.run)):
         log.info("%s", line)
     name = folder.path.relative_to(results.root / "runs").as_posix()
-    inputs = [folder.receipt, data / "metadata.json"]
+    sources = {one: results.shards(one) for one in session.config.sources(spec.run)}
+    inputs = [folder.receipt, *(one / "metadata.json" for one in dict.fromkeys([data, *sources.values()]))]
     outputs = [folder.evaluation]
     with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
@@ -93,6 +94,7 @@ def evaluate(
             data,
             folder.path,
             learned_from=learned_from(session.config, *stage),
+            sources=sources,
             cache=results.root / "baselines",
         )
         card = session.dataset_card(scored, measured.data_digest)

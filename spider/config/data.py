@@ -93,6 +93,11 @@ class Source(Block):
         """Bytes of text that the configuration limits the source to, or None."""
         return None
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the settings alone decide the content of a part, so that results folders can share it."""
+        return False
+
     def resolve(self, dataset: Dataset) -> Path | None:
         """Write the lock file of the source, with a network, and return its path or None without one."""
         return None
@@ -336,6 +341,8 @@ class Dataset(Block):
     """Inherit source and settings from this dataset. Only ``tokenizer`` and ``ngram`` may differ."""
     tokenizer: str | None = None
     """Name of the tokenizer, one of ``tokenizers`` (null: bytes)."""
+    temp: Annotated[bool, Field(exclude=True)] = False
+    """Delete the raw text of a part when no job of the workflow reads it any more. Its record stays."""
     license: Annotated[str | None, Field(exclude=True)] = None
     """License of the text for the model card, by the hub's name, such as ``cc-by-4.0``."""
     language: Annotated[str | None, Field(exclude=True)] = None

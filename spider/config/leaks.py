@@ -65,6 +65,12 @@ def undecided(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> list[str]
     return list(doubts.values())
 
 
+def shared_file(one: Dataset, other: Dataset) -> str | None:
+    """Return a file whose text two datasets learn from, or None."""
+    shared = _shared(one.source.learned_files(), other.source.learned_files())
+    return shared[0] if shared else None
+
+
 def _learned(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[_Learned]:
     """Yield all text that a run learns from: by its n-gram index, its tokenizer, and each of its stages."""
     if run.model.ngram is not None and run.dataset in datasets:

@@ -29,7 +29,7 @@ class LockedFile(BaseModel):
     hash: str
     """``sha256:...`` or ``git:...``, as the hub states it."""
     rows: list[int]
-    """Rows of each row group."""
+    """Rows of each row group. A file that is not parquet has none."""
     text_bytes: list[int]
     """Bytes of text in each row group."""
 

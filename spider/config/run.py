@@ -13,19 +13,63 @@ from spider.config.block import Block, Fraction, Name, Positive, none_such, wron
 from spider.config.model import AnyModel, merged, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
 
-Weight = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
+
+def _no_bool(plain: Any) -> Any:
+    """Refuse a bool, which pydantic would read as 1 or 0 inside of a mapping."""
+    if isinstance(plain, bool):
+        raise ValueError(f"must be a number (got {str(plain).lower()})")
+    return plain
+
+
+Number = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False), BeforeValidator(_no_bool)]
+
+Mix = Annotated[dict[Name, Number], Field(min_length=1)]
+
+
+class Switch(Block):
+    """Other weights from a sample of the stage on."""
+
+    sample: Positive
+    """Windows (or packed rows) of the stage, over all processes, that are read before the switch."""
+    mix: Mix
+    """Weight of each dataset from there on. A dataset begins or ends where only one of two mixes names it."""
 
 
 class Mixture(Block):
     """Several datasets, each with its share of the windows."""
 
-    mix: Annotated[dict[Name, Weight], Field(min_length=1)]
+    mix: Mix
     """Weight of each dataset, by name. Weights are divided by their sum."""
+    switches: list[Switch] = []
+    """Other weights later in the stage, in the order of their samples."""
+    max_epochs: dict[Name, Number] = {}
+    """Most passes over a dataset in the stage, by name. Then the other datasets get its share."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Mixture:
+        samples = [switch.sample for switch in self.switches]
+        if samples != sorted(set(samples)):
+            raise wrong_key("switches", f"must have rising samples (got {', '.join(map(str, samples))})")
+        for name in self.max_epochs.keys() - self.weights.keys():
+            raise wrong_key("max_epochs", none_such("dataset of the mixture", name, self.weights))
+        return self
+
+    @property
+    def mixes(self) -> list[tuple[int, dict[str, float]]]:
+        """First sample and share of each dataset, of all mixes in turn."""
+        mixes = [(0, self.mix), *((switch.sample, switch.mix) for switch in self.switches)]
+        totals = [math.fsum(mix.values()) for _, mix in mixes]
+        return [
+            (sample, {name: weight / total for name, weight in mix.items()})
+            for (sample, mix), total in zip(mixes, totals, strict=True)
+        ]
 
     @property
     def weights(self) -> dict[str, float]:
-        total = math.fsum(self.mix.values())
-        return {name: weight / total for name, weight in self.mix.items()}
+        """Share of each dataset in means over datasets; with switches, the mean of its shares."""
+        mixes = [mix for _, mix in self.mixes]
+        names = dict.fromkeys(name for mix in mixes for name in mix)
+        return {name: math.fsum(mix.get(name, 0) for mix in mixes) / len(mixes) for name in names}
 
 
 def _named_or_mixed(plain: Any) -> Any:
@@ -374,7 +418,7 @@ class EvaluationConfig(Block):
     data: str | None = None
     """Dataset whose validation split is scored (null: the run's, of a mixture the first)."""
     max_bytes: Positive = 1_000_000
-    """Bytes of the validation split to score, from its start."""
+    """Bytes of the validation split to score, from its start; in a run with a mixture, of each dataset."""
     largest_group: Annotated[float, Field(gt=0, le=1)] | None = None
     """Largest share of the scored bytes that one group of ``split_by`` may have. The first documents of each
     group are scored, whole and in order (null: the first ``max_bytes`` of the split)."""

@@ -20,7 +20,7 @@ from spider.config.block import Block, ConfigError, Name, explain, nearest, none
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
-from spider.config.leaks import leak_problems
+from spider.config.leaks import leak_problems, shared_file
 from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
@@ -35,6 +35,8 @@ class Config(Block):
 
     results: str = "results"
     """Folder of all results."""
+    store: str | None = None
+    """Folder in which several results folders share downloaded and encoded parts (null: none)."""
     datasets: dict[Name, Dataset]
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
@@ -94,6 +96,16 @@ class Config(Block):
             settings=settings.model_copy(update={"data": data, "n_loops": loops}),
             **shared,
         )
+
+    def sources(self, run_name: str) -> list[str]:
+        """Return the datasets of a run that are scored by themselves: all, if one of its stages is mixed.
+
+        A stream is left out, because it has no held-out text.
+        """
+        specs = [self.stage(run_name, stage.name) for stage in self.run(run_name).stages]
+        if not any(spec.mixed for spec in specs):
+            return []
+        return list(dict.fromkeys(name for spec in specs if not spec.stream for name in spec.weights))
 
     def scored_like(self, foreign: ForeignConfig) -> StageSpec:
         """Return the stage whose text and tasks a foreign model shares: the last one of its run."""
@@ -351,11 +363,14 @@ def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
         reason = f"datasets.{run.dataset}.ngram is 0, so the n-gram index has no documents"
         yield f"model.ngram: {reason}; set that to the share of documents to count, such as 0.8"
     for i, stage in enumerate(run.stages):
-        others = weights_of(run.data_of(stage)).keys() - {run.dataset}
-        if others:
-            names = ", ".join(sorted(others))
-            reason = f"its documents ({names}) may be in the n-gram index, which is of {run.dataset}"
-            yield f"stages[{i}].data: {reason}; train the stage on that dataset, or leave model.ngram out"
+        where = f"stages[{i}].data: the n-gram index is of {run.dataset}"
+        names = list(weights_of(run.data_of(stage)))
+        if names[0] != run.dataset:
+            yield f"{where}; name that first, or leave model.ngram out"
+        for other in (name for name in names if name != run.dataset and name in config.datasets):
+            if file := shared_file(dataset, config.datasets[other]):
+                reason = f"which shares {file} with {other}, so it may hold text that is trained on"
+                yield f"{where}, {reason}; take the file out of one of them, or leave model.ngram out"
 
 
 def _ttt_problems(config: Config, name: str) -> Iterator[str]:

@@ -84,6 +84,12 @@ class StageSpec(RunSettings):
     def mixed(self) -> bool:
         return isinstance(self.settings.data, Mixture)
 
+    @property
+    def mixture(self) -> Mixture:
+        """Datasets of a stage that is `mixed`."""
+        assert isinstance(self.settings.data, Mixture), "the stage is mixed"
+        return self.settings.data
+
     def folders(self, data: Path) -> dict[str, Path]:
         """Return the folder of each dataset that this stage reads; ``data`` is that of the first one."""
         return {name: data.with_name(name) for name in self.weights} if self.mixed else {self.data: data}

@@ -290,7 +290,9 @@ def _batches(
                     yield documents
                     pace(counts["read"])
     except FileNotFoundError:
-        raise ValueError(f"{parquet}: no such file; download it first") from None
+        raise ValueError(
+            f"{parquet}: no such file; download it first (with temp: true it is deleted after encoding)"
+        ) from None
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{parquet}: not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]}); "

@@ -207,8 +207,8 @@ def look_up(file: HubFile, patience: Patience, locked: str | None = None) -> tup
     return infos[0].size, found
 
 
-def survey(repo: str, revision: str, names: list[str]) -> tuple[int, pa.Schema]:
-    """Return the size of these parquet files of a dataset repository, and the columns of the first.
+def survey(repo: str, revision: str, names: list[str], table: str | None) -> tuple[int, pa.Schema | None]:
+    """Return the size of these files of a dataset repository, and the columns of the parquet file ``table``.
 
     This reads no more than the end of that file. Offline it reads the copies in the cache.
 
@@ -219,14 +219,15 @@ def survey(repo: str, revision: str, names: list[str]) -> tuple[int, pa.Schema]:
     files = [HubFile(repo, revision, name) for name in names]
     if constants.HF_HUB_OFFLINE:
         cached = partial(hf_hub_download, repo, local_files_only=True, **where)
-        paths = [HURRY.call(file, partial(cached, file.name)) for file in files]
-        return sum(map(os.path.getsize, paths)), pq.read_schema(paths[0])
+        paths = {file.name: HURRY.call(file, partial(cached, file.name)) for file in files}
+        return sum(map(os.path.getsize, paths.values())), pq.read_schema(paths[table]) if table else None
     infos = HURRY.call(files[0], lambda: HfApi().get_paths_info(repo, names, **where))
     sizes = {info.path: info.size for info in infos if not isinstance(info, RepoFolder)}
     for file in files:
         if file.name not in sizes:
             look_up(file, HURRY)
-    return sum(sizes.values()), HURRY.call(files[0], partial(_schema, files[0]))
+    first = HubFile(repo, revision, table) if table else None
+    return sum(sizes.values()), HURRY.call(first, partial(_schema, first)) if first else None
 
 
 def _schema(file: HubFile) -> pa.Schema:

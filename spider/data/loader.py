@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider.data.mixture import Mixture, read_of_each
+from spider.data.mixture import Mix, Mixture, read_of_each
 from spider.data.shards import Shards
 from spider.tokens import IGNORED
 
@@ -271,47 +271,58 @@ class MixedLoader(Loader):
     Args:
         sources: loader of each source, by name. All have rows of the same kind, length and seed.
         weights: weight of each source.
+        switches: other weights, each from a sample on.
 
-    A position with other weights continues: each source goes on at its own number.
+    A position with other weights or switches continues: each source goes on at its own number.
     """
 
     def __init__(
         self,
         sources: Mapping[str, Loader],
         weights: Mapping[str, float],
+        switches: Sequence[Mix] = (),
         *,
         rows: int,
         position: dict[str, Any] | None = None,
         **share: int,
     ) -> None:
-        self._mixture = Mixture(weights)
-        self._sources = [sources[name] for name in self._mixture.names]
+        self._mixture = Mixture(weights, switches)
+        names = self._mixture.names
+        self._sources = [sources[name] for name in names]
         orders = [loader._order for loader in self._sources]
-        order = orders[0] | {"weights": dict(weights)}
+        own: dict[str, Any] = {"weights": dict(weights)}
+        if switches:
+            own["switches"] = [[begin, dict(mix)] for begin, mix in switches]
+        order = orders[0] | own
         for field in ("data", "packing"):
             if field in order:
-                values = (one[field] for one in orders)
-                order[field] = dict(zip(self._mixture.names, values, strict=True))
-        before = dict.fromkeys(self._mixture.names, 0)
-        if position is not None:
-            before = position.get("before", before)
-            if position.get("weights", weights) != weights:
-                before = read_of_each(position)
-                position = position | {"sample": 0, "weights": dict(weights)}
+                order[field] = {name: one[field] for name, one in zip(names, orders, strict=True)}
+        before = dict.fromkeys(names, 0)
+        if position is not None and "weights" in position:
+            before = position["before"]
+            if any(position.get(field) != own.get(field) for field in ("weights", "switches")):
+                read, counts = read_of_each(position), self._mixture.counts(position["sample"])
+                before = {name: read[name] - counts[name] for name in names}
+                position = position | own
         Batches.__init__(self, "loader", order, rows=rows, position=position, **share)
         self._order = order | {"before": before}
-        self._before_S = np.array([before[name] for name in self._mixture.names])
+        self._before_S = np.array([before[name] for name in names])
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = sum(loader.windows for loader in self._sources)
-        self._steps = max(1, BLOCK // rows)
+        self._steps = min(loader._steps for loader in self._sources)
 
     def epoch(self, position: dict[str, Any]) -> float:
-        return sum(read_of_each(position).values()) / self.windows
+        return sum(self._read(position)) / self.windows
 
     def epochs(self, position: dict[str, Any]) -> dict[str, float]:
-        read = read_of_each(position)
-        named = zip(self._mixture.names, self._sources, strict=True)
-        return {name: read[name] / loader.windows for name, loader in named}
+        windows = (loader.windows for loader in self._sources)
+        named = zip(self._mixture.names, self._read(position), windows, strict=True)
+        return {name: read / windows for name, read, windows in named}
+
+    def _read(self, position: dict[str, Any]) -> list[int]:
+        """Return how many windows of each source are read at a position of this order."""
+        counts = self._mixture.counts(position["sample"])
+        return [counts[name] + position["before"][name] for name in self._mixture.names]
 
     def read(self, samples: np.ndarray) -> Batch:
         sources, numbers = self._mixture.locate(samples)

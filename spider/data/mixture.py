@@ -6,18 +6,30 @@ shares on a path grow at least like Fibonacci's numbers. An error of at most 1/2
 most 1/2 (1 + 1 + 1/2 + 1/3 + 1/5 + ...) < 1.7 windows. So in every prefix of n windows the count of a source
 is within two of its share of n, and no source is lost, however small its weight.
 
-The source of global sample n and its number there are a pure function of (weights, n). So a position stays
-one number, and any number of processes sees the same order. Counts are exact up to 2^53 samples: a smaller
-share is at most 1/2, so a rounded product never skips a number.
+The weights may change at a sample: there a new tree begins, and each source goes on at its own number. A cap
+of a source is a switch too, at the sample where the source has given all that it may.
+
+The source of global sample n and its number there are a pure function of (weights, switches, n). So a
+position stays one number, and any number of processes sees the same order. Counts are exact up to 2^53
+samples: a smaller share is at most 1/2, so a rounded product never skips a number.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from spider.config import StageSpec
+
+END = 1 << 53
+"""Samples that a mixture can number."""
+
+#: Weight of each source by name, and the sample where they begin to hold.
+Mix = tuple[int, Mapping[str, float]]
 
 
 class _Pair(NamedTuple):
@@ -37,54 +49,145 @@ class Mixture:
 
     Args:
         weights: weight of each source by name, above 0. Their order does not matter.
+        switches: other weights, each from a sample on, in the order of their samples.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self.names = sorted(weights)
-        heap: list[tuple[float, int, _Pair | int]] = [(weights[n], i, i) for i, n in enumerate(self.names)]
-        heapq.heapify(heap)
-        while len(heap) > 1:
-            small, first, small_node = heapq.heappop(heap)
-            large, second, large_node = heapq.heappop(heap)
-            pair = _Pair(small_node, large_node, small / (small + large))
-            heapq.heappush(heap, (small + large, min(first, second), pair))
-        self._root = heap[0][2]
+    def __init__(self, weights: Mapping[str, float], switches: Sequence[Mix] = ()) -> None:
+        mixes = [(0, weights), *switches]
+        self.names = sorted({name for _, mix in mixes for name in mix})
+        self._begins = np.array([begin for begin, _ in mixes])
+        self._trees = [_tree(mix, self.names) for _, mix in mixes]
+        self._before_MS = np.zeros((len(mixes), len(self.names)), np.int64)
+        for i, begin in enumerate(self._begins[1:].tolist()):
+            self._before_MS[i + 1] = self._counts(i, begin)
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the source of each global sample and its number there, (n,) int64 each."""
         sources = np.empty_like(samples)
         numbers = np.empty_like(samples)
-        waiting = [(self._root, np.arange(len(samples)), samples)]
+        mixes = self._mix_at(samples)
+        waiting = []
+        for mix in np.unique(mixes).tolist():
+            which = np.flatnonzero(mixes == mix)
+            waiting.append((mix, self._trees[mix], which, samples[which] - self._begins[mix]))
         while waiting:
-            node, which, within = waiting.pop()
+            mix, node, which, within = waiting.pop()
             if isinstance(node, int):
                 sources[which] = node
-                numbers[which] = within
+                numbers[which] = within + self._before_MS[mix, node]
                 continue
             before = node.smalls(within)
             is_small = node.smalls(within + 1) > before
             branches = (node.small, is_small, before), (node.large, ~is_small, within - before)
-            waiting += [(child, which[own], at[own]) for child, own, at in branches if own.any()]
+            waiting += [(mix, child, which[own], at[own]) for child, own, at in branches if own.any()]
         return sources, numbers
 
     def counts(self, samples: int) -> dict[str, int]:
         """Return how many of the first ``samples`` samples each source has."""
-        counts = {}
-        waiting = [(self._root, np.array([samples]))]
+        counts_S = self._counts(int(self._mix_at(samples)), samples)
+        return dict(zip(self.names, counts_S.tolist(), strict=True))
+
+    def _mix_at(self, samples: Any) -> np.ndarray:
+        return np.searchsorted(self._begins, samples, side="right") - 1
+
+    def _counts(self, mix: int, samples: int) -> np.ndarray:
+        """Return how many of the first samples each source has, if this mix holds for the last of them."""
+        counts_S = self._before_MS[mix].copy()
+        waiting = [(self._trees[mix], np.array([samples - self._begins[mix]]))]
         while waiting:
             node, count = waiting.pop()
             if isinstance(node, int):
-                counts[self.names[node]] = int(count[0])
+                counts_S[node] += count[0]
                 continue
             small = node.smalls(count)
             waiting += [(node.small, small), (node.large, count - small)]
-        return {name: counts[name] for name in self.names}
+        return counts_S
 
 
-def read_of_each(position: dict[str, Any]) -> dict[str, int]:
+def _tree(weights: Mapping[str, float], names: Sequence[str]) -> _Pair | int:
+    """Return the Huffman tree of weights; a source has its place in ``names`` as its number."""
+    known = [(i, weights[name]) for i, name in enumerate(names) if name in weights]
+    heap: list[tuple[float, int, _Pair | int]] = [(weight, i, i) for i, weight in known]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        small, first, small_node = heapq.heappop(heap)
+        large, second, large_node = heapq.heappop(heap)
+        pair = _Pair(small_node, large_node, small / (small + large))
+        heapq.heappush(heap, (small + large, min(first, second), pair))
+    return heap[0][2]
+
+
+def mixes_of(spec: StageSpec, windows: Mapping[str, int], steps: int | None) -> list[Mix]:
+    """Return the mixes of a stage, with the switches that its caps cause.
+
+    Args:
+        spec: specification of a stage that reads a mixture.
+        windows: windows in an epoch of each dataset.
+        steps: steps of the stage; None if it ends by the clock.
+
+    Raises:
+        ValueError: a dataset's cap is less than a window, or all datasets are used up before the stage ends.
+    """
+    where, most = f"{spec.run}/{spec.stage}: data.max_epochs", spec.mixture.max_epochs
+    caps = {name: int(passes * windows[name]) for name, passes in most.items()}
+    for name in (name for name, cap in caps.items() if cap < 1):
+        epoch = f"{most[name]:g} passes over {windows[name]:,} windows"
+        raise ValueError(f"{where}.{name}: {epoch} are less than one window; raise it")
+    mixes, end = with_caps(spec.mixture.mixes, caps)
+    samples = END if steps is None else steps * spec.windows_per_step
+    if end < samples:
+        wanted = "has no known end" if steps is None else f"reads {samples:,}"
+        raise ValueError(
+            f"{where}: leaves nothing to read after sample {end:,}, and the stage {wanted}; raise a cap, "
+            "leave a dataset of the last mix without one, or shorten the stage"
+        )
+    return mixes
+
+
+def with_caps(mixes: Sequence[Mix], caps: Mapping[str, int]) -> tuple[list[Mix], int]:
+    """Add a switch wherever a source has given as many windows as its cap allows.
+
+    Returns:
+        The mixes without the sources that are used up, and the sample where all of them are.
+    """
+    capped: list[Mix] = []
+    ends = [begin for begin, _ in mixes[1:]]
+    for (begin, weights), end in zip(mixes, [*ends, END], strict=True):
+        while begin < end:
+            read = Mixture(capped[0][1], capped[1:]).counts(begin) if capped else {}
+            left = {name: one for name, one in weights.items() if read.get(name, 0) < caps.get(name, END)}
+            if not left:
+                return capped, begin
+            capped.append((begin, left))
+            mixture = Mixture(capped[0][1], capped[1:])
+            begin = _first_full(mixture, {name: caps[name] for name in left if name in caps}, begin, end)
+    return capped, END
+
+
+def _first_full(mixture: Mixture, caps: Mapping[str, int], begin: int, end: int) -> int:
+    """Return after how many samples a source has reached its cap, or ``end`` if none has before."""
+
+    def is_full(samples: int) -> bool:
+        counts = mixture.counts(samples)
+        return any(counts[name] >= cap for name, cap in caps.items())
+
+    return bisect_left(range(end), True, lo=begin, key=is_full) if caps else end
+
+
+def order_of(position: Mapping[str, Any]) -> Mixture:
+    """Return the order of a position of a `spider.data.loader.MixedLoader`."""
+    return Mixture(position["weights"], position.get("switches", ()))
+
+
+def read_of_each(position: Mapping[str, Any]) -> dict[str, int]:
     """Return how many windows of each source a `spider.data.loader.MixedLoader` has read at a position."""
-    counts = Mixture(position["weights"]).counts(position["sample"])
-    return {name: count + position["before"][name] for name, count in counts.items()}
+    counts = order_of(position).counts(position["sample"])
+    return {name: count + counts.get(name, 0) for name, count in position["before"].items()}
+
+
+def anew(position: dict[str, Any]) -> dict[str, Any]:
+    """Return the position where the next stage begins: each source goes on at its own number."""
+    return position | {"sample": 0, "before": read_of_each(position)}
 
 
 def positions_of(position: dict[str, Any]) -> dict[str, dict[str, Any]]:

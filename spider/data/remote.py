@@ -176,23 +176,25 @@ def take(files: RemoteFiles, section: Section, output: Path, origin: str) -> Non
 
 
 def resolve(
-    repo: str, revision: str, patterns: list[str], dataset: Dataset, patience: Patience = PATIENCE
+    repo: str, revision: str, patterns: list[str], dataset: Dataset, is_whole: Callable[[str], bool]
 ) -> Lock:
     """Look up the commit of a revision, the files that globs match, and their row groups.
 
+    A file that is read whole (``is_whole``) has none.
+
     Raises:
-        DownloadError: a glob matches no file, a match is not a parquet file, or the hub cannot be read.
+        DownloadError: a glob matches no file, a match is of no known kind, or the hub cannot be read.
     """
     api = HfApi()
     where = HubFile(repo, revision, patterns[0])
-    commit = str(patience.call(where, lambda: api.dataset_info(repo, revision=revision)).sha)
+    commit = str(PATIENCE.call(where, lambda: api.dataset_info(repo, revision=revision)).sha)
     found: dict[str, RepoFile] = {}
     for pattern in patterns:
-        listed = _matches(api, HubFile(repo, commit, pattern), patience)
+        listed = _matches(api, HubFile(repo, commit, pattern), PATIENCE)
         if not listed:
             raise DownloadError(f"{HubFile(repo, revision, pattern)}: no file matches; correct source.files")
         found |= {info.path: info for info in listed}
-    remote = RemoteFiles([HubFile(repo, commit, name) for name in found], dataset, patience=patience)
+    remote = RemoteFiles([HubFile(repo, commit, name) for name in found if not is_whole(name)], dataset)
     with tempfile.TemporaryDirectory() as folder:
         groups = remote.row_groups(Path(folder))
     files = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -52,6 +53,7 @@ WAITING = ("baselines", "spread", "overlap")
 #: The measurements that come with Spider, in display order: modules of this package.
 MEASUREMENTS = (
     *WAITING,
+    "sources",
     "train_text",
     "adapt",
     "mixer",
@@ -172,6 +174,7 @@ def evaluate(
     output: Path,
     *,
     learned_from: LearnedFrom | None = None,
+    sources: Mapping[str, Path] | None = None,
     cache: Path | None = None,
     device: str | None = None,
 ) -> Evaluation:
@@ -181,6 +184,7 @@ def evaluate(
         spec: The stage. The checkpoint holds the model's own configuration.
         data: Shards folder of ``spec.evaluation.data``.
         learned_from: Training text that primes the compressors (default: none).
+        sources: Shards folders of the datasets to score by themselves, by name (default: none).
         cache: Folder of the baselines that were computed before (default: in ``output``).
         device: Device to run on (default: the GPU if there is one).
 
@@ -219,6 +223,7 @@ def evaluate(
             baselines=baselines,
             groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
             learned_from=learned_from or LearnedFrom(),
+            sources=sources or {},
             converses=checkpoint.manifest.conversations is not None,
         )
         results = _measure(subject)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -41,6 +43,8 @@ class Subject:
     """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
     learned_from: LearnedFrom = field(default_factory=LearnedFrom)
     """The data that the model has learned from."""
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    """Shards folders of the datasets that are scored by themselves, by name; empty without a mixture."""
     converses: bool = False
     """Whether the model has learned from conversations."""
 

@@ -67,6 +67,12 @@ class TextBaselines:
     """Missing numbers, each with the reason."""
 
 
+def holds_out(data: Path) -> bool:
+    """Return whether a dataset has a validation text."""
+    split = load_metadata(data).splits.get("validation")
+    return split is not None and split.bytes > 0
+
+
 def validation_stream(
     data: Path, max_bytes: int, tokens: Tokens = BYTES, largest_group: float | None = None
 ) -> tuple[np.ndarray, str]:
@@ -82,8 +88,7 @@ def validation_stream(
         ValueError: The dataset does not hold out any text, or too few groups.
     """
     metadata = load_metadata(data)
-    split = metadata.splits.get("validation")
-    if split is None or not split.bytes:
+    if not holds_out(data):
         raise ValueError(
             f"{data}: has no validation text to score; raise `validation` in datasets.{metadata.dataset} "
             "(the share of documents held out) and encode again"

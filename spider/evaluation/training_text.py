@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,28 +161,44 @@ def of_stages(
     indexes: Sequence[Shards] = (),
 ) -> TrainingText:
     """Return the text of these indexes and of the windows before these positions, each in its own split."""
-    orders: dict[tuple[str, int, int, bool, bool], tuple[Shards, int]] = {}
-    for position, split in zip(positions, splits, strict=True):
-        ways = "packing" in position, "order" not in position
-        order = (split.digest, position["seq_len"], position["seed"], *ways)
-        _, before = orders.get(order, (split, 0))
-        orders[order] = (split, max(before, position["sample"]))  # a stage may continue the order of another
     spans = _beginning(indexes, limit)
     if limit is not None:
         limit -= _size(spans)
     total = sum(index.tokens for index in indexes)
-    for (_, seq_len, seed, packed, shuffled), (split, samples) in orders.items():
-        rows = PackedRows.open(split.files[0].parents[1], split, seq_len) if packed else None
-        windows = rows.count if rows else -(-split.tokens // seq_len)
+    for split, loader, seq_len, rows, samples in orders(positions, splits):
         total += min(split.tokens, samples * seq_len)
         # One epoch reads the whole split, so later windows add nothing.
-        count = min(samples, windows)
+        count = min(samples, loader.windows)
         if limit is not None:
             count = min(count, limit // seq_len)
             limit -= count * seq_len
-        loader = Loader(split, seq_len=seq_len, rows=1, seed=seed, packed=rows, shuffled=shuffled)
         spans += _windows_read(split, loader, seq_len, count, rows)
     return TrainingText(spans, min(1.0, _size(spans) / total))
+
+
+class Order(NamedTuple):
+    """An order in which a model has read a split, and how many of its windows."""
+
+    split: Shards
+    loader: Loader
+    seq_len: int
+    rows: PackedRows | None
+    """The plan of packed rows; None for windows of the ring."""
+    samples: int
+
+
+def orders(positions: Sequence[dict[str, Any]], splits: Sequence[Shards]) -> Iterator[Order]:
+    """Yield the orders that these positions, each in its own split, belong to."""
+    found: dict[tuple[str, int, int, bool, bool], tuple[Shards, int]] = {}
+    for position, split in zip(positions, splits, strict=True):
+        ways = "packing" in position, "order" not in position
+        order = (split.digest, position["seq_len"], position["seed"], *ways)
+        _, before = found.get(order, (split, 0))
+        found[order] = (split, max(before, position["sample"]))  # a stage may continue the order of another
+    for (_, seq_len, seed, packed, shuffled), (split, samples) in found.items():
+        rows = PackedRows.open(split.files[0].parents[1], split, seq_len) if packed else None
+        loader = Loader(split, seq_len=seq_len, rows=1, seed=seed, packed=rows, shuffled=shuffled)
+        yield Order(split, loader, seq_len, rows, samples)
 
 
 def _windows_read(

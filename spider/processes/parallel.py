@@ -65,6 +65,9 @@ def replicate(model: nn.Module, world: World) -> nn.Module:
             device_ids=[world.local_rank] if world.device.type == "cuda" else None,
             broadcast_buffers=False,  # equal after every step; within a step each counts its own
             gradient_as_bucket_view=True,
+            # Otherwise the second step after each start sums in other buckets than the first. The order of a
+            # sum of three depends on its place in a bucket, so a resumed training would end with other bytes.
+            find_unused_parameters=world.size > 2,
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from spider.evaluation import result
 from spider.evaluation.records import Evaluation
-from spider.evaluation.result import Curve, CutText, HeatMap, Histogram, Note, Results, baselines
+from spider.evaluation.result import BITS, Curve, CutText, HeatMap, Histogram, Note, Results, baselines
 from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
 from spider.report.formatting import bits, bytes_label, number, percent, plain
 from spider.report.render import LETTER_WIDTH, picture
@@ -172,21 +172,23 @@ def training(stages: list[StageRecord]) -> list[Chart]:
             "{:,.0f} bytes/s",
             logged("speed", "bytes_per_second", 4),
         ),
-        *_tasks(logs, bands),
+        *_by_name("Held-out text by source", BITS, "val/bpb_(.+)", logs, bands),
+        *_by_name("Questions answered correctly", "share", "val/tasks/([^/]+|.+/CORE)", logs, bands),
     ]
 
 
-def _tasks(logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
-    """Return a chart of the questions that were answered during training, with CORE for a bundle of tasks."""
+def _by_name(title: str, y: str, pattern: str, logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
+    """Return a chart of the metrics whose names match a pattern, if there are any; its group names a line."""
     found = dict.fromkeys(name for log in logs for row in log.rows for name in row.metrics)
-    names = [name for name in found if re.fullmatch("val/tasks/([^/]+|.+/CORE)", name)]
+    names = {name: match[1] for name in found if (match := re.fullmatch(pattern, name))}
 
     def curve(name: str, colour: int) -> Series:
         x_S, y_S = _points(logs, lambda metrics: metrics.get(name, math.nan))
-        return Series(name.removeprefix("val/tasks/"), x_S.tolist(), y_S.tolist(), colour % COLOURS)
+        dashed = colour // COLOURS % 2 == 1
+        return Series(names[name], x_S.tolist(), y_S.tolist(), colour % COLOURS, dashed=dashed)
 
     series = [curve(name, i) for i, name in enumerate(names)]
-    return [Chart("Questions answered correctly", _BYTES, Axis("share"), series, bands)] if series else []
+    return [Chart(title, _BYTES, Axis(y), series, bands)] if series else []
 
 
 def inside(

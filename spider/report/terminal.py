@@ -34,6 +34,8 @@ _LEGEND = (
 #: Most models in a table.
 LISTED = 20
 _RIVALS = "baselines"
+#: Most models beside each other in the table of sources.
+_BESIDE = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def _comparison(runs: dict[str, ComparedRun], foreign: dict[str, ComparedStage])
     yield _verdict(ordered[0], one)
     for note in _notes(ordered[0], one, runs):
         yield Text(note, style="dim")
+    best_last = {name: runs[name].last for name in ordered[:_BESIDE]}
+    yield from _by_source(best_last if len(runs) > 1 else dict([*one.stages.items()][-_BESIDE:]))
     if one.last.sample is not None:
         yield Text()
         yield Text(f"A sample of {ordered[0]}, the prompt in bold:", style="dim")
@@ -227,6 +231,25 @@ def _table(title: str, models: list[_Line], rivals: list[_Line], score: str, mar
     for line in rivals:
         add(line, "dim")
     return table
+
+
+def _by_source(models: dict[str, ComparedStage]) -> Iterator[RenderableType]:
+    """Yield the scores of each source of a mixture, for the models that have them."""
+    found = {
+        name: model.results["sources"].rows for name, model in models.items() if "sources" in model.results
+    }
+    if not found:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in ("each document alone", *found):
+        table.add_column(title, no_wrap=True)
+    values = [{row.label: row.value for row in rows} for rows in found.values()]
+    for label in dict.fromkeys(label for one in values for label in one):
+        numbers = (one.get(label) for one in values)
+        table.add_row(escape(label), *("" if value is None else bits(value) for value in numbers))
+    yield Text()
+    yield Text("By source:", style="dim")
+    yield table
 
 
 def _verdict(name: str, one: ComparedRun) -> Text:

@@ -1,21 +1,28 @@
-"""Parquet files of a Hugging Face dataset repository, downloaded once at a pinned revision."""
+"""Files of a Hugging Face dataset repository, downloaded once at a pinned revision.
+
+A parquet file is kept as it is. Any other file is imported like a file of the user (`spider.sources.local`).
+"""
 
 from __future__ import annotations
 
+import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from spider.config.block import ConfigError
+from spider.config.block import ConfigError, wrong_key
 from spider.config.data import Dataset, Files
 from spider.config.lock import COMMAND, Lock
 from spider.config.take import TakingSource, is_pattern
+from spider.sources.local import import_local, imported, kind_of
 
 
 class HubSource(TakingSource):
-    """Parquet files of a Hugging Face dataset repository at a pinned revision. Each file is a part."""
+    """Files of a Hugging Face dataset repository at a pinned revision, of any kind that ``local`` reads.
+    Each file is a part."""
 
     LISTS: ClassVar = frozenset({"files", "lock"})
 
@@ -24,7 +31,7 @@ class HubSource(TakingSource):
     revision: Annotated[str, Field(min_length=1)]
     """Commit (a branch may change during a run, unless there is a lock)."""
     files: Annotated[list[str], Field(min_length=1)]
-    """Parquet files in the repository. Globs, such as ``sample/10BT/*.parquet``, need a lock."""
+    """Files in the repository. Globs, such as ``sample/10BT/*.parquet``, need a lock."""
     lock: str | None = None
     """Path of the lock file, which `spider data resolve` writes and which you commit (null: none)."""
 
@@ -40,7 +47,11 @@ class HubSource(TakingSource):
         decides = super().identity(item, dataset)
         if self.lock and self.take is None:
             decides["hash"] = self.contents()[item]
-        return decides
+        return decides | imported(dataset) if self._is_imported(item) else decides
+
+    @property
+    def pinned(self) -> bool:
+        return self.lock is not None or re.fullmatch("[0-9a-f]{40}", self.revision) is not None
 
     def locked(self) -> Lock | None:
         """Return the lock file, or None if only names of files are given.
@@ -67,6 +78,8 @@ class HubSource(TakingSource):
                     f"source.lock: {path} was written for {key}: {written}, but the configuration says "
                     f"{now}; {COMMAND}"
                 )
+        if problem := self._without_row_groups([file.name for file in lock.files]):
+            raise ConfigError(f"source.files: {problem}")
         return lock
 
     def resolve(self, dataset: Dataset) -> Path | None:
@@ -74,9 +87,27 @@ class HubSource(TakingSource):
             return None
         from spider.data.remote import resolve
 
-        lock = resolve(self.repo, self.revision, self.files, dataset)
+        lock = resolve(self.repo, self.revision, self.files, dataset, self._is_imported)
         lock.save(Path(self.lock))
         return Path(self.lock)
+
+    def check(self, dataset: Dataset) -> None:
+        if problem := self._without_row_groups(self.files):
+            raise wrong_key("source.files", problem)
+
+    def _without_row_groups(self, names: list[str]) -> str:
+        """Return the problem that a stream or `take` has with a file that is not parquet, or nothing."""
+        other = next((name for name in names if kind_of(name) not in ("", ".parquet")), None)
+        if other is None or self._is_imported(other):
+            return ""
+        if self.STREAMED:
+            return f"a stream reads only parquet files (got {other}); set source.kind: hub"
+        remedy = "leave take out, or download the file and set source.kind: local"
+        return f"take reads only parquet files (got {other}); {remedy}"
+
+    def _is_imported(self, item: str) -> bool:
+        """Return whether an item is a whole file that is not parquet."""
+        return self.take is None and not self.STREAMED and kind_of(item) not in ("", ".parquet")
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
         from spider.data.hub import HubFile, download_file
@@ -87,7 +118,17 @@ class HubSource(TakingSource):
         if self.take is None:
             item = self.item(part)
             locked = self.contents()[item] if lock else None
-            download_file(HubFile(self.repo, revision, item), output, locked=locked)
+            file = HubFile(self.repo, revision, item)
+            if not self._is_imported(item):
+                download_file(file, output, locked=locked)
+                return
+            folder = output.with_name(f".{output.name}.imported")  # It stays until the file is imported.
+            download_file(file, folder / Path(item).name, locked=locked)
+            try:
+                import_local(folder / Path(item).name, output, dataset)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}") from None
+            shutil.rmtree(folder)
             return
         names = self.files_of_parts()
         files = RemoteFiles([HubFile(self.repo, revision, name) for name in names], dataset, lock)
@@ -100,8 +141,10 @@ class HubSource(TakingSource):
         lock = self.locked()
         revision = lock.commit if lock else self.revision
         names = items if self.take is None else self.files_of_parts()
-        size, schema = survey(self.repo, revision, names)
-        columns_in(schema, HubFile(self.repo, revision, names[0]), dataset)
+        table = next((name for name in names if not self._is_imported(name)), None)
+        size, schema = survey(self.repo, revision, names, table)
+        if table:
+            columns_in(schema, HubFile(self.repo, revision, table), dataset)
         return self.taken(size)
 
     def learned_files(self) -> Files:

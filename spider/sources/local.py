@@ -36,12 +36,15 @@ from spider.files import replacing
 log = logging.getLogger(__name__)
 
 #: The kinds of files, for messages.
-KINDS = ".parquet, .jsonl, .json, .csv, .txt (all but parquet also .gz or .zst), or a folder"
+KINDS = ".parquet, .arrow, .feather, .jsonl, .json, .csv, .txt (the last four also .gz or .zst), or a folder"
 #: The kinds of files that may be compressed.
 _COMPRESSIBLE = (".jsonl", ".json", ".csv", ".txt")
+_ARROW = (".arrow", ".feather")
 
 #: Size of a row group: bytes of text, and rows.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
+#: Rows of an arrow file that are decoded at a time.
+ARROW_ROWS = 1000
 #: Characters of a JSON array that are read at a time.
 CHUNK = 1 << 20
 #: Rows of a table that are decoded at a time.
@@ -56,8 +59,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class LocalSource(TakingSource):
-    """Files you have: parquet, jsonl, json, csv and txt (all but parquet also .gz or .zst), or folders of
-    them. Globs are expanded, sorted."""
+    """Files you have: parquet, arrow, feather, jsonl, json, csv and txt (the last four also .gz or .zst), or
+    folders of them. Globs are expanded, sorted."""
 
     LISTS: ClassVar = frozenset({"files"})
 
@@ -103,14 +106,7 @@ class LocalSource(TakingSource):
         left out.
         """
         decides = super().identity(item, dataset)
-        if self.take is None and kind_of(item) == ".parquet":
-            return decides
-        defaults = tuple(Dataset.model_fields[name].default for name in ("text_column", "id_column"))
-        if dataset.columns != defaults:
-            decides["columns"] = list(dataset.columns)
-        if dataset.format != "text":
-            decides["format"] = dataset.format
-        return decides
+        return decides if self.take is None and kind_of(item) == ".parquet" else decides | imported(dataset)
 
     def learned_files(self) -> Files:
         try:
@@ -124,13 +120,24 @@ class LocalSource(TakingSource):
         return "local files"
 
 
+def imported(dataset: Dataset) -> dict[str, Any]:
+    """Return the settings of a dataset that decide the content of an imported file."""
+    decides: dict[str, Any] = {}
+    defaults = tuple(Dataset.model_fields[name].default for name in ("text_column", "id_column"))
+    if dataset.columns != defaults:
+        decides["columns"] = list(dataset.columns)
+    if dataset.format != "text":
+        decides["format"] = dataset.format
+    return decides
+
+
 def kind_of(name: str) -> str:
     """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
     stem, kind = os.path.splitext(name)
     if kind in (".gz", ".zst"):
         kind = os.path.splitext(stem)[1]
         return kind if kind in _COMPRESSIBLE else ""
-    return kind if kind in (*_COMPRESSIBLE, ".parquet") else ""
+    return kind if kind in (*_COMPRESSIBLE, *_ARROW, ".parquet") else ""
 
 
 def texts_in(folder: Path) -> list[Path]:
@@ -152,7 +159,7 @@ def _below(folder: Path, *kinds: str) -> list[Path]:
 
 def _parts_of(folder: str) -> list[str]:
     """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
-    found = _below(Path(folder), *_COMPRESSIBLE, ".parquet")
+    found = _below(Path(folder), *_COMPRESSIBLE, *_ARROW, ".parquet")
     texts = [path for path in found if kind_of(path.name) == ".txt"]
     others = [path for path in found if kind_of(path.name) != ".txt"]
     if texts and others:
@@ -191,9 +198,9 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> None:
 
     A ``.parquet`` becomes a symbolic link with an absolute target. All other kinds keep `Dataset.columns`.
     A ``.jsonl`` has one object a line. A ``.json`` has an array of objects, or one object a line. A ``.csv``
-    names its columns in the first line. A ``.txt`` is one document, and its name is the id. Each of them may
-    also end in ``.gz`` or ``.zst``. A folder gives one document for each text in it, in order of their paths,
-    which are the ids.
+    names its columns in the first line. A ``.txt`` is one document, and its name is the id. Each of these may
+    also end in ``.gz`` or ``.zst``. A ``.arrow`` or ``.feather`` is an Arrow file or stream. A folder gives
+    one document for each text in it, in order of their paths, which are the ids.
 
     A missing value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with a warning.
 
@@ -282,7 +289,7 @@ def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
     text_column, *others = dataset.columns
     missing = set(others)
     keys: set[str] = set()
-    for row in _rows(source, kind):
+    for row in _arrow_rows(source, dataset) if kind in _ARROW else _rows(source, kind):
         _check(row, source, text_column)
         if missing:
             missing -= row.values.keys()
@@ -550,6 +557,32 @@ def _table(f: BinaryIO) -> Iterator[Row]:
             before = reader.line_num
     except csv.Error as error:
         raise _Malformed(f"line {before + 1}: not valid CSV ({error})") from None
+
+
+def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
+    """Yield the rows of an arrow file or stream, with the configured columns."""
+    import pyarrow as pa
+
+    from spider.data.encode import columns_in
+
+    with pa.memory_map(str(source)) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        number = 0
+        try:
+            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            if dataset.format == "text" or dataset.text_column not in reader.schema.names:
+                columns_in(reader.schema, source, dataset)  # A column of conversations may hold lists.
+            columns = [name for name in reader.schema.names if name in dataset.columns]
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            for batch in batches:
+                for begin in range(0, len(batch), ARROW_ROWS):
+                    for values in batch.select(columns).slice(begin, ARROW_ROWS).to_pylist():
+                        number += 1
+                        yield Row(f"row {number}", values, False)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            problem = f"not a complete arrow or feather file, or not UTF-8 ({str(error).splitlines()[0]})"
+            raise ValueError(f"{source}: {problem} after row {number}; copy it again") from None
 
 
 # ------------------------------------------------------------------------------------------------- bytes

@@ -39,9 +39,12 @@ class StreamSource(HubSource):
                 "is read as far as it is trained on; limit the tokens of the stages, or download the text"
             )
             raise wrong_key("source.take", f"a stream {limits}: source.kind: hub")
+        super().check(dataset)
         remedy = "leave it out, or download the text: source.kind: hub"
         if dataset.like:
             raise wrong_key("like", f"{dataset.like} is a stream, which is not stored; give a source")
+        if dataset.temp:
+            raise wrong_key("temp", "a stream is not stored, so nothing can be deleted; leave it out")
         if dataset.ngram:
             raise wrong_key("ngram", f"a stream is not stored, so it cannot be counted; {remedy}")
         if dataset.format == "chat":

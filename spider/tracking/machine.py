@@ -11,11 +11,15 @@ device counts the energy of all its processes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
+import platform
 import resource
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -100,3 +104,19 @@ class Sampler:
 
 def _usage() -> list[resource.struct_rusage]:
     return [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+
+
+@functools.cache
+def processor() -> str:
+    """Return the name of the processor, such as ``AMD EPYC 9R14``."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def threads() -> int:
+    """Return the number of threads that this process computes with."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else len(os.sched_getaffinity(0))

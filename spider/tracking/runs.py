@@ -32,8 +32,8 @@ from spider.evaluation.records import Evaluation as Measured
 from spider.evaluation.result import Result
 from spider.files import digest, read_json
 from spider.results import CompressedFolder, Results, StageFolder
-from spider.tracking import records, spool, target
-from spider.tracking.machine import Sampler
+from spider.tracking import code, records, spool, target
+from spider.tracking.machine import Sampler, processor, threads
 from spider.tracking.records import Checkpoint, Choice, Evaluation, Run, Status, file_list
 from spider.tracking.store import RANKING
 from spider.tracking.sync import Sender, rows_were_replaced
@@ -50,21 +50,26 @@ def _recorded(results: Path, record: Run, *, live: bool) -> Iterator[None]:
     In a workflow its own sender does so.
     """
     alone = target.workflow() is None
+    code.code_files()  # the code as it is now, which may be edited while the job runs
     spool.write(results, record)
     sender = Sender(results) if alone and live else None
     try:
         yield
     except BaseException as error:
         exits = isinstance(error, SystemExit)
-        code = getattr(error, "code" if exits else "exit_code", 1)
-        if code:
-            stopped = isinstance(error, KeyboardInterrupt) or code == RESUME_ME
-            reason = f"exit code {code}" if exits else one_line(error)
+        status = getattr(error, "code" if exits else "exit_code", 1)
+        if status:
+            stopped = isinstance(error, KeyboardInterrupt) or status == RESUME_ME
+            reason = f"exit code {status}" if exits else one_line(error)
             record.end("killed" if stopped else "failed", reason)
         raise
     finally:
         if record.ended is None:
             record.end("finished")
+        stage = record.tags.get("spider.stage")
+        record.tag(f"spider.code.{stage}" if stage else "spider.code", code.record(results))
+        record.tag("spider.processor", processor())
+        record.tag("spider.threads", threads())
         spool.write(results, record)
         if alone:
             (sender or Sender(results)).stop()
@@ -139,6 +144,7 @@ def open_pipeline(results: Path, config: Any) -> str:
     if target.enabled():
         record = Run(kind="workflow", identity=identity, name=identity, config=to_jsonable_python(config))
         record.tag("spider.config", digest(record.config))
+        record.tag("spider.environment", code.record_environment(results))
         spool.write(results, record)
         _senders[identity] = Sender(results)
     return identity

@@ -149,17 +149,20 @@ _SECRET_TEXT = {
     r"(://)[^/\s:@]*:[^/\s@]*@": r"\1***@",
     r"(?i)\b(https?://)[^/\s@?#]+@": r"\1***@",  # a token, while the address of a database may name a user
     r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*": r"\1 ***",
-    r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+": r"\1***",
     r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[bap]-)[\w-]{16,}|\bAKIA[0-9A-Z]{16}\b": "***",
 }
+#: A setting in a text. Code has such assignments too.
+_SECRET_SETTING = {r"(?i)((?:password|passwd|secret|api_?key|token)[=:]\s*)[^\s&'\",;]+": r"\1***"}
 
 
-def redact(value: Any) -> Any:
+def redact(value: Any, *, settings: bool = True) -> Any:
     """Return ``value`` without secrets: values of secret keys, texts like tokens, secrets of the environment.
 
-    Numbers like ``tokens: 5000`` and ``eos_token: 258`` stay, and so does a column ``by nats per token``.
+    With ``settings``, texts such as ``password=...`` lose their value too. Numbers like ``tokens: 5000`` and
+    ``eos_token: 258`` stay, and so does a column ``by nats per token``.
     """
     secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= 8]
+    patterns = _SECRET_TEXT | (_SECRET_SETTING if settings else {})
     secrets.sort(key=len, reverse=True)  # a longer secret may contain a shorter one
 
     def clean(value: Any) -> Any:
@@ -171,7 +174,7 @@ def redact(value: Any) -> Any:
             return value
         for secret in secrets:
             value = value.replace(secret, "***")
-        for pattern, replacement in _SECRET_TEXT.items():
+        for pattern, replacement in patterns.items():
             value = re.sub(pattern, replacement, value)
         return value
 

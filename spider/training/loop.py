@@ -36,6 +36,7 @@ from spider.checkpoints.save import Saver
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, MixedLoader, model_arguments, to_device
 from spider.data.metadata import load_metadata
+from spider.data.mixture import anew, mixes_of
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
@@ -407,7 +408,8 @@ class Trainer:
             "torch": torch.__version__,
             **asdict(self.progress),
         }
-        self.saver.start(self.state.tensors(), record)
+        with peers_required():
+            self.saver.start(self.state.tensors(), record)
         if final:
             self.world.from_first(self.saver.settle)
         self.progress.checkpoint_seconds += time.perf_counter() - began
@@ -511,8 +513,12 @@ class Trainer:
             return self._open_one(data, **order)
         settings = {name: order[name] for name in ("seq_len", "rows", "seed")}
         sources = {n: self._open_one(path, **settings) for n, path in self.spec.folders(data).items()}
-        share = {name: order[name] for name in ("rank", "world", "rows", "position")}
-        return MixedLoader(sources, self.spec.weights, **share)
+        share = {name: order[name] for name in ("rank", "world", "rows")}
+        if position and not self.progress.step:
+            position = anew(position)
+        windows = {name: source.windows for name, source in sources.items()}
+        (_, weights), *switches = mixes_of(self.spec, windows, self.progress.end)
+        return MixedLoader(sources, weights, switches, position=position, **share)
 
     def _open_one(self, data: Path, **order: Any) -> Loader:
         """Open the training split of a dataset."""

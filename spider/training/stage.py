@@ -176,8 +176,9 @@ def train(
 
             assert indexes is not None, "a plan for this model names its indexes"
             split, full = open_index(indexes[0]), open_index(indexes[1])
-            split.check(origin["data_digest"], ["ngram"])
-            full.check(origin["data_digest"], ["ngram", "train"])
+            counted = load_metadata(data).digest  # of a mixture the first dataset
+            split.check(counted, ["ngram"])
+            full.check(counted, ["ngram", "train"])
             opened = (split, full)
             origin |= {"ngram": split.description.digest, "full_index": full.description.digest}
         if resume is not None:

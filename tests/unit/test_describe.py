@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,7 +21,9 @@ from spider.model.spider import recurrence
 from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.kept import Position, kept, kept_compiled
+from spider.results import Results
 from spider.training.optim import build_optimizer, narrow_weights
+from tests.unit.small_datasets import shards_of_ids
 
 ROOT = Path(__file__).parents[2]
 PRESETS, TRAINING = ROOT / "presets", ROOT / "docs/training.md"
@@ -80,8 +83,34 @@ def test_the_samples_of_each_dataset_of_a_mixture_are_exact_before_the_text_is_t
     mixed = {"name": "main", "max_steps": 50, "data": {"mix": {"d": 3, "e": 1}}}
     plain = {"name": "plain", "max_steps": 50}
     first, second = describe(configuration(stages=[mixed, plain]), "r")["stages"]
-    read = [(one["data"], one["share"], one["samples"], one["bytes"]) for one in first["sources"]]
-    assert read == [("d", 0.75, 150, None), ("e", 0.25, 50, None)] and second["sources"] == []
+    read = [(one["data"], one["shares"], one["samples"], one["bytes"]) for one in first["sources"]]
+    assert read == [("d", [(0, 0.75)], 150, None), ("e", [(0, 0.25)], 50, None)] and second["sources"] == []
+
+
+def test_switches_and_caps_of_a_mixture_are_shown_at_their_samples(tmp_path, capsys):
+    def found(steps, **changes):
+        mix = {"mix": {"d": 3, "e": 1}, "switches": [{"sample": 100, "mix": {"d": 1, "e": 1}}], **changes}
+        config = configuration(stages=[{"name": "main", "max_steps": steps, "data": mix}])
+        return describe(config.model_copy(update={"results": str(tmp_path)}), "r")
+
+    (one,) = found(50, max_epochs={"e": 2})["stages"]
+    assert {source["samples"] for source in one["sources"]} == {None}
+    for name, tokens in (("d", 128 * 60), ("e", 128 * 20)):
+        shards_of_ids(Results(tmp_path).shards(name), [np.full(tokens, 65, "<u2")])
+    described = found(50, max_epochs={"e": 2})
+    d, e = described["stages"][0]["sources"]
+    assert [d["samples"], e["samples"], d["epochs"], e["epochs"]] == [160, 40, 160 / 60, 2]
+    # 25 of the first 100 samples are e's. Of the others it has every second one, until it has 40.
+    assert e["shares"] == [(0, 0.25), (100, 0.5), (130, 0)] and d["shares"] == [
+        (0, 0.75),
+        (100, 0.5),
+        (130, 1),
+    ]
+    render(described)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "main e 0.25, 0.5 from 100, 0 from 130 40 5.12 kB 2 of 2" in shown
+    with pytest.raises(ValueError, match=r"r/main: data.max_epochs: leaves nothing to read after sample 100"):
+        found(50, max_epochs={"d": 1, "e": 2})
 
 
 def allocated(tensors) -> int:

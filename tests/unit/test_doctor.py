@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from spider.config import load_config
+from spider.data.store import raw_entry
 from spider.doctor import obstacles
 from tests.forkserver import spider
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
@@ -173,6 +174,15 @@ def test_a_disk_that_is_too_small_is_a_problem_and_stops_a_workflow(doctor, monk
         subprocess.run(["umount", "--lazy", str(results)])
 
 
+def test_raw_text_that_is_deleted_takes_no_space(doctor):
+    doctor.write("text.jsonl", [{"id": str(i), "text": "a" * 1000} for i in range(8000)])
+    kept = doctor()["disk"][1]
+    doctor.config["datasets"]["text"]["temp"] = True
+    megabytes = [float(text.split("about ")[1].split(" MB")[0]) for text in (kept, doctor()["disk"][1])]
+    size = (doctor.folder / "text.jsonl").stat().st_size / 1e6
+    assert megabytes[0] - megabytes[1] == pytest.approx(size, abs=0.2)
+
+
 def test_a_profile_without_its_cluster_is_a_problem(doctor):
     profile = doctor.folder / "profile"
     profile.mkdir()
@@ -192,3 +202,7 @@ def test_what_is_encoded_needs_no_hub(doctor):
     (shards / "metadata.json").write_text("{}")
     found = doctor(HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
     assert found["data text"][0] == "ok" and found["data text"][1].endswith("already there")
+    shards.joinpath("metadata.json").unlink()
+    doctor.config["store"] = str(doctor.folder / "store")
+    raw_entry(load_config(doctor.config), "text", "000").path.mkdir(parents=True)
+    assert doctor(HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")["data text"] == found["data text"]

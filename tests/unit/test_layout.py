@@ -64,6 +64,7 @@ LAYERS = [
     "evaluation",
     "training",
     "tracking",
+    "provenance",
     "report",
     "progress",
     "publish",

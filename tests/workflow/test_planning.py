@@ -156,6 +156,15 @@ def test_stages_wait_for_all_datasets_of_their_mixture(workflow):
     assert planned == {**data, "warmup": 1, "train": 2}
 
 
+def test_an_evaluation_waits_for_all_datasets_that_it_scores(workflow):
+    workflow.config["datasets"]["more"] = workflow.config["datasets"]["text"]
+    first = {"warmup": 1, "train": 1, "evaluate": 1}
+    target = "results/runs/small/first/evaluation.json"
+    assert workflow.planned(target) == {"download": 1, "encode": 1, "index": 1, **first}
+    workflow.run["stages"][1]["data"] = {"mix": {"text": 3, "more": 1}}
+    assert workflow.planned(target) == {"download": 2, "encode": 2, "index": 2, **first}
+
+
 def test_results_of_another_version_are_refused_and_kept(workflow):
     workflow.results.mkdir()
     (workflow.results / "spider.json").write_text('{"format": 99, "spider": "9.0"}')

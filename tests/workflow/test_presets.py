@@ -14,7 +14,7 @@ from tests.unit.data.published import SIZE, publish
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, jobs_in
 
-STAGES = {"gpt-d12": 4, "gpt-d20": 4, "golf-16mb": 2, "golf-seed": 1, "spider-seed": 1}
+STAGES = {"gpt-d12": 4, "gpt-d20": 4, "golf-16mb": 2, "golf-seed": 1, "spider-seed": 1, "mixture-cpu": 2}
 RUNS = {"scaling-gpt": 28, "miniseries-gpt": 11}
 TINY = {
     "gpt-d12": {"depth": 2},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from spider.files import read_json
+from spider.tracking import code, job
 
 from .conftest import ROOT
 
@@ -168,3 +169,15 @@ def test_snakemakes_report_has_the_text_the_figures_and_the_tables(workflow, tmp
     for shown in ("general-purpose compressors", "bpb.svg", "loss.svg", "sample.txt", "table.html"):
         assert shown in text
     assert Path(workflow.results / "report/table.md").read_text().count("small") >= 2
+
+
+def test_outputs_of_other_code_are_reused_and_named(workflow, monkeypatch):
+    """The dry run names the modules that were edited since."""
+    module = "spider/evaluation/sample.py"
+    monkeypatch.setenv("SPIDER_WORKFLOW", "w")  # nothing is sent
+    monkeypatch.setattr(code, "imported", lambda: {module: "0" * 16})
+    made = [workflow.stage("second") / name for name in ("sample.json", "sample.txt")]
+    with job("sample", "small/second", results=workflow.results, outputs=made):
+        pass
+    assert f"sample: made by other code ({module})" in workflow("--dry-run")
+    assert workflow.planned() == {}

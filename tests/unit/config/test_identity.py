@@ -101,8 +101,8 @@ def test_the_settings_of_a_dataset_are_recorded_in_one_order():
     assert repr(dataset.changed()) == "{'source': {'kind': 'pydocs'}, 'validation': 0.02}"
 
 
-def test_a_license_and_a_language_are_in_no_digest():
-    """Both are for the model card. A stream is tested too, because the stage contains its dataset."""
+def test_license_language_temp_and_store_are_in_no_digest():
+    """They do not decide the text. A stream is tested too, because the stage contains its dataset."""
     source = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
     for_card = {"license": "mit", "language": "en"}
     plain = {"datasets": {"d": {"source": source}, "held": {"source": {"kind": "pydocs"}}}}
@@ -110,6 +110,8 @@ def test_a_license_and_a_language_are_in_no_digest():
     run = {"data": "d", "model": "tiny", "stages": stages, "evaluation": {"data": "held"}}
     plain["runs"] = {"r": run}
     changed = {**plain, "datasets": {name: one | for_card for name, one in plain["datasets"].items()}}
+    changed["datasets"]["held"]["temp"] = True
+    changed["store"] = "store"
     before = load_config(plain)
     after = load_config(changed)
     assert after.datasets["d"].license == "mit"

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -116,16 +117,18 @@ def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path):
     (tmp_path / "plain.csv.gz").write_bytes(b"not compressed at all")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no end")
     (tmp_path / "torn.jsonl.zst").write_bytes(zstandard.compress(os.urandom(5000).hex().encode())[:-20])
+    (tmp_path / "plain.arrow").write_bytes(b"no arrow at all")
     (tmp_path / "plain.jsonl.zst").write_bytes(b"not compressed at all")
     cases = {
         "missing.jsonl": "no such file or folder",
         "empty": "holds no documents",
         "blank.jsonl": "holds no documents",
-        "a.docx": "unknown kind of file; give .parquet, .jsonl, .json, .csv, .txt",
+        "a.docx": "unknown kind of file; give .parquet, .arrow, .feather, .jsonl",
         "torn.json.gz": "the gzip file is truncated",
         "plain.csv.gz": "not a valid gzip file",
         "torn.parquet": "not a complete parquet file",
         "torn.jsonl.zst": "truncated",
+        "plain.arrow": "not a complete arrow or feather file",
         "plain.jsonl.zst": "not a valid zstd file",
     }
     for name, message in cases.items():
@@ -273,6 +276,23 @@ def test_a_list_is_a_conversation_but_not_a_text(tmp_path):
     assert json.loads(rows_of(tmp_path / "o.parquet")[0]["text"]) == turns
     with pytest.raises(ValueError, match=r"line 1: 'text' must be text or null \(got list\)"):
         import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset())
+
+
+def test_an_arrow_file_may_hold_conversations_and_ids_of_another_kind(tmp_path):
+    turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": "Ja."}]
+    feather.write_feather(pa.table({"text": [turns], "id": [7], "other": [[1.5]]}), tmp_path / "a.feather")
+    chat = dataset(format="chat")
+    import_local(tmp_path / "a.feather", tmp_path / "o.parquet", chat)
+    (row,) = rows_of(tmp_path / "o.parquet")
+    assert json.loads(row.pop("text")) == turns and row == {"id": "7"}
+    with pytest.raises(ValueError, match=r"a\.feather: column 'text' holds list<.*>, not strings; set"):
+        import_local(tmp_path / "a.feather", tmp_path / "o.parquet", dataset())
+    with pytest.raises(
+        ValueError, match=r"no column 'turns' \(there are: text, id, other\); set text_column"
+    ):
+        import_local(
+            tmp_path / "a.feather", tmp_path / "o.parquet", chat.model_copy(update={"text_column": "turns"})
+        )
 
 
 def test_a_column_that_no_line_has_is_an_error_with_its_setting(tmp_path, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 
@@ -10,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spider.config import StageSettings, StageSpec
+from spider.config.model import model_block
 from spider.data.loader import Loader, MixedLoader
-from spider.data.mixture import Mixture, positions_of, read_of_each
+from spider.data.mixture import END, Mixture, anew, mixes_of, positions_of, read_of_each, with_caps
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
 from tests.unit.small_datasets import shards_of_ids
@@ -60,6 +64,67 @@ def test_a_sample_is_found_anywhere_and_no_number_is_skipped_or_repeated(weights
     assert backwards.locate(np.array([first]))[0] == sources[0]
 
 
+@given(
+    mixes=st.lists(
+        st.dictionaries(st.sampled_from("abcdef"), st.floats(1e-9, 1), min_size=1), min_size=1, max_size=9
+    ),
+    gaps=st.lists(st.integers(1, 200), min_size=9, max_size=9),
+    first=st.integers(0, 500),
+)
+def test_a_switch_is_at_its_sample_and_each_source_goes_on_at_its_own_number(mixes, gaps, first):
+    begins = [0, *np.cumsum(gaps).tolist()]
+    (_, weights), *switches = mixes = list(zip(begins, mixes, strict=False))
+    mixture = Mixture(weights, switches)
+    sources, numbers = mixture.locate(np.arange(first, first + 700))
+    before, after = mixture.counts(first), mixture.counts(first + 700)
+    for source, name in enumerate(mixture.names):
+        assert numbers[sources == source].tolist() == list(range(before[name], after[name]))
+    every = np.array(mixture.names)[mixture.locate(np.arange(begins[len(mixes)]))[0]]
+    for (begin, mix), end in zip(mixes, begins[1:], strict=False):
+        alone = Mixture(mix)
+        expected = np.array(alone.names)[alone.locate(np.arange(end - begin))[0]]
+        assert every[begin:end].tolist() == expected.tolist()
+
+
+@given(
+    weights=st.lists(st.floats(1e-3, 1), min_size=1, max_size=6),
+    caps=st.lists(st.integers(1, 60), max_size=6),
+    begin=st.integers(1, 90),
+)
+def test_a_capped_source_gives_its_share_to_the_others_at_the_sample_of_its_last_window(weights, caps, begin):
+    weights = named(weights)
+    caps = dict(zip(weights, caps, strict=False))
+    capped, end = with_caps([(0, weights), (begin, dict(reversed(weights.items())))], caps)
+    assert end == (END if len(caps) < len(weights) else sum(caps.values()))
+    mixture = Mixture(capped[0][1], capped[1:])
+    last = min(end, capped[-1][0] + 200)
+    full = mixture.counts(last)
+    for at, left in capped:
+        counts, earlier = mixture.counts(at), mixture.counts(max(0, at - 1))
+        used_up = {name for name, cap in caps.items() if counts[name] == cap}
+        assert left.keys() == weights.keys() - used_up and all(weights[n] == one for n, one in left.items())
+        assert at in (0, begin) or any(earlier[name] < counts[name] for name in used_up)
+    assert all(full[name] <= cap for name, cap in caps.items()) and sum(full.values()) == last
+
+
+def stage_of(**data):
+    settings = StageSettings.model_validate({"max_steps": 1, "micro_batch": 10, "data": data})
+    model = {"preset": "tiny"}
+    return StageSpec(run="r", stage="s", index=0, data="a", settings=settings, model=model_block(model))
+
+
+def test_caps_that_leave_nothing_to_read_are_an_error_before_the_first_step():
+    windows = {"a": 40, "b": 30}
+    spec = stage_of(mix={"a": 1, "b": 1}, max_epochs={"a": 0.5, "b": 2})
+    assert mixes_of(spec, windows, 8) == [(0, {"a": 0.5, "b": 0.5}), (39, {"b": 0.5})]
+    for steps, wanted in ((9, "reads 90"), (None, "has no known end")):
+        with pytest.raises(ValueError, match=rf"r/s: data.max_epochs: leaves .* sample 80, and .* {wanted}"):
+            mixes_of(spec, windows, steps)
+    spec = stage_of(mix={"a": 1, "b": 1}, max_epochs={"a": 0.02})
+    with pytest.raises(ValueError, match=r"max_epochs\.a: 0\.02 passes over 40 windows are less than one"):
+        mixes_of(spec, windows, 1)
+
+
 # ------------------------------------------------------------------------------------------------- loader
 
 
@@ -79,49 +144,65 @@ def folders(tmp_path_factory):
 
 
 WEIGHTS = {"a": 0.7, "b": 0.25, "c": 0.05}
+#: At samples inside of a step: a source that ends, and one that begins.
+SWITCHES = [(101, {"b": 0.5, "a": 0.5}), (250, {"c": 0.4, "b": 0.6})]
 
 
-def mixed(folders, packed, weights=WEIGHTS, **share) -> MixedLoader:
+def mixed(folders, packed, weights=WEIGHTS, switches=(), **share) -> MixedLoader:
     sources = {}
     for name, folder in folders.items():
         shards = Shards(folder, "train")
         rows = PackedRows.open(folder, shards, 16) if packed else None
         sources[name] = Loader(shards, packed=rows, seq_len=16, seed=3, rows=share["rows"])
-    return MixedLoader(sources, weights, **share)
+    return MixedLoader(sources, weights, switches, **share)
 
 
 def source_of(rows_T1: np.ndarray) -> int:
     return int(rows_T1[rows_T1 < 256][0]) // 60
 
 
+@pytest.mark.parametrize("switches", [(), SWITCHES])
 @pytest.mark.parametrize("packed", [False, True])
-def test_three_one_two_and_four_processes_read_one_sequence(folders, packed):
-    whole = mixed(folders, packed, rows=12)
+def test_three_one_two_and_four_processes_read_one_sequence(folders, packed, switches):
+    whole = mixed(folders, packed, switches=switches, rows=12)
     expected = np.concatenate([next(whole).rows_BT1 for _ in range(40)])
     whole.close()
     read, position = [], None
     for world in (3, 1, 2, 4):
         ranks = [
-            mixed(folders, packed, rows=12 // world, rank=rank, world=world, position=position)
+            mixed(
+                folders,
+                packed,
+                switches=switches,
+                rows=12 // world,
+                rank=rank,
+                world=world,
+                position=position,
+            )
             for rank in range(world)
         ]
         for _ in range(10):
             batches = [next(rank) for rank in ranks]
             read += [batch.rows_BT1 for batch in batches]
             assert len({str(batch.position) for batch in batches}) == 1
-        position = batches[0].position
+        position = json.loads(json.dumps(batches[0].position))
         for rank in ranks:
             rank.close()
     assert np.array_equal(np.concatenate(read), expected)
-    counts = np.bincount([source_of(row) for row in expected], minlength=3)
-    assert dict(zip("abc", counts.tolist(), strict=True)) == read_of_each(position)
-    assert np.abs(counts - 480 * np.array([0.7, 0.25, 0.05])).max() <= 2
+    sources = np.array([source_of(row) for row in expected])
+    assert dict(zip("abc", np.bincount(sources, minlength=3).tolist(), strict=True)) == read_of_each(position)
+    begins, mixes = zip((0, WEIGHTS), *switches, strict=True)
+    for begin, end, mix in zip(begins, [*begins[1:], 480], mixes, strict=True):
+        counts = np.bincount(sources[begin:end], minlength=3)
+        assert np.abs(counts - (end - begin) * np.array([mix.get(name, 0) for name in "abc"])).max() <= 2
+        assert set(np.flatnonzero(counts)) == {"abc".index(name) for name in mix}
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_each_source_is_read_in_its_own_order_and_goes_on_under_other_weights(folders, packed):
     position, read = None, []
     for weights in (WEIGHTS, {"a": 0.1, "b": 0.2, "c": 0.7}):
+        position = position and anew(position)
         loader = mixed(folders, packed, weights, rows=10, position=position)
         for _ in range(20):
             batch = next(loader)
@@ -140,15 +221,32 @@ def test_each_source_is_read_in_its_own_order_and_goes_on_under_other_weights(fo
         assert loader.epochs(position)[name] == len(own) / alone.windows
 
 
-def test_thirty_five_sources_open_without_threads_of_their_own(tmp_path):
+def test_a_position_in_the_middle_of_a_stage_continues_under_other_switches(folders):
+    loader = mixed(folders, packed=False, rows=10)
+    position = [next(loader) for _ in range(15)][-1].position
+    read = read_of_each(position)
+    loader.close()
+    loader = mixed(folders, packed=False, switches=SWITCHES, rows=10, position=position)
+    position = [next(loader) for _ in range(15)][-1].position
+    loader.close()
+    later = read_of_each(position)
+    assert position["sample"] == 300 and sum(later.values()) == 300
+    # 100 more of a and b, and from sample 250 on 50 more of b and c
+    more = {name: later[name] - read[name] for name in "abc"}
+    assert more == {"a": 50, "b": 80, "c": 20}
+
+
+def test_thirty_five_sources_open_without_threads_of_their_own_and_one_file_a_shard(tmp_path):
     folders = {f"s{i:02}": tmp_path / f"s{i:02}" for i in range(35)}
     for folder in folders.values():
         shards_of_ids(folder, [np.arange(100, dtype="<u2")])
     threads, began = threading.active_count(), time.process_time()
+    handles = len(os.listdir("/proc/self/fd"))
     loader = mixed(folders, packed=False, weights=named(SETS["from 0.3 to 1e-8"]), rows=8)
     assert time.process_time() - began < 1
     next(loader)
     assert threading.active_count() == threads + 1
+    assert len(os.listdir("/proc/self/fd")) <= handles + 35  # one of each shard
     loader.close()
 
 

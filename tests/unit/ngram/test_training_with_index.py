@@ -11,6 +11,7 @@ import torch
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.config import EvaluationConfig, TTTConfig
+from spider.config.run import Mixture
 from spider.data.shards import Shards
 from spider.errors import CheckpointError
 from spider.evaluation.adapt import adapt
@@ -24,12 +25,14 @@ from spider.model.interface import model_tensors
 from spider.model.reading import Reading
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import open_index
-from spider.results import Results
+from spider.results import Results, write_config
 from spider.tokens import BYTES
 from spider.training import warmup
+from spider.training.loop import Trainer
 from spider.training.metrics import read_rows
 from spider.training.stage import train
-from tests.unit.ngram.small_index import CONFIG
+from tests.unit.ngram.small_index import CONFIG, make_shards
+from tests.unit.ngram.texts import documents
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
@@ -49,6 +52,43 @@ def test_a_training_that_crashed_and_resumed_writes_the_same_bytes(tmp_path, sha
     manifest = files.read_json(tmp_path / "undisturbed" / receipt.checkpoint / "manifest.json")
     for name, folder in zip(("ngram", "full_index"), both, strict=True):
         assert manifest[name] == open_index(folder).description.digest
+
+
+def test_a_mixture_looks_up_all_its_datasets_in_the_index_of_the_first(tmp_path, shards, both, make_spec):
+    root = tmp_path / "results"
+    root.mkdir()
+    write_config(root, {})
+    first = shutil.copytree(shards, root / "shards/toy")
+    other = [t.decode().upper() for t in documents(40, seed=9)]
+    make_shards(tmp_path, {"000": other}).rename(root / "shards/other")
+    full = shutil.copytree(both[1], Results(root).ngram("toy", CONFIG.counted, "full"))
+    spec = make_spec(max_steps=8, ckpt_every=2, val_every=4)
+    settings = spec.settings.model_copy(update={"data": Mixture(mix={"toy": 1, "other": 1})})
+    spec = spec.model_copy(update={"settings": settings})
+    folder = root / "runs/r/a"
+    with pytest.raises(Stop):
+        train(spec, folder, first, indexes=both, on_step=crash_at(5))
+    train(spec, folder, first, indexes=both)
+    train(spec, tmp_path / "undisturbed", first, indexes=both)
+    assert outcome(folder) == outcome(tmp_path / "undisturbed")
+    assert Checkpoint.at(folder).model().lookup.index.folder == full
+    opened = tuple(map(open_index, both))
+    loader = Trainer(spec, tmp_path, first, {"data_digest": ""}, indexes=opened).loader
+    batch = next(loader)
+    loader.close()
+    lookup = NgramLookup(opened[0], CONFIG, BYTES)
+    upper = 0
+    for row, candidates in zip(batch.rows_BT1, batch.candidates_BTW, strict=True):
+        upper += bytes(row[row < 256].astype(np.uint8)).isupper()
+        starts = [
+            (one, at)
+            for one in (Shards(first, "train"), Shards(first.with_name("other"), "train"))
+            for at in range(one.tokens - len(row) + 1)
+            if np.array_equal(one.read(at, len(row)), row)
+        ]
+        found = [lookup.windows(one, np.array([at]), len(row) - 1)[0] for one, at in starts]
+        assert any(np.array_equal(candidates, expected) for expected in found)
+    assert 0 < upper < len(batch.rows_BT1)
 
 
 def test_training_changes_all_weights_of_the_head(tmp_path, shards, both, make_spec):

@@ -2,12 +2,14 @@
 
     torchrun --nproc-per-node N parallel_job.py JOBS.json
 
-A job is ``{"spec", "folder", "data", "stop", "record"}``. After ``stop`` steps only the last process gets a
-SIGTERM. A spec with fp8 computes it emulated.
+A job is ``{"spec", "folder", "data", "stop", "kill", "record"}``. After ``stop`` steps only the last process
+gets a SIGTERM. After ``kill`` steps it gets a SIGKILL. A spec with fp8 computes it emulated.
 
-Process r of N writes ``seen-N-r.npy``, the windows of its steps. Unless ``record`` is false, it also writes
-``record-N-r.json``: the number of parameter values that it holds (``held``) and of all (``all``). Its
-``alike`` lists, for two micro-batches, whether the gradients of all processes were equal afterwards.
+Process r of N writes ``seen-N-r.npy``, the windows of its steps. It adds a line to ``read-N-r.txt`` for each
+step, also in a training that is killed: the position after it, and the digest of its windows. Unless
+``record`` is false, it also writes ``record-N-r.json``: the number of parameter values that it holds
+(``held``) and of all (``all``). Its ``alike`` lists, for two micro-batches, whether the gradients of all
+processes were equal afterwards.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ import torch
 import torch.distributed as dist
 
 from spider.config import StageSpec
-from spider.data.loader import Loader
+from spider.data.loader import Loader, MixedLoader
 from spider.errors import Preempted
+from spider.files import digest
 from spider.model import build_model
 from spider.processes.parallel import exchange_gradients, full_tensor, local, replicate, shard
 from spider.processes.world import World, join
@@ -38,20 +41,26 @@ from spider.training.stage import train
 def train_one(job: dict[str, Any], world: World) -> None:
     folder, seen = Path(job["folder"]), []
     spec = StageSpec.model_validate(job["spec"])
+    name = f"{world.size}-{world.rank}"
 
-    class Noting(Loader):
-        def __next__(self) -> Any:
-            seen.append((batch := super().__next__()).rows_BT1)
-            return batch
+    def noting(kind: type[Loader]) -> type[Loader]:
+        class Noting(kind):  # type: ignore[valid-type, misc]
+            def __next__(self) -> Any:
+                seen.append((batch := super().__next__()).rows_BT1)
+                with open(folder / f"read-{name}.txt", "a") as read:
+                    read.write(f"{batch.position['sample']} {digest(batch.rows_BT1.tolist())}\n")
+                return batch
+
+        return Noting
 
     def on_step(step: int) -> None:
-        if step == job.get("stop") and world.rank == world.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        for key, sent in (("stop", signal.SIGTERM), ("kill", signal.SIGKILL)):
+            if step == job.get(key) and world.rank == world.size - 1:
+                os.kill(os.getpid(), sent)
 
-    loop.Loader = Noting
+    loop.Loader, loop.MixedLoader = noting(Loader), noting(MixedLoader)
     with contextlib.suppress(Preempted):
         train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
-    name = f"{world.size}-{world.rank}"
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
     if job.get("record", True):
         (folder / f"record-{name}.json").write_text(json.dumps(inspect(spec, world)))

@@ -41,10 +41,12 @@ SPECS = {
 TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
 
 
-def run_together(processes, jobs, scratch):
+def run_together(processes, jobs, scratch, fails=False):
     listed = scratch / f"jobs-{processes}.json"
     listed.write_text(json.dumps(jobs))
-    launch = [python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # A connection that the machine resets is not what is tested, and a second start resumes the trainings.
+    options = ["--standalone", "--max-restarts=1", f"--nproc-per-node={processes}"]
+    launch = [python(), "-m", "torch.distributed.run", *options]
     done = subprocess.run(
         [*launch, str(HERE / "parallel_job.py"), str(listed)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -52,7 +54,7 @@ def run_together(processes, jobs, scratch):
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode != 0) == fails, done.stderr
 
 
 @pytest.fixture(scope="module")

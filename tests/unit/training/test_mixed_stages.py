@@ -42,17 +42,26 @@ def folders(tmp_path_factory, shards):
 
 @pytest.fixture
 def mix_spec(make_spec):
-    def make(stage="a", mix=MIX, **changes):
+    def make(stage="a", mix=MIX, more=None, **changes):
         spec = make_spec(stage, **changes)
-        settings = spec.settings.model_copy(update={"data": Mixture(mix=mix)})
+        settings = spec.settings.model_copy(update={"data": Mixture(mix=mix, **more or {})})
         return spec.model_copy(update={"settings": settings})
 
     return make
 
 
-@pytest.mark.parametrize("packing", ["ring", "best_fit"])
-def test_a_killed_training_on_a_mixture_ends_with_the_same_bytes(tmp_path, mix_spec, folders, start, packing):
-    spec = mix_spec(max_steps=20, packing=packing, val_every=5)
+#: At a sample inside of a step, and so few epochs that one dataset ends in the stage.
+SWITCHED = {"switches": [{"sample": 37, "mix": {"numbers": 1, "toy": 1}}], "max_epochs": {"numbers": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("packing", "more", "read"),
+    [("ring", {}, {"numbers": 20, "toy": 60}), ("best_fit", SWITCHED, {"numbers": 17, "toy": 63})],
+)
+def test_a_killed_training_on_a_mixture_ends_with_the_same_bytes(
+    tmp_path, mix_spec, folders, start, packing, more, read
+):
+    spec = mix_spec(more=more, max_steps=20, packing=packing, val_every=5)
     for target in (3, 8, 13):
         process = start(spec, tmp_path / "killed", data=folders)
         read_until(process, target)
@@ -61,7 +70,7 @@ def test_a_killed_training_on_a_mixture_ends_with_the_same_bytes(tmp_path, mix_s
     killed = train(spec, tmp_path / "killed", folders)
     train(spec, tmp_path / "whole", folders)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    assert read_of_each(killed.position) == {"numbers": 20, "toy": 60}
+    assert read_of_each(killed.position) == read
 
 
 def test_validation_has_a_figure_for_each_dataset_and_their_weighted_mean(tmp_path, mix_spec, folders):
@@ -79,6 +88,22 @@ def test_the_next_stage_goes_on_in_each_dataset_under_other_weights(tmp_path, mi
     assert first.position["seed"] == second.position["seed"]
     assert second.position["before"] == read_of_each(first.position) == {"numbers": 4, "toy": 12}
     assert read_of_each(second.position) == {"numbers": 16, "toy": 16}
+
+
+def test_switches_are_counted_from_the_beginning_of_each_stage(tmp_path, mix_spec, folders):
+    more = {"switches": [{"sample": 10, "mix": {"numbers": 1}}]}
+    train(mix_spec(more=more, max_steps=4), tmp_path / "a", folders)
+    second = mix_spec("b", more=more, max_steps=4)
+    receipt = train(second, tmp_path / "b", folders, previous=tmp_path / "a/train.json")
+    assert receipt.position["before"] == {"numbers": 9, "toy": 7}
+    assert read_of_each(receipt.position) == {"numbers": 18, "toy": 14}
+
+
+def test_caps_that_leave_nothing_to_read_stop_a_stage_before_its_first_step(tmp_path, mix_spec, folders):
+    spec = mix_spec(more={"max_epochs": {"toy": 0.1, "numbers": 0.1}}, max_steps=40)
+    with pytest.raises(ValueError, match=r"/a: data\.max_epochs: leaves nothing to read after sample \d+"):
+        train(spec, tmp_path, folders)
+    assert not list(tmp_path.glob("checkpoints/*"))
 
 
 def test_the_training_text_is_that_of_all_datasets(tmp_path, mix_spec, folders):

@@ -1,0 +1,115 @@
+"""The lineage of a file: the job that made it, the jobs that made that job's inputs, and so on.
+
+Each job records the digests of its inputs and outputs (`spider.tracking.records`). A file belongs to the job
+that recorded the same path with the same digest. A file that was edited or replaced afterwards has no job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spider.files import read_json, sha256
+from spider.results import StageFolder
+from spider.tracking import spool
+from spider.tracking.records import File, Run, file_digest, relative
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file as it was at some time, and the job that made it."""
+
+    path: str
+    digest: str | None
+    job: Run | None
+    """None: no job of this results folder made it, so it is an origin."""
+
+
+class Lineage:
+    """The records of all jobs of a results folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @cached_property
+    def _jobs(self) -> dict[tuple[str, str | None], Run]:
+        """The newest job that made each file, by path and digest."""
+        jobs = sorted(spool.jobs(self.root), key=lambda job: job.started)
+        return {(file.path, file.digest): job for job in jobs for file in job.outputs}
+
+    def made(self, file: File) -> Made:
+        """Return a recorded file with its job."""
+        return Made(file.path, file.digest, self._jobs.get((file.path, file.digest)))
+
+    def of(self, path: Path) -> Made:
+        """Return a file as it is now, with its job.
+
+        Raises:
+            ValueError: the file is missing.
+        """
+        digest = file_digest(path)
+        if digest is None:
+            raise ValueError(f"{path}: no such file")
+        return self.made(File(path=relative(self.root, path), digest=digest))
+
+    def inputs(self, made: Made) -> list[Made]:
+        """Return what the job of a file read."""
+        return [self.made(file) for file in made.job.inputs] if made.job else []
+
+    def ancestry(self, made: Made) -> Iterator[Made]:
+        """Yield the inputs of a file's job, their inputs and so on, each once, the nearest first."""
+        seen, waiting = {(made.path, made.digest)}, [made]
+        while waiting:
+            for one in self.inputs(waiting.pop(0)):
+                if (one.path, one.digest) not in seen:
+                    seen.add((one.path, one.digest))
+                    waiting.append(one)
+                    yield one
+
+    def content(self, made: Made) -> object:
+        """Return what two files with the same content share: the digest, or that of the weights or the text.
+
+        A receipt or description also holds times and paths, which differ between equal models.
+        """
+        path = self.root / made.path
+        if path.suffix == ".json" and path.is_file() and f"sha256:{sha256(path)}" == made.digest:
+            plain = read_json(path)
+            if isinstance(plain, dict):
+                return plain.get("weights") or plain.get("digest") or made.digest
+        return made.digest
+
+    def code(self, job: Run) -> dict[str, Any]:
+        """Return the record of the code of a job, or an empty one for a job of an earlier version."""
+        tags = job.tags
+        name = tags.get("spider.code") or tags.get(f"spider.code.{tags.get('spider.stage')}")
+        path = self.root / "tracking" / "code" / f"{name}.json"
+        return read_json(path) if name and path.is_file() else {}
+
+    def packages(self, job: Run) -> dict[str, str]:
+        """Return the versions of the packages that the invocation of a job recorded."""
+        if job.workflow is None:
+            return {}
+        workflow = spool.read_run(spool.record_path(self.root, "workflows", job.workflow))
+        name = workflow.tags.get("spider.environment") if workflow else None
+        path = self.root / "tracking" / "code" / f"{name}.requirements"
+        if not path.is_file():
+            return {}
+        python, *lines = path.read_text("utf-8").splitlines()
+        pairs = (line.partition("==") for line in lines)
+        return {"Python": python.removeprefix("# Python "), **{name: version for name, _, version in pairs}}
+
+
+def result_of(folder: Path) -> Path:
+    """Return the file that a stage ends with: its evaluation, or else its receipt.
+
+    Raises:
+        ValueError: the folder has neither.
+    """
+    stage = StageFolder(folder)
+    for path in (stage.evaluation, stage.receipt):
+        if path.is_file():
+            return path
+    raise ValueError(f"{folder}: neither an evaluation nor a receipt (train.json); train this stage first")

@@ -1,0 +1,179 @@
+"""Two results that differ in one thing: `spider diff` names this thing and no other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from spider.cli import cli
+from spider.files import digest, write_json
+from spider.provenance.differences import Comparison
+from spider.provenance.lineage import Lineage
+from spider.results import Results
+from spider.tracking import close_pipeline, code, job, open_pipeline
+
+#: The settings of the jobs of a small workflow, by rule.
+SETTINGS = {
+    "download": {"kind": "hub", "item": "a.parquet"},
+    "encode": {"validation": 0.1, "split_by": {"column": "url", "salt": 0}},
+    "index": {"validation": 0.1},
+    "warmup": {"model": {"hidden": 8}, "seq_len": 32},
+    "train": {"model": {"hidden": 8}, "run": "a", "settings": {"lr": 0.1, "seq_len": 32}, "seed": 0},
+    "evaluate": {"data": "web", "overlap": 0.5},
+}
+
+
+def changed(settings, rule, key, value):
+    """Return the settings with one value changed."""
+    *outer, last = key.split(".")
+    whole = json.loads(json.dumps(settings))
+    inner = whole[rule]
+    for name in outer:
+        inner = inner.setdefault(name, {})
+    inner[last] = value
+    return whole
+
+
+def workflow(
+    root, monkeypatch, *, settings=SETTINGS, text="text", modules=None, packages=(), threads=1, extra=0
+):
+    """Record the jobs of a workflow whose outputs are functions of their settings and inputs.
+
+    The outputs also have the time of the job, as real receipts have.
+    """
+    modules = {"spider/a.py": "1", "spider/b.py": "1"} | (modules or {})
+    monkeypatch.setattr(code, "imported", lambda: modules)
+    listed = ["# Python 3.11", "numpy==1", *packages]
+    monkeypatch.setattr(code, "record_environment", lambda results: recorded(results, listed))
+    monkeypatch.setattr("spider.tracking.runs.threads", lambda: threads)
+    (root / "spider.json").write_text("{}")
+    identity = open_pipeline(root, {"results": str(root), "tracking": {}})
+
+    def run(rule, inputs, output, name="a", **content):
+        paths = [root / one for one in inputs]
+        with job(rule, name, results=root, params=settings[rule], inputs=paths, outputs=[root / output]):
+            made = digest(
+                [settings[rule], content, modules, threads, listed, [meaning(path) for path in paths]]
+            )
+            write_json(root / output, {"digest": made, "seconds": len(str(root)) + extra})
+
+    (root / "own.txt").write_text(text)
+    run("download", ["own.txt"], "raw/web/000.json")
+    run("encode", ["raw/web/000.json"], "shards/web/train/000.json")
+    run("index", ["shards/web/train/000.json"], "shards/web/metadata.json")
+    run("warmup", [], "runs/a/warmup.json")
+    run("train", ["shards/web/metadata.json", "runs/a/warmup.json"], "runs/a/main/train.json")
+    run("evaluate", ["runs/a/main/train.json", "shards/web/metadata.json"], "runs/a/main/evaluation.json")
+    close_pipeline(root, identity, "finished", timeout=0)
+    return Results(root).stage("a", "main").evaluation
+
+
+def recorded(results, lines):
+    name = digest(lines)
+    (results / "tracking/code").mkdir(parents=True, exist_ok=True)
+    (results / f"tracking/code/{name}.requirements").write_text("\n".join(lines) + "\n")
+    return name
+
+
+def meaning(path):
+    return json.loads(path.read_text())["digest"] if path.suffix == ".json" else path.read_text()
+
+
+def causes(one, other):
+    lineages = [Lineage(path.parents[3]) for path in (one, other)]
+    found = Comparison(*lineages).causes(
+        *(line.of(path) for line, path in zip(lineages, (one, other), strict=True))
+    )
+    return [(cause.kind, cause.what) for cause in found], found
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """Record a workflow and one with changes, and return the causes of their difference."""
+
+    def record(**changes):
+        roots = [tmp_path / "one", tmp_path / "other"]
+        for root in roots:
+            root.mkdir()
+        return causes(workflow(roots[0], monkeypatch), workflow(roots[1], monkeypatch, extra=1, **changes))
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "value"),
+    [
+        ("download", "item", "b.parquet"),
+        ("encode", "split_by.salt", 1),
+        ("encode", "filters", ["bytes > 3"]),
+        ("train", "settings.lr", 0.2),
+        ("train", "seed", 1),
+        ("train", "settings.schedule", "cosine"),
+        ("evaluate", "overlap", 0.25),
+    ],
+)
+def test_a_setting_is_the_only_cause(pair, rule, key, value):
+    found, (cause,) = pair(settings=changed(SETTINGS, rule, key, value))
+    assert found == [("setting", key.removeprefix("settings."))]
+    assert cause.rules[0] == rule and cause.rules[-1] == "evaluate"
+    assert cause.other == str(value)
+
+
+def test_a_setting_of_two_rules_is_one_cause(pair):
+    settings = changed(changed(SETTINGS, "encode", "validation", 0.2), "index", "validation", 0.2)
+    assert pair(settings=settings)[0] == [("setting", "validation")]
+
+
+def test_a_setting_of_the_warm_up_and_the_training_is_one_cause(pair):
+    settings = changed(changed(SETTINGS, "warmup", "seq_len", 64), "train", "settings.seq_len", 64)
+    assert pair(settings=settings)[0] == [("setting", "seq_len")]
+
+
+def test_a_users_file_is_the_only_cause(pair):
+    found, (cause,) = pair(text="other text")
+    assert found == [("file", "own.txt")]
+    assert cause.rules == ("download", "encode", "index", "train", "evaluate")
+
+
+def test_an_edited_module_is_the_only_cause(pair):
+    assert pair(modules={"spider/b.py": "2"})[0] == [("module", "spider/b.py")]
+
+
+def test_a_module_that_only_one_imports_comes_with_its_importer(pair):
+    assert pair(modules={"spider/b.py": "2", "spider/new.py": "1"})[0] == [("module", "spider/b.py")]
+
+
+def test_a_number_of_threads_is_the_only_cause(pair):
+    assert pair(threads=2)[0] == [("threads", "")]
+
+
+def test_another_version_of_a_package_is_the_only_cause(pair):
+    assert pair(packages=["torch==2"])[0] == [("package", "torch")]
+
+
+def test_equal_workflows_have_no_cause(pair):
+    assert pair() == ([], [])
+
+
+def test_two_causes_are_both_named(pair):
+    found, _ = pair(settings=changed(SETTINGS, "train", "seed", 1), text="other")
+    assert found == [("file", "own.txt"), ("setting", "seed")]
+
+
+def test_commands_print_the_causes_and_the_lineage(tmp_path, monkeypatch):
+    results = []
+    for name, settings in (("one", SETTINGS), ("other", changed(SETTINGS, "train", "seed", 1))):
+        (tmp_path / name).mkdir()
+        results.append(workflow(tmp_path / name, monkeypatch, settings=settings))
+    monkeypatch.undo()
+    run = CliRunner().invoke
+    printed = run(cli, ["diff", *(str(path.parent) for path in results)], catch_exceptions=False).output
+    assert printed == "setting seed: 0 / 1  (train -> evaluate)\n"
+    lines = run(cli, ["why", str(results[0])], catch_exceptions=False).output
+    assert "raw/web/000.json  (download a)" in lines and "no input and no module" in lines
+    (tmp_path / "one/own.txt").write_text("edited")
+    assert "Updated input file: own.txt" in run(cli, ["why", str(results[0])]).output
+    results[0].write_text("{}")
+    assert isinstance(run(cli, ["why", str(results[0])]).exception, (ValueError, SystemExit))
