@@ -117,10 +117,14 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
                 of = {"part": part, "inputs": [*map(sha256, inputs)], "settings": spec.encoding()}
                 entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
             evidence = read(removed) if removed in inputs else None
-            left_out = (removed_by_reason(evidence), moved(evidence)) if evidence is not None else ()
+            rows = removed_by_reason(evidence) if evidence else None
+            splits = moved(evidence) if evidence else None
             raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
             _shared(
-                entry, files | raw_rows, job, lambda: encode_part(file, folder, part, spec, tokens, *left_out)
+                entry,
+                files | raw_rows,
+                job,
+                lambda: encode_part(file, folder, part, spec, tokens, rows, splits),
             )
         for split in spec.splits:
             counts = read_json(files[f"{split}.json"])
