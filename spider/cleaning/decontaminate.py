@@ -9,7 +9,7 @@ Text that many documents of a part hold, such as a license, tells nothing about 
 of held-out text does not count if more than 10 documents of a part hold it (``common``, as for GPT-3).
 Questions and files of the user always count.
 
-Memory: about seven times the protected text, and the matches. The training text is read once, in batches.
+Memory: about ten times the protected text, and the matches. The training text is read once, in batches.
 
 Shapes: T protected texts, S protected sequences of one length, W words and D documents of a batch, M matches.
 """
@@ -104,7 +104,7 @@ def write_protected(
         shortest: fewest words of a text that can be found.
 
     Returns:
-        By source, the number of documents, and how many of them have no text of ``shortest`` words.
+        By source, the number of documents, and the number of those that have no text of ``shortest`` words.
     """
     protects: dict[tuple[str, str], bool] = {}
     rows = []

@@ -15,7 +15,7 @@ def _settings(session: Session, dataset: str) -> DecontaminateConfig:
 
 @command("dataset", "part")
 def held_out(session: Session, dataset: str, part: str) -> None:
-    """Copy the text of the held-out documents of a part, with which others are compared."""
+    """Copy the held-out documents of a part, so that training documents can be compared with them."""
     from spider.cleaning.decontaminate import write_held_out
 
     config, results = session.config, session.results
