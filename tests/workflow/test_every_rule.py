@@ -33,7 +33,12 @@ from .conftest import ROOT, Workflow
 from .test_ngram import NGRAM
 
 TOY = "tests.families.toy"
-CLEANING = {"filters": ["text !~ 'Document 7 '"], "exact": True}
+CLEANING = {
+    "filters": ["text !~ 'Document 7 '"],
+    "exact": True,
+    "near": {"containment": 0.9},
+    "decontaminate": {"action": "report"},
+}
 
 
 def add_tokens(workflow):
