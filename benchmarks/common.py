@@ -51,18 +51,21 @@ def machine(packages: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def workflow(configuration: dict[str, Any], results: Path, *targets: str | Path) -> float:
+def workflow(
+    configuration: dict[str, Any], results: Path, *targets: str | Path, options: Sequence[str] = ()
+) -> float:
     """Run the workflow of a configuration and return its seconds.
 
     Args:
         results: folder of the results. What is there already is not made again.
         targets: rules or files (default: all).
+        options: further options of Snakemake.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
     path = results.with_suffix(".json")
     write_json(path, {**configuration, "results": str(results)})
     command = [PROGRAMS / "snakemake", "--snakefile", ROOT / "Snakefile", "--configfile", path]
-    command += ["--profile", ROOT / "profiles/default", "--quiet", "rules", "--", *targets]
+    command += ["--profile", ROOT / "profiles/default", "--quiet", "rules", *options, "--", *targets]
     began = time.perf_counter()
     subprocess.run(command, cwd=results.parent, check=True)
     return time.perf_counter() - began

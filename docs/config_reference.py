@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from spider import config
 from spider.config import Block, ModelConfig, families, family_config, presets, tasks
+from spider.config.cleaning import Cleaning, DecontaminateConfig, NearConfig
 from spider.config.data import SplitBy, kinds, source_class
 from spider.config.model import model_block
 from spider.config.ngram import NgramConfig
@@ -50,6 +51,9 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
         ("runs.NAME.optimizer.groups.NAME", config.GroupConfig),
         ("runs.NAME.resources", config.Resources),
         ("datasets.NAME.split_by", SplitBy),
+        ("datasets.NAME.cleaning", Cleaning),
+        ("datasets.NAME.cleaning.near", NearConfig),
+        ("datasets.NAME.cleaning.decontaminate", DecontaminateConfig),
         ("tokenizers.NAME", config.TokenizerConfig),
         ("runs.NAME.defaults.ema", config.EmaConfig),
         ("runs.NAME.defaults.rollouts", config.RolloutConfig),
@@ -88,6 +92,9 @@ EXAMPLES: dict[str, str] = {
         {source: {kind: local, files: [texts/*.jsonl], take: 1 GB}, validation: 0.01,
         split_by: {column: url, pattern: "//([^/]+)"}, license: odc-by, language: en}
     """,
+    "datasets.NAME.cleaning": "{filters: [bytes >= 200, language == en], exact: true}",
+    "datasets.NAME.cleaning.near": "{containment: 0.8}",
+    "datasets.NAME.cleaning.decontaminate": "{words: 13, action: report}",
     "datasets.NAME.source, kind: hub": """
         {kind: hub, repo: HuggingFaceFW/fineweb-edu, revision: 87f09149ef4734204d70ed1d046ddc9ca3f2b8f9,
         files: [sample/10BT/*.parquet], lock: fineweb.lock.json, take: 30 MB}

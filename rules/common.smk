@@ -22,6 +22,7 @@ from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.data.store import is_stored
 from spider.doctor import obstacles
+from spider.evaluation import protected
 from spider.files import digest
 from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
@@ -260,6 +261,71 @@ def raw_part(wildcards):
     if dataset_of(wildcards).source.TOKENS:
         return local(parts_of(wildcards.dataset)[wildcards.part])
     return f"<results>/raw/{CONFIG.raw(wildcards.dataset)}/{wildcards.part}.parquet"
+
+
+def earlier(step, wildcards):
+    """Return the files of a step of cleaning of the parts whose documents come before those of a part.
+
+    Documents of a dataset that compares none are all kept, so it has no evidence.
+    """
+    parts = CONFIG.earlier(wildcards.dataset, wildcards.part)
+    if step == "raw":
+        return [f"<results>/raw/{name}/{part}.parquet" for name, part in parts]
+    if step == "removed":
+        parts = [(name, part) for name, part in parts if CONFIG.cleaning(name)]
+    return [f"<results>/cleaning/{name}/{step}/{part}.parquet" for name, part in parts]
+
+
+def split_identity(wildcards):
+    """Return what decides which documents of a part are held out, and their text."""
+    dataset = dataset_of(wildcards)
+    return dataset.held_out() | dataset.chosen() | dataset.changed(include={"max_document_bytes"})
+
+
+def contamination_identity(wildcards):
+    """Return what decides which documents of a part are contaminated, besides the protected text."""
+    settings = CONFIG.decontaminated(wildcards.dataset)
+    return split_identity(wildcards) | settings.changed(include={"words", "shortest", "common", "action"})
+
+
+def protected_texts(wildcards):
+    """Return the files of the held-out texts that a dataset is compared with."""
+    datasets = CONFIG.protected(wildcards.dataset)
+    return [
+        f"<results>/cleaning/{name}/held_out/{part}.parquet" for name in datasets for part in parts_of(name)
+    ]
+
+
+def given_texts(wildcards):
+    """Return the user's own files that a dataset is compared with: those of tasks, and others."""
+    return watched(map(str, checked(protected.files, CONFIG, wildcards.dataset)))
+
+
+def signatures_identity(wildcards):
+    """Return what decides the signatures of a part, besides its text."""
+    return dataset_of(wildcards).chosen() | ({"near": True} if CONFIG.near(wildcards.dataset) else {})
+
+
+def candidates_identity(wildcards):
+    """Return what decides the candidates of a part, besides signatures."""
+    cleaning = CONFIG.cleaning(wildcards.dataset)
+    return {"exact": cleaning.exact} | ({"near": cleaning.near.action} if cleaning.near else {})
+
+
+def verified_identity(wildcards):
+    """Return what decides the verified pairs of a part, besides texts: a reported one has the split of its pair."""
+    near = CONFIG.cleaning(wildcards.dataset).near
+    splits = {}
+    if near.action == "report":
+        names = {name for name, _ in CONFIG.earlier(wildcards.dataset, wildcards.part)} | {wildcards.dataset}
+        splits = {name: CONFIG.dataset(name).held_out() for name in sorted(names)}
+    return near.changed() | splits
+
+
+def removed_part(wildcards):
+    """Return the evidence of what encoding leaves out, if the documents of a dataset are compared."""
+    raw = CONFIG.raw(wildcards.dataset)
+    return f"<results>/cleaning/{raw}/removed/{wildcards.part}.parquet" if CONFIG.cleaning(raw) else []
 
 
 def raw_records(wildcards):

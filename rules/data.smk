@@ -60,6 +60,7 @@ rule tokenizer:
 rule encode:
     input:
         parquet=raw_part,
+        removed=removed_part,
         tokenizer=tokenizer_file,
     output:
         multiext("<results>/shards/{dataset}/train/{part}", ".bin", ".idx", ".json"),

@@ -72,11 +72,13 @@ def leftovers(root: Path, *, newest: bool = False) -> list[Leftover]:
 
 
 def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
-    """Yield the raw files, shards, tokenizers, n-gram indexes and baselines of unreached datasets."""
+    """Yield what lies there of unreached datasets, from raw files to n-gram indexes and baselines."""
     datasets = {name for config in configs for name in config.datasets}
     runs = [run for config in configs for run in config.runs.values()]
+    raw = {config.raw(name) for config in configs for name in config.datasets}
     for kind, folder, names in (
-        ("raw text", "raw", {config.raw(name) for config in configs for name in config.datasets}),
+        ("raw text", "raw", raw),
+        ("evidence of cleaning", "cleaning", raw),
         ("shards", "shards", datasets),
         ("tokenizer", "tokenizers", {name for config in configs for name in config.tokenizers}),
         ("scores of a foreign model", "foreign", {name for config in configs for name in config.foreign}),

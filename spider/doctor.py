@@ -70,6 +70,8 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
         checks |= {"GPU": partial(_gpu, config, needs), "memory": partial(_memory, config, needs)}
     for name in config.datasets:
         checks[f"data {name}"] = partial(_dataset, config, results, name, sizes)
+        if config.decontaminated(name):
+            checks[f"protected {name}"] = partial(_protected, config, name)
     checks["tracking"] = partial(_tracking, config, results.root)
     yield from _findings(checks, seconds)
     yield from _findings({"disk": partial(_disk, results, sizes)}, seconds)
@@ -79,6 +81,7 @@ def obstacles(config: Config, root: Path, items: Mapping[str, list[str]]) -> lis
     """Return a line for each problem that stops jobs which read these items of datasets."""
     sizes: Sizes = {}
     checks = {f"datasets.{name}": partial(_data, config, name, items[name], sizes) for name in items}
+    checks |= {f"datasets.{name}.cleaning": partial(_protected, config, name) for name in items}
     found = [*_findings(checks, LIMIT), *_findings({"results": partial(_disk, Results(root), sizes)}, LIMIT)]
     return [f"{one.subject}: {one.text}" for one in found if one.mark == "problem"]
 
@@ -240,6 +243,14 @@ def _data(config: Config, name: str, items: list[str], sizes: Sizes) -> tuple[Ma
     sizes[f"datasets.{config.raw(name)}"] = (least * size, likely * size)
     amount = f", {quantity(size, 'B')} in {len(items)} parts" if size else ""
     return "ok", f"{dataset.source.description}{amount}"
+
+
+def _protected(config: Config, name: str) -> tuple[Mark, str]:
+    """Look at the files that the documents of a dataset are compared with."""
+    from spider.evaluation import protected
+
+    protected.check(config, name)
+    return "ok", f"{len(protected.files(config, name))} files of tasks and others"
 
 
 # -------------------------------------------------------------------------------------------------- cluster

@@ -74,6 +74,14 @@ class Results:
     def tokenizer(self, name: str) -> Path:
         return self.root / "tokenizers" / name / "tokenizer.json"
 
+    def cleaning(self, dataset: str, step: str, part: str) -> Path:
+        """Return a file of the cleaning of a part: ``signatures``, ``candidates``, ``removed`` and others."""
+        return self.root / "cleaning" / dataset / step / f"{part}.parquet"
+
+    def protected(self, dataset: str) -> Path:
+        """Return the file of the texts that the documents of a dataset are compared with."""
+        return self.root / "cleaning" / dataset / "protected.parquet"
+
     def shards(self, dataset: str) -> Path:
         return self.root / "shards" / dataset
 

@@ -1,9 +1,10 @@
-"""`spider data`: resolve, download, encode, index, pack, verify; learn tokenizers; count n-grams."""
+"""`spider data`: resolve, download, clean, encode, index, pack, verify; learn tokenizers; count n-grams."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 
+from spider.cli import cleaning, decontaminate
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
@@ -21,7 +23,7 @@ from spider.tracking import Job
 
 @click.group()
 def data() -> None:
-    """Datasets: resolve, download, encode, index, pack, verify; tokenizers and n-gram indexes."""
+    """Datasets: resolve, download, clean, encode, index, pack, verify; tokenizers and n-gram indexes."""
 
 
 @click.command()
@@ -92,6 +94,7 @@ def tokenizer(
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
+    from spider.cleaning.evidence import moved, read, removed_by_reason
     from spider.data.encode import FORMAT, encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -102,6 +105,8 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     suffixes = ("bin", "idx", "json")
     files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
     inputs = [file, tokenizer_file] if tokenizer_file else [file]
+    removed = session.results.cleaning(session.config.raw(dataset), "removed", part)
+    inputs += [removed] if session.config.cleaning(dataset) else []
     entry = None
     with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, [*files.values()]) as job:
         if spec.source.TOKENS:
@@ -111,9 +116,22 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
             if session.config.store and file.exists():
                 of = {"part": part, "inputs": [*map(sha256, inputs)], "settings": spec.encoding()}
                 entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
-            _shared(entry, files, job, lambda: encode_part(file, folder, part, spec, tokens))
+            evidence = read(removed) if removed in inputs else None
+            rows = removed_by_reason(evidence) if evidence else None
+            splits = moved(evidence) if evidence else None
+            raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
+            _shared(
+                entry,
+                files | raw_rows,
+                job,
+                lambda: encode_part(file, folder, part, spec, tokens, rows, splits),
+            )
         for split in spec.splits:
             counts = read_json(files[f"{split}.json"])
+            if split == "train":
+                for reason, count in counts.get("rows", {}).get("left_out", {}).items():
+                    job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
+                    log.info("left out: %s documents, %s", f"{count:,}", reason)
             for name in ("documents", "bytes"):
                 job.metric(f"{split}/{name}", counts[name])
             log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
@@ -167,13 +185,18 @@ def _scored_by(config: Config, dataset: str) -> list[str]:
 
 
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
-    """Raise `ValueError` if a run is evaluated on a dataset whose validation split is empty."""
+    """Raise `ValueError` if no document is left, or a run is evaluated on an empty validation split."""
+    from spider.data.metadata import described_counts, left_out
+
     spec = config.dataset(dataset)
     scored_by = _scored_by(config, dataset)
     counts = dict.fromkeys(spec.splits, 0)
     for split, part in product(spec.splits, config.parts(dataset)):
         record = folder / split / f"{part}.json"
         counts[split] += read_json(record)["documents"] if record.exists() else 0
+    if spec.cleaning and not any(counts.values()):
+        gone = described_counts(left_out(folder, [*config.parts(dataset)]))
+        raise ValueError(f"datasets.{dataset}.cleaning: leaves out all documents ({gone}); change that block")
     if scored_by and not counts["validation"]:
         raise ValueError(
             f"datasets.{dataset}.validation: {spec.validation:g} holds out none of {sum(counts.values()):,} "
@@ -295,5 +318,8 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
             _print(value, indent + "  ")
 
 
-for one in (resolve, download, tokenizer, encode, index, pack, count_ngrams, build_ngrams, verify, inspect):
+_MEASURED = (decontaminate.held_out, decontaminate.protect, decontaminate.contaminated)
+_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, *_MEASURED, cleaning.drop)
+_DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
+for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
+from spider.config.cleaning import SIZE, Cleaning, Filter, parse_filter
 from spider.config.imports import import_named, may_import
 
 
@@ -334,6 +335,8 @@ class Dataset(Block):
     answer_column: str | None = None
     """Column of the answer, where ``text_column`` is a question; each row is then a conversation (``format:
     chat``)."""
+    cleaning: Cleaning | None = None
+    """Documents to leave out: filters, duplicates, text that models are measured with (null: none)."""
     like: str | None = None
     """Inherit source and settings from this dataset. Only ``tokenizer`` and ``ngram`` may differ."""
     tokenizer: str | None = None
@@ -364,6 +367,9 @@ class Dataset(Block):
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Dataset:
         self.source.check(self)
+        if self.cleaning and self.source.STREAMED:
+            remedy = "leave it out, or download the text: source.kind: hub"
+            raise wrong_key("cleaning", f"a stream is not stored, so it cannot be cleaned; {remedy}")
         if self.ngram and self.validation + self.ngram >= 1:
             total = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
             raise wrong_key("ngram", f"leaves no document to train on; {total} must be below 1")
@@ -380,11 +386,38 @@ class Dataset(Block):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that the settings name: the text, the id, and that of ``split_by``."""
+        """Columns that the settings name: the text, the id, that of ``split_by``, and those of filters."""
         names = [self.text_column, self.id_column]
         names += [self.split_by.column] if self.split_by else []
         names += [self.answer_column] if self.answer_column else []
+        names += self.optional.values()
         return tuple(dict.fromkeys(names))
+
+    @property
+    def filters(self) -> list[Filter]:
+        """Conditions that a document has to meet."""
+        return [parse_filter(one) for one in self.cleaning.filters] if self.cleaning else []
+
+    @property
+    def against(self) -> list[str]:
+        """Datasets whose documents count as earlier ones."""
+        return self.cleaning.against if self.cleaning else []
+
+    @property
+    def optional(self) -> dict[str, str]:
+        """Columns that `split_by` and filters name, by their key. A file has to have them."""
+        keys = {f"cleaning.filters[{i}]": one.column for i, one in enumerate(self.filters)}
+        named = {key: column for key, column in keys.items() if column != SIZE}
+        return ({"split_by.column": self.split_by.column} if self.split_by else {}) | named
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the settings that decide which documents are read, and their text."""
+        return (
+            self.changed(include={"text_column", "id_column", "answer_column", "format"}) | self._filtered()
+        )
+
+    def _filtered(self) -> dict[str, Any]:
+        return {"filters": [one.written for one in self.filters]} if self.filters else {}
 
     def encoding(self) -> dict[str, Any]:
         """Return the settings that decide the tokens of a shard, besides the text and the tokenizer.
@@ -401,5 +434,6 @@ class Dataset(Block):
         return settings
 
     def held_out(self) -> dict[str, Any]:
-        """Return the settings that decide which documents are held out."""
-        return self.model_dump(mode="json", include={"text_column", "id_column", "validation", "split_by"})
+        """Return the settings that decide which documents are held out, among those that are read."""
+        names = {"text_column", "id_column", "validation", "split_by"}
+        return self.model_dump(mode="json", include=names) | self._filtered()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
+from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
 from spider.config.leaks import leak_problems, shared_file
@@ -24,7 +25,7 @@ from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
-from spider.config.tasks import in_chat_form
+from spider.config.tasks import TaskConfig, in_chat_form
 from spider.config.tokens import sized, token_problems, tokenizer_of
 from spider.record import key_path
 
@@ -127,6 +128,70 @@ class Config(Block):
     def raw(self, dataset: str) -> str:
         """Return the dataset whose downloaded parts a dataset is encoded from: itself, or its ``like``."""
         return self.dataset(dataset).like or dataset
+
+    def cleaning(self, dataset: str) -> Cleaning | None:
+        """Return how documents of a dataset are compared with others, or None if they are not."""
+        cleaning = self.dataset(dataset).cleaning
+        return cleaning if cleaning and cleaning.removes else None
+
+    def near(self, dataset: str) -> bool:
+        """Return whether near duplicates of a dataset's documents are found, in itself or in another one."""
+        cleaned = [
+            (name, one.cleaning) for name, one in self.datasets.items() if one.cleaning and not one.like
+        ]
+        raw = self.raw(dataset)
+        return any(raw in (name, *map(self.raw, block.against)) for name, block in cleaned if block.near)
+
+    def earlier(self, dataset: str, part: str) -> list[tuple[str, str]]:
+        """Return the parts whose documents come before those of a part: pairs of dataset and part, in order.
+
+        They are all parts of the datasets in ``against``, and the parts of its own dataset before it.
+        """
+        others = [(name, one) for name in self.dataset(dataset).against for one in self.parts(name)]
+        return others + [(dataset, one) for one in self.parts(dataset) if int(one) < int(part)]
+
+    def compared(self, datasets: Iterable[str]) -> list[str]:
+        """Return datasets, by their raw text, and all datasets that their documents are compared with."""
+        found: list[str] = []
+        waiting = [name for name in datasets if name in self.datasets]
+        while waiting:
+            name = self.raw(waiting.pop(0))
+            if name not in found:
+                found.append(name)
+                waiting += [one for one in self.dataset(name).against if one in self.datasets]
+        return found
+
+    def decontaminated(self, dataset: str) -> DecontaminateConfig | None:
+        """Return how a dataset is compared with what models are measured with, or None if it is not."""
+        cleaning = self.cleaning(dataset)
+        return cleaning.decontaminate if cleaning else None
+
+    def protected(self, dataset: str) -> list[str]:
+        """Return the datasets with held-out text that a dataset is compared with, each by its raw text."""
+        settings = self.decontaminated(dataset)
+        if settings is None or not settings.held_out:
+            return []
+        used = [one for s in self._learners(dataset) for one in (*s.weights, s.evaluation.data or s.data)]
+        names = {self.raw(name): self.dataset(name) for name in [dataset, *used]}
+        stored = {n: one for n, one in names.items() if not (one.source.STREAMED or one.source.TOKENS)}
+        return [name for name, one in stored.items() if one.validation]
+
+    def protected_tasks(self, dataset: str) -> list[tuple[str, TaskConfig]]:
+        """Return the tasks with files that a dataset is compared with; tasks with the same files are one."""
+        settings = self.decontaminated(dataset)
+        found: dict[tuple[str, ...], tuple[str, TaskConfig]] = {}
+        for spec in self._learners(dataset) if settings and settings.tasks else []:
+            for name, task in spec.evaluation.tasks.items():
+                found.setdefault(tuple(task.files()), (name, task))
+        found.pop((), None)  # tasks that are made from held-out text
+        return list(found.values())
+
+    def _learners(self, dataset: str) -> Iterator[StageSpec]:
+        """Yield all stages of the runs that learn from a dataset in one of them."""
+        for name, run in self.runs.items():
+            specs = [self.stage(name, stage.name) for stage in run.stages]
+            if any(self.raw(dataset) == self.raw(one) for spec in specs for one in spec.weights):
+                yield from specs
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
         """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""
@@ -266,8 +331,24 @@ def _problems(config: Config) -> Iterator[str]:
             yield f"foreign.{name}: a run has the same name; choose another"
         if foreign.like is not None and foreign.like not in config.runs:
             yield f"foreign.{name}.like: {none_such('run', foreign.like, config.runs)}"
+    yield from _cleaning_problems(config)
     if config.scaling is not None:
         yield from _scaling_problems(config, config.scaling)
+
+
+def _cleaning_problems(config: Config) -> Iterator[str]:
+    """Yield the problems of datasets whose documents are compared with those of others."""
+    for name, one in ((n, o) for n, d in config.datasets.items() for o in d.against if not d.like):
+        where = f"datasets.{name}.cleaning.against"
+        other = config.datasets.get(one)
+        if other is None:
+            yield f"{where}: {none_such('dataset', one, config.datasets)}"
+        elif other.source.STREAMED or other.source.TOKENS:
+            yield f"{where}: {one!r} has no stored text to compare with; leave it out"
+        elif other.like:
+            yield f"{where}: {one!r} has the text of {other.like!r}; name that"
+        elif name in config.compared([one]):
+            yield f"{where}: documents of {name!r} would come before themselves; leave {one!r} out"
 
 
 def _ngram_problems(config: Config, run: Run) -> Iterator[str]:

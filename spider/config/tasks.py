@@ -19,6 +19,10 @@ class _Task(Block):
         """Return the files that the task is read from; the model is scored again after an edit of one."""
         return []
 
+    def questions(self) -> list[str]:
+        """Return those of the files that hold questions, as lines of JSON."""
+        return self.files()
+
 
 class TextTask(_Task):
     """Questions with four choices, made from the scored text (docs/evaluation.md)."""
@@ -74,9 +78,12 @@ class CoreTask(_Task):
     def files(self) -> list[str]:
         files = [f"{self.folder}/core.yaml", f"{self.folder}/eval_meta_data.csv"]
         try:
-            return files + [f"{self.folder}/eval_data/{entry['dataset_uri']}" for entry in self.entries()]
+            return files + self.questions()
         except (OSError, ValueError):  # the evaluation reports it
             return files
+
+    def questions(self) -> list[str]:
+        return [f"{self.folder}/eval_data/{entry['dataset_uri']}" for entry in self.entries()]
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entry of each task in ``core.yaml``.
@@ -155,7 +162,7 @@ def _named_by(task: Path, seen: set[Path]) -> Iterator[Path]:
         return
     if not isinstance(plain, dict):
         return
-    for name in _strings(plain.get("include")):
+    for name in strings_in(plain.get("include")):
         included = task.parent / name
         if included not in seen:
             seen.add(included)
@@ -163,19 +170,19 @@ def _named_by(task: Path, seen: set[Path]) -> Iterator[Path]:
             yield from _named_by(included, seen)
     options = plain.get("dataset_kwargs")
     options = options if isinstance(options, dict) else {}
-    for name in _strings(options.get("data_files")):
+    for name in strings_in(options.get("data_files")):
         yield from map(Path, glob.glob(name))
-    for name in _strings([options.get("data_dir"), plain.get("dataset_path")]):
+    for name in strings_in([options.get("data_dir"), plain.get("dataset_path")]):
         yield from _below(Path(name)) if Path(name).is_dir() else filter(Path.is_file, [Path(name)])
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings_in(value: Any) -> Iterator[str]:
     """Yield the strings in lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
+            yield from strings_in(inner)
 
 
 def _below(folder: Path) -> list[Path]:

@@ -11,6 +11,9 @@ With a tokenizer (`spider.tokens.bpe`), and in conversations (`spider.data.chat`
 separately, which is much slower. For bytes, Python handles single documents only to hash their ids for the
 split, and to truncate long ones.
 
+Documents that the filters of a dataset refuse are left out first, so all that reads documents through
+`read_documents` sees the same ones.
+
 Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
 cache. Only a single document larger than that takes more (about four times its size).
 
@@ -31,12 +34,13 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,10 +49,11 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
+from spider.data.filters import passing
 from spider.data.groups import MOST_DOCUMENTS, NAME_BYTES
 from spider.data.metadata import COUNTS, DTYPE
 from spider.data.split import group_key, hash_keys, salted, split_masks, truncate
-from spider.files import replacing, write_json
+from spider.files import replacing, write_bytes, write_json
 from spider.pace import Pace
 from spider.tokens import BYTES, Tokens
 
@@ -66,26 +71,35 @@ FLUSH_BYTES = 1 << 23
 
 
 def encode_part(
-    parquet: Path, folder: Path, part: str, dataset: Dataset, tokens: Tokens = BYTES
+    parquet: Path,
+    folder: Path,
+    part: str,
+    dataset: Dataset,
+    tokens: Tokens = BYTES,
+    removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Encode one parquet file into ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
 
-    The splits are those of the dataset: train and validation, and ngram if it has a share.
+    The splits are those of the dataset: train and validation, and ngram if it has a share. A ``.rows`` has
+    each document's row in the parquet file (little-endian uint32). ``removed`` has the rows that are left
+    out, by reason, and ``moved`` the rows whose split another hash decides, with these hashes.
 
     Returns the records by split: file, part, tokens, documents, bytes, the settings, and counts of the rows.
 
     Raises `ValueError` if the file is missing, incomplete, or lacks a text column of strings, and `OSError`
     with the remedy if the shards cannot be written.
     """
-    rows = _row_counts()
+    rows = row_counts()
     hashes = [np.empty(0, np.uint64)]
     encode: Callable[[bytes], np.ndarray] | None = None if tokens is BYTES else tokens.encode
     if dataset.format == "chat":
         encode = partial(chat.ids_of, tokens=tokens)
     with writing(folder, part, dataset, tokens) as shards:
-        for texts, masks, groups in _split(parquet, dataset, rows, hashes):
+        for documents, masks, groups in _split(parquet, dataset, rows, hashes, removed, moved):
             for split, writer in shards.writers.items():
-                _append(writer, texts.filter(pa.array(masks[split])), encode)
+                _append(writer, documents.texts.filter(pa.array(masks[split])), encode)
+                writer.rows.append(documents.rows[masks[split]])
             if len(shards.groups) < MOST_DOCUMENTS:
                 shards.groups += compress(groups, masks["validation"])
         all_hashes = np.concatenate(hashes)
@@ -100,78 +114,181 @@ def encode_part(
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
     """Yield the text of a part's documents that are not held out; raises like `encode_part`."""
-    for texts, masks, _ in _split(parquet, dataset, _row_counts(), []):
-        chosen = _bytes(texts.filter(pa.array(~masks["validation"])))
-        yield from chosen if dataset.format == "text" else map(chat.plain, chosen)
+    for found, held_out in plain_documents(parquet, dataset):
+        yield from _bytes(found.texts.filter(pa.array(~held_out)))
+
+
+def plain_documents(parquet: Path, dataset: Dataset) -> Iterator[tuple[Documents, np.ndarray]]:
+    """Yield batches of documents without the form of conversations, and which documents are held out.
+
+    Raises like `encode_part`.
+    """
+    for found, masks, _ in _split(parquet, dataset, row_counts(), []):
+        if dataset.format == "chat":
+            plain = pa.array(map(chat.plain, _bytes(found.texts)), pa.large_binary())
+            found = found._replace(texts=plain.view(pa.large_string()))
+        yield found, masks["validation"]
 
 
 # ----------------------------------------------------------------------------------------------- reading
 
 
-def _check_chat(texts: pa.Array, parquet: Path, before: int) -> None:
-    for row, text in enumerate(texts.to_pylist(), start=before):
+def row_counts() -> dict[str, Any]:
+    """Return the counts of the rows of a part before it is read."""
+    return {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
+
+
+class Documents(NamedTuple):
+    """A batch of documents: their texts, ids and values of ``split_by.column``, as large_string."""
+
+    texts: pa.Array
+    ids: pa.Array
+    groups: pa.Array
+    rows: np.ndarray
+    """Row of the parquet file of each document, uint32."""
+
+    def filter(self, keep: pa.BooleanArray) -> Documents:
+        """Return the documents of a mask."""
+        if keep.true_count == len(keep):
+            return self
+        texts, ids, groups = (column.filter(keep) for column in (self.texts, self.ids, self.groups))
+        return Documents(texts, ids, groups, self.rows[keep.to_numpy(zero_copy_only=False)])
+
+
+def read_documents(
+    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None = None
+) -> Iterator[Documents]:
+    """Yield batches of the documents that meet the filters and are not empty, and count all others.
+
+    With ``rows``, only these are read, from the row groups that have them.
+
+    Raises:
+        ValueError: the file is missing or incomplete, it lacks a column, a column does not fit its filter, or
+            a row is not a conversation.
+    """
+    for documents in _batches(parquet, dataset, counts, rows):
+        if rows is not None:
+            documents = documents.filter(pa.array(np.isin(documents.rows, rows)))
+        if dataset.format == "chat":
+            _check_chat(documents, parquet)
+        yield _without_blank(documents, counts)
+
+
+def _check_chat(documents: Documents, parquet: Path) -> None:
+    for text, row in zip(documents.texts.to_pylist(), documents.rows.tolist(), strict=True):
         try:
             chat.parse(text or "[]")
         except ValueError as error:
             raise ValueError(f"{parquet}: row {row} is not a conversation: {error}") from None
 
 
-def _row_counts() -> dict[str, int]:
-    return {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
-
-
 def _split(
-    parquet: Path, dataset: Dataset, rows: dict[str, int], id_hashes: list[np.ndarray]
-) -> Iterator[tuple[pa.Array, dict[str, np.ndarray], list[bytes]]]:
-    """Yield batches of documents, a mask for each split, and the group of each document under ``split_by``.
+    parquet: Path,
+    dataset: Dataset,
+    rows: dict[str, Any],
+    id_hashes: list[np.ndarray],
+    removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Iterator[tuple[Documents, dict[str, np.ndarray], list[bytes]]]:
+    """Yield batches of documents, a mask for each split, and their groups under ``split_by``.
 
     This counts rows and collects the hashes of their ids.
     """
-    for texts, ids, groups in _batches(parquet, dataset):
-        if dataset.format == "chat":
-            _check_chat(texts, parquet, rows["read"])
-        rows["read"] += len(texts)
-        texts, ids, groups = _drop_blank(texts, ids, groups, rows)
-        keys = _keys(texts, ids)
-        hashes = hash_keys(keys)
+    leaving = _Leaving(removed or {})
+    for documents in read_documents(parquet, dataset, rows):
+        documents = leaving(documents)
+        of_ids, hashes, names = split_hashes(documents, dataset)
         if rows["read"] <= DUPLICATE_ROWS:
-            id_hashes.append(hashes)
-        names: list[bytes] = []
-        if dataset.split_by:
-            pattern = re.compile(dataset.split_by.pattern)
-            pairs = zip(groups.to_pylist(), keys, strict=True)
-            names = [group_key(value, pattern, key) for value, key in pairs]
-            hashes = hash_keys(salted(name, dataset.split_by.salt) for name in names)
+            id_hashes.append(of_ids)
+        if moved:
+            _, mine, theirs = np.intersect1d(
+                documents.rows, moved[0], assume_unique=True, return_indices=True
+            )
+            hashes = hashes.copy()
+            hashes[mine] = moved[1][theirs]
         masks = split_masks(hashes, dataset.validation, dataset.ngram)
-        yield _truncate(texts, dataset.max_document_bytes, rows), masks, names
+        texts = _truncate(documents.texts, dataset.max_document_bytes, rows)
+        yield documents._replace(texts=texts), masks, names
+    if removed is not None:
+        rows.setdefault("left_out", {}).update({reason: len(found) for reason, found in removed.items()})
+        leaving.check(parquet)
 
 
-def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
-    """Yield batches of texts, ids and values of ``split_by.column``, as large_string.
+def split_hashes(documents: Documents, dataset: Dataset) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
+    """Return the hashes of ids, those that decide the splits, and the groups under ``split_by``."""
+    keys = _keys(documents.texts, documents.ids)
+    of_ids = hash_keys(keys)
+    if not dataset.split_by:
+        return of_ids, of_ids, []
+    pattern, salt = re.compile(dataset.split_by.pattern), dataset.split_by.salt
+    pairs = zip(documents.groups.to_pylist(), keys, strict=True)
+    names = [group_key(value, pattern, key) for value, key in pairs]
+    return of_ids, hash_keys(salted(name, salt) for name in names), names
+
+
+class _Leaving:
+    """Leave out documents by their rows."""
+
+    def __init__(self, removed: Mapping[str, np.ndarray]) -> None:
+        self._rows = np.concatenate([np.empty(0, np.uint32), *removed.values()])
+        self._kept = np.ones(int(self._rows.max(initial=0)) + 1, bool)
+        self._kept[self._rows] = False
+        self._found = 0
+
+    def __call__(self, documents: Documents) -> Documents:
+        """Return the documents that are left."""
+        known = np.minimum(documents.rows, len(self._kept) - 1)
+        keep = pa.array(self._kept[known] | (known < documents.rows))
+        self._found += len(keep) - keep.true_count
+        return documents.filter(keep)
+
+    def check(self, parquet: Path) -> None:
+        """Raise `ValueError` if a document to leave out was not read."""
+        if self._found != len(self._rows):
+            found = f"{self._found:,} of the {len(self._rows):,} documents that were removed from it"
+            raise ValueError(f"{parquet}: has {found}; its evidence is of other text, so make that again")
+
+
+def _batches(
+    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None
+) -> Iterator[Documents]:
+    """Yield batches of the rows that meet the filters, and count all rows and the others by their filter.
 
     A column that does not exist is null.
     """
     row_group = 0
+    filters = dataset.filters
+    left_out = Counter({one.written: 0 for one in filters})
     try:
         with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
             wanted = columns_in(file.schema_arrow, parquet, dataset)
             if "id_column" not in wanted:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, dataset.id_column, instead)
-            columns = sorted(set(wanted.values()))
+            columns = sorted({*wanted.values(), *dataset.optional.values()})
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
-            read = 0
             for row_group in range(file.num_row_groups):
-                size = _rows_per_batch(file.metadata.row_group(row_group), dataset.text_column)
+                group = file.metadata.row_group(row_group)
+                if rows is not None and not np.any(
+                    (rows >= counts["read"]) & (rows < counts["read"] + group.num_rows)
+                ):
+                    counts["read"] += group.num_rows
+                    continue
+                size = _rows_per_batch(group, dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
                     nulls = pa.nulls(len(batch), pa.large_string())
                     texts, ids, groups, answers = (
                         batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nulls
                         for setting in ("text_column", "id_column", "split_by.column", "answer_column")
                     )
-                    yield _asked(texts, answers) if dataset.answer_column else texts, ids, groups
-                    read += len(batch)
-                    pace(read)
+                    texts = _asked(texts, answers) if dataset.answer_column else texts
+                    at = np.arange(counts["read"], counts["read"] + len(batch), dtype=np.uint32)
+                    counts["read"] += len(batch)
+                    documents = Documents(texts, ids, groups, at)
+                    if filters:
+                        documents = documents.filter(passing(filters, batch, texts, left_out, parquet))
+                    yield documents
+                    pace(counts["read"])
     except FileNotFoundError:
         raise ValueError(
             f"{parquet}: no such file; download it first (with temp: true it is deleted after encoding)"
@@ -181,6 +298,8 @@ def _batches(parquet: Path, dataset: Dataset) -> Iterator[tuple[pa.Array, pa.Arr
             f"{parquet}: not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]}); "
             "delete it and download it again"
         ) from None
+    if filters:
+        counts["left_out"] = dict(left_out)
 
 
 def _asked(questions: pa.Array, answers: pa.Array) -> pa.Array:
@@ -202,8 +321,10 @@ def _rows_per_batch(group: pq.RowGroupMetaData, column: str) -> int:
 def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, str]:
     """Return the columns that are read from a file by their settings, without an id column that is missing.
 
-    Raises `ValueError` like `require_strings`.
+    Raises `ValueError` like `require_strings`, or if the column of a filter is missing.
     """
+    for setting, column in dataset.optional.items():
+        require_column(schema, file, setting, column)
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
     if dataset.split_by:
         wanted["split_by.column"] = dataset.split_by.column
@@ -221,11 +342,7 @@ def require_strings(schema: pa.Schema, file: object, setting: str, column: str) 
 
     An id may also be an integer.
     """
-    if column not in schema.names:
-        columns = ", ".join(schema.names) or "none"
-        remedy = f"set {setting} to one of them"
-        remedy += ", or leave split_by out" if setting == "split_by.column" else ""
-        raise ValueError(f"{file}: no column {column!r} (there are: {columns}); {remedy}")
+    require_column(schema, file, setting, column)
     kind = schema.field(column).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     kinds = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null]
@@ -233,6 +350,16 @@ def require_strings(schema: pa.Schema, file: object, setting: str, column: str) 
         kinds.append(pa.types.is_integer)
     if not any(is_kind(plain) for is_kind in kinds):
         raise ValueError(f"{file}: column {column!r} holds {kind}, not strings; set {setting} to another")
+
+
+def require_column(schema: pa.Schema, file: object, setting: str, column: str) -> None:
+    """Raise `ValueError` that names the file and its columns if a column is absent."""
+    if column not in schema.names:
+        columns = ", ".join(schema.names) or "none"
+        remedy = f"set {setting} to one of them"
+        optional = setting.startswith(("split_by", "cleaning"))
+        remedy += f", or leave {setting.removesuffix('.column')} out" if optional else ""
+        raise ValueError(f"{file}: no column {column!r} (there are: {columns}); {remedy}")
 
 
 # -------------------------------------------------------------------------------------------- documents
@@ -243,17 +370,13 @@ def _bytes(strings: pa.Array) -> list[bytes]:
     return plain
 
 
-def _drop_blank(
-    texts: pa.Array, ids: pa.Array, groups: pa.Array, rows: dict[str, int]
-) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _without_blank(documents: Documents, counts: dict[str, Any]) -> Documents:
     """Leave out null and empty documents, and count them."""
-    keep = pc.greater(pc.binary_length(texts), 0).fill_null(False)
-    blank = len(texts) - keep.true_count
-    rows["null"] += texts.null_count
-    rows["empty"] += blank - texts.null_count
-    if not blank:
-        return texts, ids, groups
-    return texts.filter(keep), ids.filter(keep), groups.filter(keep)
+    keep = pc.greater(pc.binary_length(documents.texts), 0).fill_null(False)
+    blank = len(keep) - keep.true_count
+    counts["null"] += documents.texts.null_count
+    counts["empty"] += blank - documents.texts.null_count
+    return documents.filter(keep)
 
 
 def _keys(texts: pa.Array, ids: pa.Array) -> list[bytes]:
@@ -284,6 +407,8 @@ class ShardWriter:
         self.tokens = 0
         self.documents = 0
         self.bytes = 0
+        self.rows: list[np.ndarray] = []
+        """Rows of the documents in the raw file, uint32; empty for imported ids."""
         self._vocabulary = vocabulary
         temporary = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
         self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in temporary)
@@ -345,7 +470,7 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
             for name in names.values():  # a record of an earlier encode must not describe the new shard
                 name.with_suffix(".json").unlink(missing_ok=True)
             if not dataset.ngram:
-                for suffix in (".json", ".bin", ".idx"):
+                for suffix in (".json", ".bin", ".idx", ".rows"):
                     (folder / "ngram" / part).with_suffix(suffix).unlink(missing_ok=True)
         for split, writer in shards.writers.items():
             record = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part}
@@ -357,6 +482,9 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
                 runs = groupby(truncate(group, NAME_BYTES) for group in shards.groups[:MOST_DOCUMENTS])
                 record["groups"] = [[group.decode(errors="replace"), len([*run])] for group, run in runs]
             shards.records[split] = record
+            if writer.rows:
+                rows = np.concatenate(writer.rows).astype("<u4", copy=False)
+                write_bytes(names[split].with_suffix(".rows"), rows.tobytes())
             write_json(names[split].with_suffix(".json"), record)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

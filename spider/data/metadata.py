@@ -6,6 +6,7 @@ and the counts and the SHA-256 of each shard. Its digest identifies the dataset 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ SETTINGS = (
     "ngram",
     "split_by",
     "max_document_bytes",
+    "cleaning",
     "written_as",
     "tokenizer",
 )
@@ -76,6 +78,10 @@ class Metadata(Record):
     ngram: float = 0.0
     split_by: dict[str, str | int] | None = None
     max_document_bytes: int | None = None
+    cleaning: dict[str, Any] | None = None
+    """The block ``cleaning:``; None: all documents are kept."""
+    left_out: dict[str, int] | None = None
+    """Documents that it left out, by filter and by reason."""
     written_as: str = "text"
     """``chat``: conversations (`spider.data.chat`)."""
     tokenizer: str | None = None
@@ -91,6 +97,12 @@ class Metadata(Record):
     def plain(self) -> dict[str, Any]:
         """Return the description as JSON, without the fields at their default."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+    @property
+    def without(self) -> str:
+        """What cleaning left out, as words; empty if it left out nothing."""
+        counts = described_counts(self.left_out or {})
+        return f"left out: {counts}" if counts else ""
 
     @property
     def vocabulary(self) -> Tokens:
@@ -138,6 +150,7 @@ def build_metadata(
         special_ids=dict(tokens.specials),
         source=source,
         **settings,
+        left_out=left_out(folder, parts) if dataset.cleaning else None,
         tokenizer_kind=tokens.kind if isinstance(tokens, SentencePieceTokens) else None,
         lossless=tokens.lossless,
         splits=splits,
@@ -146,6 +159,19 @@ def build_metadata(
         copy_tokenizer(tokenizer, folder)
     content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
+
+
+def left_out(folder: Path, parts: Sequence[str]) -> dict[str, int]:
+    """Return how many documents of these parts were left out, by filter and by reason."""
+    counts = Counter[str]()
+    for path in (folder / "train" / f"{part}.json" for part in parts):
+        counts.update(read_json(path).get("rows", {}).get("left_out", {}) if path.exists() else {})
+    return dict(counts)
+
+
+def described_counts(counts: dict[str, int]) -> str:
+    """Return such counts as words, without zeros."""
+    return ", ".join(f"{count:,} by {reason}" for reason, count in counts.items() if count)
 
 
 def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Shards on disk: a memory-mapped view of a split, and checks of their content.
 
 A dataset's folder holds ``{split}/{part}.bin`` (uint16 tokens, documents back to back), ``.idx`` (uint64 byte
-offsets of the BOS tokens), ``.json`` (the encoder's counts) and ``metadata.json``. The index job makes the
-latter from the records of all parts, and readers trust it alone. The view concatenates a split's shards in
-the order of their parts, so windows may cross shard borders.
+offsets of the BOS tokens), ``.rows`` (uint32 rows of the raw file, for people), ``.json`` (the encoder's
+counts) and ``metadata.json``. The index job makes the latter from the records of all parts, and readers trust
+it alone. The view concatenates a split's shards in the order of their parts, so windows may cross shard
+borders.
 
 Trade-off: opening checks sizes only and takes a millisecond; `verify` reads every byte. Files are mapped, so
 the page cache is the only copy in memory, and all ranks of a machine share it.
@@ -208,7 +209,7 @@ def _shard_problems(folder: Path, shard: Shard, bos: int, full: bool) -> Iterato
 
 
 def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
-    """Return statistics of a dataset, as plain data.
+    """Return statistics of a dataset, as plain data: what its cleaning left out, and its splits.
 
     For each split: documents, tokens, bytes and shards; mean, median and largest document in bytes; the
     ``beginning`` of the first shard, decoded. The first 16 M tokens of each shard give the ten most frequent
@@ -217,6 +218,8 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
     metadata = load_metadata(folder)
     vocabulary = metadata.vocabulary
     report: dict[str, Any] = {"dataset": metadata.dataset, "digest": metadata.digest, "splits": {}}
+    if metadata.left_out is not None:
+        report["left_out"] = metadata.left_out
     for split, described in metadata.splits.items():
         view = Shards(folder, split)
         counts = np.zeros(vocabulary.size, np.int64)

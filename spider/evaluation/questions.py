@@ -212,6 +212,17 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}, line {number}", row
 
 
+def texts(config: TaskConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each question in the files of a task, the question, and it with its right answer.
+
+    These are all questions of the files, without shots. Raises like `tasks`.
+    """
+    for file in config.questions():
+        for where, row in _rows(Path(file)):
+            question, shot = _parsed(row, where)
+            yield where, [one.decode() for one in (question.contexts[question.gold], shot)]
+
+
 class _Example(NamedTuple):
     """A question without shots, and the text that shows it with its answer as a shot."""
 

@@ -26,6 +26,7 @@ from spider import files
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
+from spider.data.metadata import Metadata
 from spider.evaluation.records import Evaluation, results_of
 from spider.evaluation.result import Result, all_rows, baselines, legends, scores, shortened
 from spider.report.formatting import (
@@ -255,10 +256,17 @@ def _data(subject: Subject) -> Iterator[list[str]]:
     for name, digest in subject.datasets.items():
         source, license, language = "", "", ""
         if one := settings.get(name):
-            source = spool.redact(one.source.description)
+            source = spool.redact(one.source.description) + _without(subject, name, digest)
             license = one.license or "not specified"
             language = one.language or ""
         yield [_cell(name), _cell(source), license, language, f"`{digest}`"]
+
+
+def _without(subject: Subject, dataset: str, digest: str) -> str:
+    """Return what cleaning left out of a dataset, if the results folder still has its description."""
+    path = subject.results and subject.results.shards(dataset) / "metadata.json"
+    metadata = Metadata.read(path) if path and path.exists() else None
+    return f"; {metadata.without}" if metadata and metadata.digest == digest and metadata.without else ""
 
 
 def _scores(subject: Subject, evaluation: Evaluation, mark: str) -> str:

@@ -66,8 +66,11 @@ class Needed:
             for name in sources_of(spec)
         )
         ngram = config.runs[run].model.ngram if run in config.runs else None
-        paths = [f"raw/{name}/" for name in raw]
+        protected = [one for name in raw if name in config.datasets for one in config.protected(name)]
+        compared = dict.fromkeys([*raw, *config.compared(raw), *protected])
+        paths = [f"raw/{name}/" for name in compared]
         paths += [f"tokenizers/{name}/" for name in tokenizers]
+        paths += [f"cleaning/{name}/" for name in reversed(compared)]
         paths += [f"shards/{name}/(?!packed-)" for name in used]
         paths += [rf"shards/{name}\." for name in rows]
         if ngram:

@@ -169,7 +169,7 @@ def settings_of(config: Config, run: str, datasets: Iterable[str]) -> str:
     tokenizers = {config.datasets[name].tokenizer for name in used if name in config.datasets}
     learned = {name: one for name, one in written.get("tokenizers", {}).items() if name in tokenizers}
     used |= {one["data"] for one in learned.values()}
-    used |= {config.datasets[name].like or name for name in used if name in config.datasets}
+    used |= set(config.compared(used))
     settings: dict[str, Any] = {"datasets": {k: one for k, one in written["datasets"].items() if k in used}}
     if learned:
         settings["tokenizers"] = learned

@@ -64,6 +64,7 @@ def _dataset(results: Results, name: str, stream: dict[str, Any] | None) -> Data
     raw = metadata.source.get("files", [])
     origin = recorded_source(metadata.source).description
     made_from = f"{len(raw)} raw file{'s' * (len(raw) != 1)} ({origin}), encoded into {len(shards)} shards"
+    made_from += f"; {metadata.without}" if metadata.without else ""
     return DatasetRecord(name, metadata.digest, made_from, raw, shards)
 
 

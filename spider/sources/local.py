@@ -30,6 +30,7 @@ from pydantic import Field
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Files, expand_globs
 from spider.config.take import TakingSource
+from spider.config.tasks import strings_in
 from spider.files import replacing
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,13 @@ FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
 ARROW_ROWS = 1000
 #: Characters of a JSON array that are read at a time.
 CHUNK = 1 << 20
+#: Rows of a table that are decoded at a time.
+TABLE_ROWS = 1000
 #: Most keys of rows in a message.
 MOST_KEYS = 50
 #: Most files whose columns are looked at before a workflow starts.
 MOST_PROBED = 100
+WORD = re.compile(r"\w+")
 #: JSON escapes and bytes that are not UTF-8 become lone surrogates, which UTF-8 cannot hold.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -264,11 +268,13 @@ def _link(source: Path, output: Path) -> None:
 
 def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
     """Yield a text, or each text of a folder, as one document."""
-    if dataset.split_by and dataset.split_by.column not in (dataset.text_column, dataset.id_column):
-        raise ValueError(
-            f"{source}: a text has no column {dataset.split_by.column!r}; set split_by.column to "
-            f"{dataset.id_column!r}, its path, or leave split_by out"
-        )
+    for setting, column in dataset.optional.items():
+        if column not in (dataset.text_column, dataset.id_column):
+            remedy = f"set {setting} to {dataset.id_column!r}, its path"
+            raise ValueError(
+                f"{source}: a text has no column {column!r}; {remedy}, or leave "
+                f"{setting.removesuffix('.column')} out"
+            )
     paths = texts_in(source) if source.is_dir() else [source]
     for path in paths:
         id = path.relative_to(source).as_posix() if source.is_dir() else path.name
@@ -295,12 +301,13 @@ def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
         valid = [_without_surrogates(value) for value in values]
         malformed = row.malformed or valid != values
         yield Document(valid, row.where if malformed else "")
-    if keys and dataset.split_by and dataset.split_by.column in missing:
-        names = ", ".join(map(repr, sorted(keys)))
-        raise ValueError(
-            f"{source}: no line has {dataset.split_by.column!r} (keys: {names}); set split_by.column to one "
-            "of them, or leave split_by out"
-        )
+    for setting, column in dataset.optional.items() if keys else ():
+        if column in missing:
+            names = ", ".join(map(repr, sorted(keys)))
+            raise ValueError(
+                f"{source}: no line has {column!r} (keys: {names}); set {setting} to one of them, or leave "
+                f"{setting.removesuffix('.column')} out"
+            )
     if keys and dataset.id_column in missing:
         instead = "" if dataset.split_by else ", the text itself decides the split"
         log.warning("%s: no line has %r%s", source, dataset.id_column, instead)
@@ -328,6 +335,57 @@ def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
         got = type(text).__name__
         raise ValueError(f"{source}, {row.where}: {dataset.text_column!r} must be text or null (got {got})")
     return text
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a file, or the files of known kinds in a folder and below it; `ValueError` if there is none."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
+    found = _below(path, *_COMPRESSIBLE, ".parquet", ".arrow", ".feather") if path.is_dir() else [path]
+    if not found:
+        raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
+    for file in found:
+        _known_kind(file)
+    return found
+
+
+def all_texts(file: Path, fewest: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each document in a file of any kind, and its texts, whatever their columns.
+
+    A text is a string of ``fewest`` words or more.
+
+    Raises:
+        ValueError: the file is malformed or holds no text.
+    """
+    found = False
+    for where, values in _values(file):
+        strings = (_without_surrogates(text) or "" for text in strings_in(values))
+        texts = [text for text in strings if len(WORD.findall(text)) >= fewest]
+        found |= bool(texts)
+        yield where, texts
+    if not found:
+        raise ValueError(f"{file}: holds no text of {fewest} words or more; correct it, or leave it out")
+
+
+def _values(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the values of each document of a file."""
+    kind = _known_kind(file)
+    if kind == ".txt":
+        with _opened(file) as f:
+            yield "text", _decode(f.read())[0]
+    elif kind in _COMPRESSIBLE:
+        yield from ((row.where, row.values) for row in _rows(file, kind))
+    else:
+        import pyarrow as pa
+        from pyarrow.dataset import dataset
+
+        try:
+            batches = dataset(file, format=kind[1:]).to_batches(batch_size=TABLE_ROWS)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from ((f"row {number}", values) for number, values in enumerate(rows))
+        except pa.ArrowException as error:
+            problem = f"not a complete {kind[1:]} file ({str(error).splitlines()[0]})"
+            raise ValueError(f"{file}: {problem}; copy it again") from None
 
 
 def _other(row: Row, source: Path, column: str, any_kind: bool) -> str | None:

@@ -67,7 +67,10 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         made = add_tokens(Workflow(folder))
-        made.config["datasets"]["text"]["ngram"] = 0.5
+        made.config["datasets"]["text"] |= {
+            "ngram": 0.5,
+            "cleaning": {"exact": True, "decontaminate": {"action": "report"}},
+        }
         made.config["datasets"]["text-bpe"]["ngram"] = 0
         texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
         gpt2(folder / "a gpt2", byte_level(texts))

@@ -332,7 +332,7 @@ def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
     encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
     encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
     check(tmp_path / "out", ["only"], ["1"])
-    assert len(left(tmp_path / "out")) == 6
+    assert len(left(tmp_path / "out")) == 8
 
 
 def test_a_failed_encode_leaves_no_old_record(tmp_path, monkeypatch):
@@ -416,7 +416,7 @@ def test_a_whole_site_is_in_the_ngram_split(tmp_path):
 def test_the_ngram_split_has_shards_only_with_a_share(tmp_path):
     file, out = write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out"
     with_ngrams = encode_part(file, out, "000", dataset(validation=0.2, ngram=0.5))
-    assert len(left(out)) == 9
+    assert len(left(out)) == 12
     documents = {}
     for split in ("train", "validation", "ngram"):
         ids, offsets = shard(out, split)
@@ -429,7 +429,7 @@ def test_the_ngram_split_has_shards_only_with_a_share(tmp_path):
 
     without = encode_part(file, out, "000", dataset(validation=0.2))
     check(out, MANY, IDS, 0.2)
-    assert len(left(out)) == 6 and "ngram" not in without["train"]
+    assert len(left(out)) == 8 and "ngram" not in without["train"]
 
 
 def test_a_document_without_a_group_is_split_by_its_id(tmp_path):

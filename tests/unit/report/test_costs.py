@@ -65,7 +65,8 @@ def write_all(folder: Path, owner: str, **other: str) -> set[str]:
     for rule, path in BENCHMARKS.items():
         names = set(re.findall(r"{(\w+)}", path))
         if rule not in SHARED and names <= values.keys() and other.keys() <= names:
-            raw = {"dataset": "text"} if rule == "download" and not other else {}  # `cut` is like `text`
+            of_raw = rule == "download" or path.startswith(f"{rule}/cleaning/")
+            raw = {"dataset": "text"} if of_raw and not other else {}  # `cut` is like `text`
             name = path.removeprefix(f"{rule}/").format(**values | raw)
             write_benchmark(folder / "benchmarks", rule, name, 2.0)
             written.add(rule)

@@ -1,0 +1,341 @@
+"""Measure the cleaning of a dataset: which duplicates it finds, what it removes wrongly, and what it costs.
+
+    python benchmarks/data.py [--documents 1000000] [--folder FOLDER] [--quick] [--real] [--json FILE]
+
+The workflow cleans the synthetic text of `benchmarks/corpus.py`, whose truth is known. A removal is right if
+the document is a copy of the one that was kept, or of its original. It is right as well if the kept document
+contains its word 5-grams outside templates up to the threshold, by brute force. Any other removal is false.
+The evidence is compared for several numbers of parts and of jobs at a time. Speeds are those of single
+commands, in text per processor second beyond those for a part with one document.
+
+``--real`` cleans text that packages ship instead, and prints ten random removals of each with both texts.
+FOLDER keeps the text and the results for another look; what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib.util import find_spec
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from common import PROGRAMS, parser, report, show, workflow
+from corpus import KINDS, Corpus, containment, grams, passages, write
+
+from spider.files import digest, sha256
+
+THRESHOLD = 0.8
+#: Copies with this containment have to be found.
+CLEAR = 0.95
+#: Words of a match with held-out text.
+MATCH = 13
+#: Parts, and jobs at a time, of the runs whose evidence is compared.
+SPLITS = ((1, 1), (7, 7), (50, 50), (7, 1))
+QUICK_SPLITS = ((1, 1), (7, 7), (7, 1))
+#: Prints the processor seconds of a command.
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime)
+"""
+
+
+class Table:
+    """The rows of the report: what was measured, the figure and its goal."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[str]] = []
+        self.figures: dict[str, Any] = {}
+
+    def add(self, what: str, value: float, form: str, goal: str = "") -> None:
+        self.rows.append([what, format(value, form), goal])
+        self.figures[what] = value
+        print(*self.rows[-1], sep="  ", flush=True)
+
+
+def dataset(files: str, **cleaning: Any) -> dict[str, Any]:
+    """Return a dataset of files, and how it is cleaned."""
+    return {"source": {"kind": "local", "files": [files]}, "cleaning": cleaning or None}
+
+
+def removals(results: Path, name: str) -> pa.Table:
+    """Return the evidence of what was removed of a dataset."""
+    files = sorted((results / "cleaning" / name / "removed").glob("*.parquet"))
+    table = pa.concat_tables([pq.read_table(file) for file in files])
+    return table.filter(table["removed"])
+
+
+# The synthetic text
+
+
+def places(corpus: Corpus, parts: pa.ChunkedArray, rows: pa.ChunkedArray) -> np.ndarray:
+    """Return the place in a corpus of rows of its parts."""
+    return corpus.starts[parts.cast(pa.int64()).to_numpy()] + rows.cast(pa.int64()).to_numpy()
+
+
+def false_removals(corpus: Corpus, removed: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Return which removals are false, given the places of both documents of each pair."""
+    originals = corpus.originals[corpus.numbers]
+    false = originals[removed] != originals[kept]
+    for i in np.flatnonzero(false):
+        copy, first = (grams(corpus.document(int(place)).own) for place in (removed[i], kept[i]))
+        false[i] = containment(copy, first) < THRESHOLD
+    return false
+
+
+def score(corpus: Corpus, truth: pa.Table, evidence: pa.Table, table: Table) -> None:
+    """Add recall, false removals by kind, and what is left of each source."""
+    removed = places(corpus, evidence["part"], evidence["row"])
+    kept = places(corpus, evidence["kept_part"], evidence["kept_row"])
+    assert not np.isin(kept, removed).any(), "a document was removed because of one that was removed"
+    gone = np.zeros(corpus.documents, bool)
+    gone[removed] = True
+    kinds = truth["kind"].to_numpy(zero_copy_only=False)
+    how = truth["how"].to_numpy(zero_copy_only=False)
+    shared = truth["containment"].to_numpy(zero_copy_only=False)
+    is_copy = np.isin(kinds, ["exact", "edited"])
+    table.add("documents", corpus.documents, ",")
+    table.add("removed", gone.sum(), ",")
+    table.add(f"recall of copies with containment of {CLEAR}", gone[shared >= CLEAR].mean(), ".2%", ">= 99%")
+    for one in sorted(set(how[is_copy])):
+        chosen = (shared >= CLEAR) & (how == one)
+        table.add(f"  {one}: recall of {chosen.sum():,}", gone[chosen].mean(), ".2%")
+    chosen = is_copy & (shared >= THRESHOLD) & (shared < CLEAR)
+    table.add(
+        f"  containment of {THRESHOLD} to {CLEAR}: recall of {chosen.sum():,}", gone[chosen].mean(), ".2%"
+    )
+    false = false_removals(corpus, removed, kept)
+    table.add("false removals, of all removals", false.mean(), ".3%", "<= 1%")
+    for kind in KINDS:
+        wrong, of_kind = np.count_nonzero(false & (kinds[removed] == kind)), kinds == kind
+        right = np.count_nonzero(gone & of_kind) - wrong
+        note = f"  {kind}: false removals of {of_kind.sum():,} ({right:,} contained in another)"
+        table.add(note, wrong / of_kind.sum(), ".3%", "<= 1%")
+    sources = truth["source"].to_numpy()
+    left = np.bincount(sources[~gone]) / np.bincount(sources[~is_copy])
+    table.figures["left of each source"] = left.tolist()
+    table.add(
+        "least of a source that is left, of its documents that are no copies", left.min(), ".2%", ">= 99%"
+    )
+
+
+def contamination(truth: pa.Table, corpus: Corpus, evidence: pa.Table, table: Table) -> None:
+    """Add how many of the documents with a passage of the held-out text were found, and how many others."""
+    evidence = evidence.filter(pc.equal(evidence["reason"], "contaminated"))
+    gone = np.zeros(corpus.documents, bool)
+    gone[places(corpus, evidence["part"], evidence["row"])] = True
+    holds = truth["passage"].is_valid().to_numpy()
+    table.add(f"contaminated documents found of {holds.sum():,}", gone[holds].mean(), ".2%", "100%")
+    held_out = set().union(*(grams(" ".join(words), MATCH) for words in passages()))
+    others = np.flatnonzero(gone & ~holds).tolist()
+    false = sum(not held_out & grams(corpus.document(place).text, MATCH) for place in others)
+    table.add("documents without such a match that were removed", false, ",", "0")
+
+
+def configure(datasets: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of datasets; the run that it needs is not trained."""
+    run = {"data": next(iter(datasets)), "model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}
+    return {"datasets": datasets, "runs": {"none": run}}
+
+
+def clean(datasets: dict[str, Any], results: Path, jobs: int | None = None) -> None:
+    """Clean and encode datasets by the workflow, with so many jobs at a time (default: one for each core)."""
+    options = [] if jobs is None else ["--cores", str(jobs)]
+    targets = [f"datasets/{name}" for name in datasets]
+    seconds = workflow(configure(datasets), results, *targets, options=options)
+    print(f"{', '.join(datasets)}: {seconds:.0f} s", flush=True)
+
+
+def processor_seconds(results: Path, *words: str | Path) -> float:
+    """Run a `spider data` command; return its processor seconds."""
+    spider = [PROGRAMS / "spider", "--config", results.with_suffix(".json"), "data", *words]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *map(str, spider)],
+        cwd=results.parent,
+        env={**os.environ, "SPIDER_TRACKING": "off"},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return float(done.stdout)
+
+
+def speeds(folder: Path, table: Table) -> None:
+    """Add the speeds of the commands: those of the first part, beyond those of a part with one document."""
+    corpus, one = folder / "corpus/parts", folder / "one"
+    one.mkdir(exist_ok=True)
+    first = pq.read_table(corpus / "000.parquet")
+    pq.write_table(first.slice(0, 1), one / "000.parquet")
+    size = pc.sum(pc.binary_length(first["text"])).as_py() / 1e6
+    decontaminate = {"folders": [str(folder / "heldout")], "held_out": False, "tasks": False}
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "exact": {"exact": True},
+        "near": {"near": {}},
+        "both": {"exact": True, "decontaminate": decontaminate},
+    }
+    datasets = {}
+    for kind, cleaning in kinds.items():
+        datasets[f"{kind}-full"] = dataset(f"{corpus}/000.parquet", **cleaning)
+        datasets[f"{kind}-one"] = dataset(f"{one}/000.parquet", **cleaning)
+    results = folder / "speeds"
+    clean(datasets, results)
+
+    def seconds(kind: str, *steps: str) -> float:
+        used = 0.0
+        for step in steps:
+            for name, sign in ("full", 1), ("one", -1):
+                raw = [results / f"raw/{kind}-{name}/000.parquet"] if step == "encode" else []
+                used += sign * processor_seconds(results, step, f"{kind}-{name}", "000", *raw)
+        return used
+
+    exact = seconds("exact", "signatures", "candidates", "drop")
+    table.add("exact, MB/s a core", size / exact, ".0f")
+    table.add("exact, of the time of encoding", exact / seconds("plain", "encode"), ".1%", "<= 10%")
+    both = seconds("both", "signatures", "candidates", "contaminated", "drop")
+    table.add("exact and decontamination, MB/s a core", size / both, ".0f", ">= 80")
+    table.add("near: signatures, MB/s a core", size / seconds("near", "signatures"), ".1f", ">= 20")
+    table.add("near: candidates, MB/s a core", size / seconds("near", "candidates"), ".1f")
+    table.add("near: verify, MB/s a core", size / seconds("near", "verify"), ".1f")
+
+
+def same_evidence(folder: Path, documents: int, quick: bool, table: Table) -> None:
+    """Add whether the evidence is the same for several numbers of parts and of jobs at a time."""
+    found, files = set(), {}
+    for parts, jobs in QUICK_SPLITS if quick else SPLITS:
+        corpus, results = folder / f"corpus-{parts}", folder / f"results-{parts}-{jobs}"
+        if not corpus.exists():
+            write(corpus, Corpus(documents, parts=parts))
+        clean({"split": dataset(f"{corpus}/parts/*.parquet", exact=True, near={})}, results, jobs)
+        rows = removals(results, "split").drop_columns(["part", "row", "kept_part", "kept_row"])
+        found.add(digest(rows.to_pylist()))
+        evidence = sorted(results.glob("cleaning/split/removed/*.parquet"))
+        files.setdefault(parts, set()).add(digest([sha256(file) for file in evidence]))
+    table.add("different removals for different numbers of parts and jobs", len(found), "d", "1")
+    table.add("different files of evidence for one number of parts", max(map(len, files.values())), "d", "1")
+
+
+def synthetic(folder: Path, documents: int, quick: bool, table: Table) -> None:
+    """Measure cleaning on the synthetic text."""
+    corpus = Corpus(documents)
+    if not (folder / "corpus/truth.parquet").exists():
+        began = time.perf_counter()
+        size = write(folder / "corpus", corpus)
+        print(f"{size / 1e6:,.0f} MB of text in {time.perf_counter() - began:.0f} s", flush=True)
+        (folder / "heldout").mkdir()
+        (folder / "corpus/heldout.jsonl").rename(folder / "heldout/passages.jsonl")
+    truth = pq.read_table(folder / "corpus/truth.parquet")
+    parts, results = f"{folder}/corpus/parts/*.parquet", folder / "results"
+    folders = [str(folder / "heldout")]
+    decontaminate = {"folders": folders, "held_out": False, "tasks": False}
+    clean(
+        {
+            "near": dataset(parts, exact=True, near={"containment": THRESHOLD}),
+            "contaminated": dataset(parts, decontaminate=decontaminate),
+        },
+        results,
+    )
+    score(corpus, truth, removals(results, "near"), table)
+    contamination(truth, corpus, removals(results, "contaminated"), table)
+    speeds(folder, table)
+    same_evidence(folder, 2000 if quick else 20_000, quick, table)
+
+
+# Text that packages ship
+
+
+def packaged(folder: Path) -> dict[str, Any]:
+    """Write the sources of transformers and the licences of packages as parquet; return the datasets."""
+    site = Path(find_spec("transformers").origin).parents[1]
+    files = {
+        "transformers": site.glob("transformers/**/*.py"),
+        "licences": (file for file in site.glob("*.dist-info/**/*") if "LICEN" in file.name.upper()),
+    }
+    datasets: dict[str, Any] = {
+        "pydocs": {"source": {"kind": "pydocs"}, "cleaning": {"exact": True, "near": {}}}
+    }
+    for name, found in files.items():
+        paths = sorted(file for file in found if file.is_file())
+        texts = [file.read_text(errors="replace") for file in paths]
+        ids = [str(file.relative_to(site)) for file in paths]
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": texts, "id": ids}), folder / name / "000.parquet")
+        datasets[name] = dataset(f"{folder / name}/000.parquet", exact=True, near={})
+    return datasets
+
+
+def beside(copy: str, first: str, most: int = 16) -> list[list[str]]:
+    """Return rows of lines of two texts; equal lines after the first of a run are left out."""
+    texts = copy.splitlines(), first.splitlines()
+    rows: list[list[str]] = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        if tag == "equal":
+            rows.append([texts[0][a], "="])
+            if b - a > 1:
+                rows.append([f"... {b - a - 1} more equal lines", "="])
+        else:
+            rows += map(list, zip_longest(texts[0][a:b], texts[1][c:d], fillvalue=""))
+    return rows[:most] + ([["...", f"{len(rows) - most} more rows"]] if len(rows) > most else [])
+
+
+def real(folder: Path, table: Table) -> None:
+    """Clean the text of packages, and print ten random removals of each dataset."""
+    datasets = packaged(folder / "text")
+    results = folder / "results"
+    clean(datasets, results)
+    for name in datasets:
+        evidence = removals(results, name)
+        documents = sum(pq.read_metadata(file).num_rows for file in results.glob(f"raw/{name}/*.parquet"))
+        table.add(f"{name}: removed of {documents:,}", len(evidence) / documents, ".2%")
+        for reason, count in sorted(Counter(evidence["reason"].to_pylist()).items()):
+            table.add(f"  {name}: {reason}", count, ",")
+        chosen = random.Random(0).sample(range(len(evidence)), min(10, len(evidence)))
+        for row in evidence.take(pa.array(chosen, pa.int64())).to_pylist():
+            copy, first = (
+                pq.read_table(results / f"raw/{name}/{row[part]}.parquet")["text"][row[at]].as_py()
+                for part, at in (("part", "row"), ("kept_part", "kept_row"))
+            )
+            title = f"{row['id']} repeats {row['kept_id']}: {row['reason']}, {row['containment']:.3f}"
+            show(title, ["removed", "kept"], beside(copy, first))
+
+
+def main() -> None:
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--documents", type=int, help="of the synthetic text (default: a million)")
+    arguments.add_argument("--folder", type=Path, help="keep the text and the results here")
+    arguments.add_argument("--real", action="store_true", help="text of packages, and ten removals of each")
+    options = arguments.parse_args()
+    documents = options.documents or (20_000 if options.quick else 1_000_000)
+    table = Table()
+    with tempfile.TemporaryDirectory(prefix="data-", ignore_cleanup_errors=True) as scratch:
+        folder = (options.folder or Path(scratch)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.real:
+            real(folder, table)
+        else:
+            synthetic(folder, documents, options.quick, table)
+    report(
+        "Cleaning",
+        ["", "measured", "goal"],
+        table.rows,
+        table.figures,
+        options,
+        ["numpy", "numba", "pyarrow"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Commands of `spider data` that find and list the documents that are left out of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spider.cli.session import Session, command, log
+from spider.config.cleaning import Cleaning
+
+if TYPE_CHECKING:
+    from spider.cleaning.exact import Part
+
+
+def _cleaning(session: Session, dataset: str, part: str) -> Cleaning:
+    """Return how the documents of a part are compared. Raise `ValueError` if they are not."""
+    session.config.dataset(dataset).source.item(part)
+    cleaning = session.config.cleaning(dataset)
+    if cleaning is None:
+        raise ValueError(f"datasets.{dataset}.cleaning: compares no documents; set exact: true in it")
+    return cleaning
+
+
+def _file(session: Session, dataset: str, step: str, part: str) -> Path:
+    """Return a file of the cleaning of a part. Datasets with the same raw text share it."""
+    return session.results.cleaning(session.config.raw(dataset), step, part)
+
+
+@command("dataset", "part")
+def signatures(session: Session, dataset: str, part: str) -> None:
+    """Hash the text of each document of a part that the filters keep."""
+    from spider.cleaning.signatures import write_signatures
+
+    spec = session.config.dataset(dataset)
+    spec.source.item(part)
+    parquet = session.results.raw(session.config.raw(dataset), part)
+    output = _file(session, dataset, "signatures", part)
+    near = session.config.near(dataset)
+    params = spec.chosen() | ({"near": True} if near else {})
+    with session.tracked("signatures", f"{dataset}/{part}", params, [parquet], [output]) as job:
+        counts = write_signatures(parquet, output, spec, near=near)
+        job.metric("read", counts["read"])
+    left_out = sum(counts.get("left_out", {}).values())
+    log.info("%s: %s documents, %s left out by filters", output, f"{counts['read']:,}", f"{left_out:,}")
+
+
+@command("dataset", "part")
+def candidates(session: Session, dataset: str, part: str) -> None:
+    """Pair the documents of a part with earlier ones that they may repeat."""
+    import pyarrow as pa
+
+    from spider.cleaning.evidence import SCHEMA, write
+    from spider.cleaning.exact import exact_pairs
+    from spider.cleaning.near import near_candidates
+
+    cleaning = _cleaning(session, dataset, part)
+    *earlier, own = _parts(session, dataset, part)
+    output = _file(session, dataset, "candidates", part)
+    inputs = [one.signatures for one in (*earlier, own)]
+    with session.tracked("candidates", f"{dataset}/{part}", cleaning.changed(), inputs, [output]) as job:
+        pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
+        if near := cleaning.near:
+            found = near_candidates(own, earlier, exact=cleaning.exact, remove=near.action == "remove")
+            pairs = pa.concat_tables([pairs, found])
+            job.metric("near", len(found))
+        write(output, pairs)
+        job.metric("pairs", len(pairs))
+    log.info("%s: %s pairs", output, f"{len(pairs):,}")
+
+
+@command("dataset", "part")
+def verify_pairs(session: Session, dataset: str, part: str) -> None:
+    """Compare the texts of the candidates for near duplicates in a part."""
+    import pyarrow.parquet as pq
+
+    from spider.cleaning.evidence import write
+    from spider.cleaning.near import verified
+
+    near = _cleaning(session, dataset, part).near
+    if near is None:
+        raise ValueError(f"datasets.{dataset}.cleaning.near: is null, so there are no pairs to verify")
+    parts = _parts(session, dataset, part)
+    pairs = _file(session, dataset, "candidates", part)
+    output = _file(session, dataset, "verified", part)
+    texts = [session.results.raw(one.dataset, one.part) for one in parts]
+    inputs = [pairs, *(one.signatures for one in parts), *texts]
+    with session.tracked("verify_pairs", f"{dataset}/{part}", near.changed(), inputs, [output]) as job:
+        candidates = pq.read_table(pairs, filters=[("reason", "==", "near")])
+        found = verified(candidates, parts, near.containment, session.config, session.results)
+        write(output, found)
+        job.metric("candidates", len(candidates))
+        job.metric("pairs", len(found))
+    log.info("%s: %s of %s candidates are near duplicates", output, f"{len(found):,}", f"{len(candidates):,}")
+
+
+def _parts(session: Session, dataset: str, part: str) -> list[Part]:
+    """Return the parts that come before a part, and this one."""
+    from spider.cleaning.exact import Part
+
+    raw = session.config.raw(dataset)
+    names = [*session.config.earlier(raw, part), (raw, part)]
+    return [Part(name, one, _file(session, name, "signatures", one)) for name, one in names]
+
+
+@command("dataset", "part")
+def drop(session: Session, dataset: str, part: str) -> None:
+    """Decide which documents of a part are removed, and write the evidence."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from spider.cleaning import evidence
+    from spider.cleaning.drop import drop
+
+    cleaning = _cleaning(session, dataset, part)
+    raw = session.config.raw(dataset)
+    removed = {
+        (name, one): _file(session, name, "removed", one)
+        for name, one in session.config.earlier(raw, part)
+        if session.config.cleaning(name)
+    }
+    found = {step: _file(session, dataset, step, part) for step in cleaning.steps}
+    output = _file(session, dataset, "removed", part)
+    outputs = [output, output.with_suffix(".json")]
+    inputs = [*found.values(), *removed.values()]
+    with session.tracked("drop", f"{dataset}/{part}", cleaning.changed(), inputs, outputs) as job:
+
+        def earlier(of: str, name: str) -> Any:
+            known = (of, name) in removed
+            return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
+
+        # Candidates for near duplicates count when they are verified.
+        only = {"candidates": [("reason", "==", "exact")]}
+        pairs = pa.concat_tables(pq.read_table(file, filters=only.get(step)) for step, file in found.items())
+        record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
+        for reason, count in record.counts.items():
+            job.metric(f"removed/{reason}", count)
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())
+    log.info("%s: removed %s", output, counts or "nothing")
+
+
+@command("dataset", "[id]")
+@click.option("--examples", default=10, show_default=True, help="Removed documents to list without an ID.")
+def removed(session: Session, dataset: str, id: str | None, examples: int) -> None:
+    """List why documents were removed, or show one, by its ID or PART/ROW, beside what it repeats."""
+    from spider.cleaning.evidence import read
+    from spider.cleaning.show import counted, side_by_side
+
+    files = [_file(session, dataset, "removed", part) for part in session.config.parts(dataset)]
+    if session.config.cleaning(dataset) is None:
+        raise ValueError(f"datasets.{dataset}.cleaning: compares no documents, so none was removed")
+    rows = [row for file in files for row in read(file).to_pylist()]
+    config, results = session.config, session.results
+    for line in counted(rows, examples) if id is None else side_by_side(rows, id, dataset, config, results):
+        click.echo(line)

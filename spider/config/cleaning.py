@@ -1,0 +1,147 @@
+"""The block ``cleaning:`` of a dataset: which documents are left out before the text is encoded.
+
+A filter is one line, ``COLUMN OPERATOR VALUE``. `spider.data.filters` applies it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, field_validator, model_validator
+
+from spider.config.block import Block, Positive, wrong_key
+
+#: Name in a filter for the size of the text in bytes.
+SIZE = "bytes"
+_COMPARE = ("<", "<=", ">", ">=")
+_FORM = re.compile(r"(?P<column>\S.*?)\s+(?P<operator><=|>=|<|>|==|!=|~|!~|not in|in)\s+(?P<value>.+)")
+
+
+class Filter(NamedTuple):
+    """A condition that a document has to meet."""
+
+    written: str
+    column: str
+    operator: str
+    value: Any
+    """A number for an order, text for a regular expression, else a list of texts."""
+
+
+def parse_filter(written: str) -> Filter:
+    """Return a filter from its line. Raise `ValueError` if it cannot be parsed."""
+    found = _FORM.fullmatch(written.strip())
+    if not found:
+        raise ValueError(
+            f"{written!r} is not COLUMN OPERATOR VALUE with spaces between them, such as `bytes >= 200`, "
+            "`language in en, de`, `score >= 3` or `text !~ lorem ipsum`"
+        )
+    column, operator, value = found["column"], found["operator"], found["value"]
+    if operator in _COMPARE or column == SIZE:
+        return Filter(written, column, operator, _number(written, column, operator, value))
+    if operator in ("~", "!~"):
+        return Filter(written, column, operator, _pattern(written, _unquoted(value)))
+    texts = value.strip("[]").split(",") if operator in ("in", "not in") else [value]
+    return Filter(written, column, operator, [_unquoted(text.strip()) for text in texts])
+
+
+def _number(written: str, column: str, operator: str, value: str) -> float:
+    if operator not in (*_COMPARE, "==", "!="):
+        raise ValueError(f"{written!r}: {column} is a size, which {operator} does not compare; use >= or <=")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{written!r}: {operator} compares numbers, and {value!r} is none") from None
+
+
+def _pattern(written: str, pattern: str) -> str:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        pc.match_substring_regex(pa.array([""]), pattern)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{written!r}: not a regular expression of RE2 ({error})") from None
+    return pattern
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+class NearConfig(Block):
+    """Removal of near duplicates."""
+
+    containment: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Least share of the document's word 5-grams that an earlier document contains."""
+    action: Literal["remove", "report"] = "remove"
+    """report: keep the documents, in the split of the earlier document, and write the evidence only."""
+
+
+class DecontaminateConfig(Block):
+    """Removal of documents that contain text which models are measured with."""
+
+    words: Annotated[int, Field(ge=5)] = 13
+    """Length of a match, in words."""
+    shortest: Annotated[int, Field(ge=5)] = 8
+    """Fewest words of a protected text that is shorter than ``words``. It matches as a whole."""
+    common: Positive | None = 10
+    """Most documents of a part with the same match in held-out text. What more of them hold, such as a
+    license, is no match (null: no limit)."""
+    held_out: bool = True
+    """Compare with the held-out text of this dataset, and of all that the runs on it read or are evaluated
+    on."""
+    tasks: bool = True
+    """Compare with the questions and right answers in the files of all tasks of the runs on this dataset."""
+    folders: list[str] = []
+    """Compare with the texts in these files and folders."""
+    action: Literal["remove", "report"] = "remove"
+    """report: keep the documents, and write the evidence only."""
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> DecontaminateConfig:
+        if self.shortest > self.words:
+            raise wrong_key("shortest", f"must be at most words, {self.words} (got {self.shortest})")
+        if not (self.held_out or self.tasks or self.folders):
+            raise wrong_key("folders", "nothing to compare with; set held_out, tasks or folders")
+        return self
+
+
+class Cleaning(Block):
+    """Documents that are left out before the text is encoded (docs/data.md)."""
+
+    filters: list[str] = []
+    """Conditions that a document has to meet: ``bytes >= 200``, ``language in en, de``, ``text !~ spam``."""
+    exact: bool = False
+    """Leave out a document whose text, but for white space, an earlier document has."""
+    against: list[str] = []
+    """Datasets whose documents count as earlier ones. They do not change."""
+    near: NearConfig | None = None
+    """Leave out a document that an earlier document contains for the most part (null: keep it)."""
+    decontaminate: DecontaminateConfig | None = None
+    """Leave out a document with text that models are measured with (null: keep it)."""
+
+    @field_validator("filters")
+    @classmethod
+    def _parses(cls, filters: list[str]) -> list[str]:
+        for one in filters:
+            parse_filter(one)
+        return filters
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Cleaning:
+        if self.against and not (self.exact or self.near):
+            raise wrong_key("against", "needs exact: true, or near")
+        return self
+
+    @property
+    def removes(self) -> bool:
+        """Whether documents are compared with others, so that there is evidence of what was removed."""
+        return bool(self.steps)
+
+    @property
+    def steps(self) -> list[str]:
+        """Steps whose files have the pairs of a document and what it repeats."""
+        compared = ["candidates"] if self.exact or self.near else []
+        compared += ["verified"] if self.near else []
+        return compared + (["contaminated"] if self.decontaminate else [])

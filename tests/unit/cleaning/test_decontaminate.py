@@ -1,0 +1,114 @@
+"""Documents that share a sequence of words with a protected text are found, and no others."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spider.cleaning.decontaminate import SCHEMA, Protected, write_protected
+
+
+def protected(*texts, held_out=True, length=13, shortest=8, common=10):
+    names = [f"p{number}" for number in range(len(texts))]
+    rows = [["d"] * len(texts), names, list(texts), [held_out] * len(texts)]
+    return Protected(pa.table(rows, schema=SCHEMA), length, shortest, common)
+
+
+def searched(known, texts, batch=2):
+    for at in range(0, len(texts), batch):
+        known.search(pa.array(texts[at : at + batch], pa.large_string()))
+    return list(known.matches())
+
+
+def numbered(first, count, word="w"):
+    return " ".join(f"{word}{number}" for number in range(first, first + count))
+
+
+HELD_OUT = numbered(0, 100)
+
+
+def test_a_match_is_13_words_whatever_the_case_and_the_punctuation():
+    texts = [
+        f"before it {numbered(30, 13)} after it",
+        f"before it {numbered(30, 12)} after it",
+        numbered(10, 20).upper().replace(" ", ",\n ("),
+        numbered(0, 13, "other"),
+    ]
+    first, second = searched(protected("nothing of this", HELD_OUT), texts)
+    assert (first.document, first.source, first.text_document) == (0, "d", "p1")
+    assert (first.words, first.sequences, first.share) == (numbered(30, 13), 1, 1 / 88)
+    assert (second.document, second.words, second.sequences) == (2, numbered(10, 20), 8)
+
+
+def test_a_match_does_not_reach_over_two_documents():
+    halves = [numbered(0, 7), numbered(7, 7) + " and"]
+    assert not searched(protected(numbered(0, 14)), halves)
+    # The documents of a batch lie beside each other in memory, so words at their border are not one word.
+    assert not searched(protected(f"{numbered(0, 12)} endbegin"), [f"{numbered(0, 12)} end", "begin"])
+    assert searched(protected(f"{numbered(0, 12)} end"), [f"{numbered(0, 12)} end", "begin"])
+
+
+def test_a_short_text_counts_as_a_whole_and_a_shorter_one_does_not():
+    whole, short = "What is the capital of the old country?", "What is the capital of it?"
+    known = protected(whole, short, held_out=False)
+    (match,) = searched(known, [f"Quiz. {whole.lower()} Paris", whole[:-9], f"Quiz. {short}"])
+    assert (match.document, match.share, match.words) == (0, 1.0, whole[:-1])
+
+
+def test_what_many_documents_hold_counts_only_in_questions_and_files():
+    license = numbered(0, 20, "license")
+    texts = [f"{license} {numbered(1000 + 10 * i, 5)}" for i in range(11)]
+    known = protected(f"{license} {HELD_OUT}")
+    assert not searched(known, [*texts, texts[0]])
+    assert known.common() == 8
+    (match,) = searched(protected(f"{license} {HELD_OUT}"), [*texts, f"{license} {numbered(50, 13)}"])
+    assert (match.document, match.words) == (11, numbered(50, 13))
+    assert len(searched(protected(license), texts[:10])) == 10
+    assert len(searched(protected(license, held_out=False), texts)) == 11
+    assert len(searched(protected(license, common=None), texts)) == 11
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "É", "ça", "c2"]), max_size=24)
+
+
+@settings(max_examples=60)
+@given(st.lists(WORDS, max_size=4), st.lists(WORDS, max_size=6), st.sampled_from([" ", "\n", "., "]))
+def test_the_documents_found_are_those_of_plain_python(texts, searching, separator):
+    known = protected(*map(" ".join, texts), length=6, shortest=3, common=None)
+    found = [match.document for match in searched(known, [separator.join(one) for one in searching])]
+    wanted = {
+        tuple(text[i : i + size])
+        for text in texts
+        for size in [min(len(text), 6)]
+        for i in range(len(text) - size + 1)
+        if size >= 3
+    }
+    held = [
+        {tuple(one[i : i + size]) for size in range(3, 7) for i in range(len(one) - size + 1)}
+        for one in searching
+    ]
+    assert found == [number for number, one in enumerate(held) if one & wanted]
+
+
+def test_words_of_a_match_are_shown_as_the_protected_text_has_them():
+    text = "“Où est-il?” " + "; ".join(f"Wort{number}" for number in range(12)) + "!\n\n"
+    (match,) = searched(protected(text), ["où EST – ‘il’ " + text.lower()[13:].replace("; ", "…")])
+    assert re.findall(r"\w+", match.words) == re.findall(r"\w+", text.lower())
+
+
+def test_protected_texts_are_merged_and_short_ones_counted(tmp_path):
+    rows = [["web"], ["7"], [HELD_OUT], [True]]
+    pq.write_table(pa.table(rows, schema=SCHEMA), tmp_path / "000.parquet")
+    given = [("arc", "line 1", ["1 + 1?", "1 + 1? 2"]), ("arc", "line 2", ["short", numbered(0, 8)])]
+    output = tmp_path / "protected.parquet"
+    counts = write_protected(output, given, [tmp_path / "000.parquet"], 8)
+    assert counts == {"arc": (2, 1), "web": (1, 0)}
+    table = pq.read_table(output)
+    assert table["document"].to_pylist() == ["line 1", "line 1", "line 2", "line 2", "7"]
+    assert table["held_out"].to_pylist() == [False] * 4 + [True]
+    assert write_protected(output, [], [], 8) == {}
+    assert not searched(Protected(pq.read_table(output), 13, 8, 10), [HELD_OUT])

@@ -1,0 +1,81 @@
+"""Cleaning in the real workflow: increments, kills, any number of jobs."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spider.files import read_json
+
+from .conftest import Workflow, wait_for
+
+
+def three_parts(workflow: Workflow) -> Workflow:
+    """Configure a dataset of two parts that is compared with another, and write the file of a third part."""
+    for name, numbers in {"other": range(5), "a": range(60), "b": range(40, 90), "c": range(80, 120)}.items():
+        rows = [{"id": f"{name}{i}", "text": f"Document {i}. " * 9, "score": i % 10} for i in numbers]
+        (workflow.folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = {"filters": ["score >= 1"], "exact": True, "against": ["other"]}
+    workflow.config["datasets"] = {
+        "other": {"source": {"kind": "local", "files": ["other.jsonl"]}},
+        "text": {
+            "source": {"kind": "local", "files": ["a.jsonl", "b.jsonl"]},
+            "validation": 0.1,
+            "cleaning": own,
+        },
+    }
+    return workflow
+
+
+def made(workflow: Workflow) -> dict[str, bytes]:
+    """Return the content of all evidence and shards, by path."""
+    folders = [
+        workflow.results / name for name in ("cleaning", "shards/text/train", "shards/text/validation")
+    ]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return {str(file.relative_to(workflow.results)): file.read_bytes() for file in files}
+
+
+def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow, tmp_path_factory):
+    killed = three_parts(workflow)
+    process = killed.start("datasets/text", "--cores", "1")
+    removed = killed.results / "cleaning/text/removed/000.parquet"
+    wait_for(removed.exists, process)
+    process.kill()
+    process.communicate()
+    for child in killed.results.rglob("*.tmp"):
+        child.unlink()
+    killed("--unlock")
+    killed("datasets/text")
+    first = made(killed)
+    metadata = read_json(killed.results / "shards/text/metadata.json")
+    # 36 and 18 documents of the two parts have a score; `other` and part 000 have some of them.
+    assert metadata["left_out"] == {"score >= 1": 11, "exact": 4 + 18}
+
+    killed.config["datasets"]["text"]["source"]["files"] += ["c.jsonl"]
+    steps = ("download", "signatures", "candidates", "drop", "encode", "index")
+    assert killed.planned("datasets/text") == dict.fromkeys(steps, 1)
+    killed("datasets/text", "--cores", "1")
+    assert {path: content for path, content in made(killed).items() if path in first} == first
+
+    fresh = Workflow(tmp_path_factory.mktemp("fresh"))
+    three_parts(fresh).config |= {"tracking": {"enabled": False}}
+    fresh.config["datasets"]["text"]["source"]["files"] += ["c.jsonl"]
+    fresh("datasets/text")
+    assert made(fresh) == made(killed)
+
+    # Another filter reads other documents, and a dataset without `cleaning` has none of these jobs.
+    fresh.config["datasets"]["text"]["cleaning"]["filters"] = ["score >= 2"]
+    again = fresh.planned("datasets/text")
+    assert again == {"signatures": 3, "candidates": 3, "drop": 3, "encode": 3, "index": 1}
+    del fresh.config["datasets"]["text"]["cleaning"]
+    # The import keeps the columns of filters.
+    assert fresh.planned("datasets/text") == {"download": 3, "encode": 3, "index": 1}
+
+
+def test_a_filter_on_a_column_that_is_missing_ends_the_workflow_before_the_first_job(workflow):
+    pq.write_table(pa.table({"text": ["a"], "id": ["1"]}), workflow.folder / "text.parquet")
+    text = {"source": {"kind": "local", "files": ["text.parquet"]}, "cleaning": {"filters": ["score >= 1"]}}
+    workflow.config["datasets"]["text"] = text
+    printed = workflow("datasets/text", fails=True)
+    assert "text.parquet: no column 'score' (there are: text, id)" in printed and "start " not in printed
