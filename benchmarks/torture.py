@@ -23,8 +23,8 @@ The files that a kill leaves show where it fell. The hidden folder of a save, or
 makes data, has the number of the dead process in its name. A manifest in the folder of a save means that only
 the rename was missing.
 
-With ``--mixture`` three, one, two and four processes in turn train one stage on packed rows of three datasets,
-with a switch of weights and a cap. The same is done again with SIGKILLs of all processes (20 by default). Both
+With ``--mixture`` three, one, two and four processes in turn train one stage on packed rows of three
+datasets, with a switch of weights and a cap. Then they do it again with SIGKILLs (20 by default). Both
 trainings have to end with the same bytes, and each process has to read the same rows at each position.
 
 Lives take turns on two disks. On this disk a limit on file sizes stands in for a full disk. The other is a
@@ -587,7 +587,7 @@ def mixed_configuration(steps: int) -> dict[str, Any]:
 
 
 def train_in_turns(life: Life, name: str, spec: StageSpec, kills: int, draw: random.Random) -> int:
-    """Train with each number of processes in turn, to equal shares of the steps; return the SIGKILLs that hit."""
+    """Train with each number of processes in turn, each for a share of the steps; return the SIGKILLs."""
     folder = life.folder / name
     folder.mkdir()
     hit = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, islice, zip_longest
+from itertools import accumulate, chain, islice, zip_longest
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from spider.config import Config
 from spider.results import Results
@@ -71,8 +72,12 @@ def _text(config: Config, results: Results, dataset: str, part: str, row: int) -
         raise ValueError(f"{path}: this raw text is deleted, so it cannot be shown; download it again")
     spec = config.dataset(dataset)
     names = [name for name in (spec.text_column, spec.answer_column) if name]
-    columns = pyarrow.dataset.dataset(path).take(pa.array([row]), columns=names)
-    values = [columns[name].cast(pa.large_binary())[0].as_py() for name in names]
+    with pq.ParquetFile(path) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        ends = list(accumulate(sizes))
+        group = bisect_right(ends, row)
+        columns = file.read_row_group(group, columns=names)
+    values = [columns[name].cast(pa.large_binary())[row - ends[group]].as_py() for name in names]
     return "\n".join((value or b"").decode(errors="replace") for value in values)
 
 

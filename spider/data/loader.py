@@ -44,6 +44,10 @@ ROUNDS = 6
 """Feistel rounds. Four make a pseudorandom permutation; the others help if the domain is tiny."""
 BLOCK = 1024
 """Rows read at a time (at least a batch)."""
+MIXED_BLOCK = 4 * BLOCK
+"""Rows of a mixture that are read at a time, because each source adds a constant cost to a block."""
+MIXED_TOKENS = 1 << 22
+"""Tokens of such a block, unless `BLOCK` rows have more."""
 DEPTH = 2
 """Blocks read ahead."""
 CANDIDATE_TOKENS = 1 << 17
@@ -310,6 +314,9 @@ class MixedLoader(Loader):
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = sum(loader.windows for loader in self._sources)
         self._steps = min(loader._steps for loader in self._sources)
+        if not any(loader._lookup for loader in self._sources):
+            block = min(MIXED_BLOCK, max(BLOCK, MIXED_TOKENS // order["seq_len"]))
+            self._steps = max(1, block // rows)
 
     def epoch(self, position: dict[str, Any]) -> float:
         return sum(self._read(position)) / self.windows

@@ -33,6 +33,12 @@ from .conftest import ROOT, Workflow
 from .test_ngram import NGRAM
 
 TOY = "tests.families.toy"
+CLEANING = {
+    "filters": ["text !~ 'Document 7 '"],
+    "exact": True,
+    "near": {"containment": 0.9},
+    "decontaminate": {"action": "report"},
+}
 
 
 def add_tokens(workflow):
@@ -67,10 +73,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         made = add_tokens(Workflow(folder))
-        made.config["datasets"]["text"] |= {
-            "ngram": 0.5,
-            "cleaning": {"exact": True, "decontaminate": {"action": "report"}},
-        }
+        made.config["datasets"]["text"] |= {"ngram": 0.5, "cleaning": CLEANING}
         made.config["datasets"]["text-bpe"]["ngram"] = 0
         texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
         gpt2(folder / "a gpt2", byte_level(texts))
@@ -173,6 +176,23 @@ def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, e
     assert {rule: again.get(rule) for rule in data} == {
         **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}
     }
+
+
+def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everything):
+    left_out = {"text !~ 'Document 7 '": 1}
+    described = read_json(everything.results / "shards/text/metadata.json")
+    assert described["left_out"] == left_out and described["cleaning"] == CLEANING
+    words = "left out: 1 by text !~ 'Document 7 '"
+    page = html.unescape((everything.results / "report/runs/bpe.html").read_text())
+    assert words in page and "<th>signatures</th><td>1</td>" in page
+    export = everything.folder / "with a card"
+    spider(everything, "checkpoint", "export", str(everything.results / "runs/bpe/first"), str(export))
+    assert words in (export / "README.md").read_text()
+    client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
+    jobs = client.get_experiment_by_name("Pipeline").experiment_id
+    found = client.search_runs([jobs], "tags.`spider.rule` = 'encode'")
+    sent = [run.data.metrics for run in found]
+    assert all(one["left_out/text __ _Document 7 _"] == 1 for one in sent) and len(sent) == 2
 
 
 def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
