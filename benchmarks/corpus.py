@@ -173,7 +173,7 @@ def template(number: int) -> list[Block | str]:
     rng = random.Random(f"template {number}")
     menu = " | ".join(word.capitalize() for word in draw(rng, rng.randint(6, 14)))
     notes = [line("* " + " ".join(draw(rng, rng.randint(6, 12))), own=False) for _ in range(4)]
-    licence = paragraphs(rng, sentences(rng, draw(rng, rng.randint(60, 300))), own=False)
+    licence = paragraphs(rng, sentences(rng, draw(rng, rng.randint(60, 240))), own=False)
     frame, head = (line(text, own=False) for text in ("+------------+----------+-------+", HEAD))
     table = [frame, head, frame, "rows", frame] if number % 2 else []
     body = ["title", "date", "text", *notes[:2], *table, "text"]
@@ -227,7 +227,7 @@ def skeleton(family: int) -> tuple[list[str], list[str]]:
     rng = random.Random(f"family {family}")
     imports = [f"from {a}.{b} import {c}" for a, b, c in (draw(rng, 3) for _ in range(rng.randint(3, 8)))]
     licence = random.Random(f"licence {family % 12}")
-    comments = ["# " + " ".join(draw(licence, 10)) for _ in range(licence.randint(5, 25))]
+    comments = ["# " + " ".join(draw(licence, 10)) for _ in range(licence.randint(4, 14))]
     return [*comments, "", "import numpy as np", *imports, ""], rng.choices(LINES, k=rng.randint(10, 45))
 
 
