@@ -57,12 +57,8 @@ def write_held_out(parquet: Path, output: Path, name: str, dataset: Dataset) -> 
         chosen = documents.filter(pa.array(held_out))
         size = len(chosen.rows)
         places = pa.array([f"{output.stem}/{row}" for row in chosen.rows.tolist()], pa.large_string())
-        columns = [
-            pa.repeat(name, size),
-            pc.coalesce(chosen.ids, places),
-            chosen.texts,
-            pa.repeat(True, size),
-        ]
+        ids = pc.coalesce(chosen.ids, places)
+        columns = [pa.repeat(name, size), ids, chosen.texts, pa.repeat(True, size)]
         found.append(pa.table(columns, SCHEMA))
     evidence.write(output, table := pa.concat_tables(found))
     return len(table)
@@ -168,7 +164,7 @@ class Protected:
     def __init__(self, texts: pa.Table, length: int, shortest: int, common: int | None) -> None:
         self._texts = texts
         self._words = words(_array(texts))
-        self._begin_W = _begins(self._words)
+        self._joined = _Text.of(self._words)
         self._words_T = np.diff(self._words.bounds_D)
         self._length, self._shortest = length, shortest
         none = np.iinfo(np.int32).max
@@ -217,16 +213,13 @@ class Protected:
     def search(self, texts: pa.Array) -> np.ndarray:
         """Search further documents, and return the numbers of those, in this batch, that may have a match."""
         found = words(texts)
-        begin_W = _begins(found)
+        text = _Text.of(found)
         numbers = [np.empty(0, np.int64)]
         for length, known in self._known.items():
             hashes, firsts = sequences(found, length)
             # Several texts may begin with the same words, but those of one length differ.
             hits = np.empty((len(hashes) * (self._length - self._shortest + 1), 3), np.int64)
-            count = _find(
-                hashes, firsts, found.bounds_D, found.data, begin_W,
-                known, self._words.data, self._begin_W, self.searched, hits,
-            )  # fmt: skip
+            count = _find(hashes, firsts, text, known, self._joined, self.searched, hits)
             self._hits[length].append(hits[:count].copy())
             numbers.append(hits[:count, 0] - self.searched)
         self.searched += len(texts)
@@ -257,7 +250,11 @@ class Protected:
         length = min(int(self._words_T[best]), self._length)
         first = int(own[at, 1])
         end = first + int(sizes.max()) - 1 + length
-        shown = self._words.data[self._begin_W[first] : self._begin_W[end]].tobytes().rstrip(_SEPARATORS)
+        shown = (
+            self._joined.data[self._joined.begin_W[first] : self._joined.begin_W[end]]
+            .tobytes()
+            .rstrip(_SEPARATORS)
+        )
         return Match(
             document=int(hit_M[0, 0]),
             source=self._texts["source"][best].as_py(),
@@ -272,9 +269,16 @@ class Protected:
         return sum(int((known.count_S > known.limit_S).sum()) for known in self._known.values())
 
 
-def _begins(found: Words) -> np.ndarray:
-    """Return the offset of each word, and the end of the text: (W + 1,) int64."""
-    return np.append(found.begin_W, len(found.data))
+class _Text(NamedTuple):
+    """Documents for compiled loops; their words as in `Words`, with the end of the text as another begin."""
+
+    data: np.ndarray
+    begin_W: np.ndarray
+    bounds_D: np.ndarray
+
+    @classmethod
+    def of(cls, found: Words) -> _Text:
+        return cls(found.data, np.append(found.begin_W, len(found.data)), found.bounds_D)
 
 
 @compiled
@@ -289,12 +293,9 @@ def _mark(hash_S: np.ndarray, bits: np.ndarray, shift: np.uint64) -> None:
 def _find(
     hashes: np.ndarray,
     firsts: np.ndarray,
-    bounds_D: np.ndarray,
-    text: np.ndarray,
-    begin_W: np.ndarray,
+    text: _Text,
     known: Sequences,
-    protected: np.ndarray,
-    begin_P: np.ndarray,
+    protected: _Text,
     before: int,
     hits: np.ndarray,
 ) -> int:
@@ -308,13 +309,13 @@ def _find(
         bit = hashes[i] >> known.shift
         if not (known.bits[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & 1:
             continue
-        while bounds_D[document + 1] <= firsts[i]:
+        while text.bounds_D[document + 1] <= firsts[i]:
             document += 1
         s = np.searchsorted(known.hash_S, hashes[i])
         while s < len(known.hash_S) and known.hash_S[s] == hashes[i]:
             length = known.length_S[s]
-            inside = firsts[i] + length <= bounds_D[document + 1]
-            if inside and _same(text, begin_W, firsts[i], protected, begin_P, known.word_S[s], length):
+            inside = firsts[i] + length <= text.bounds_D[document + 1]
+            if inside and _same(text, firsts[i], protected, known.word_S[s], length):
                 if known.last_S[s] != before + document:
                     known.last_S[s] = before + document
                     known.count_S[s] += 1
@@ -328,15 +329,13 @@ def _find(
 
 
 @inner
-def _same(
-    a: np.ndarray, begin_a: np.ndarray, v: int, b: np.ndarray, begin_b: np.ndarray, w: int, length: int
-) -> bool:
+def _same(a: _Text, v: int, b: _Text, w: int, length: int) -> bool:
     """Return whether the words from number ``v`` of a text on are those from number ``w`` of another on."""
     for k in range(length):
-        i, j = begin_a[v + k], begin_b[w + k]
+        i, j = a.begin_W[v + k], b.begin_W[w + k]
         while True:  # a word ends before a separator, or where the next document begins
-            x = SYMBOLS[a[i]] if i < begin_a[v + k + 1] else 0
-            y = SYMBOLS[b[j]] if j < begin_b[w + k + 1] else 0
+            x = SYMBOLS[a.data[i]] if i < a.begin_W[v + k + 1] else 0
+            y = SYMBOLS[b.data[j]] if j < b.begin_W[w + k + 1] else 0
             if x != y:
                 return False
             if not x:
