@@ -9,7 +9,7 @@ Text that many documents of a part hold, such as a license, tells nothing about 
 of held-out text does not count if more than 10 documents of a part hold it (``common``, as for GPT-3).
 Questions and files of the user always count.
 
-Memory: about seven times the protected text, and the matches. The training text is read once, in batches.
+Memory: about ten times the protected text, and the matches. The training text is read once, in batches.
 
 Shapes: T protected texts, S protected sequences of one length, W words and D documents of a batch, M matches.
 """
@@ -33,7 +33,6 @@ from spider.config import Dataset
 from spider.config.cleaning import DecontaminateConfig
 from spider.data.encode import plain_documents
 from spider.data.split import truncate
-from spider.files import replacing
 from spider.ngram.contexts import compiled, inner
 
 SCHEMA = pa.schema(
@@ -53,17 +52,20 @@ _SEPARATORS = bytes(np.flatnonzero(SYMBOLS == 0).tolist())
 
 def write_held_out(parquet: Path, output: Path, name: str, dataset: Dataset) -> int:
     """Write the held-out documents of a part, and return their number; raises like `encode_part`."""
-    count = 0
-    with replacing(output) as temporary, pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
-        for documents, held_out in plain_documents(parquet, dataset):
-            chosen = documents.filter(pa.array(held_out))
-            size = len(chosen.rows)
-            places = pa.array([f"{output.stem}/{row}" for row in chosen.rows.tolist()], pa.large_string())
-            ids = pc.coalesce(chosen.ids, places)
-            columns = [pa.repeat(name, size), ids, chosen.texts, pa.repeat(True, size)]
-            writer.write_table(pa.table(columns, SCHEMA))
-            count += size
-    return count
+    found = [SCHEMA.empty_table()]
+    for documents, held_out in plain_documents(parquet, dataset):
+        chosen = documents.filter(pa.array(held_out))
+        size = len(chosen.rows)
+        places = pa.array([f"{output.stem}/{row}" for row in chosen.rows.tolist()], pa.large_string())
+        columns = [
+            pa.repeat(name, size),
+            pc.coalesce(chosen.ids, places),
+            chosen.texts,
+            pa.repeat(True, size),
+        ]
+        found.append(pa.table(columns, SCHEMA))
+    evidence.write(output, table := pa.concat_tables(found))
+    return len(table)
 
 
 def find_contaminated(
@@ -104,7 +106,7 @@ def write_protected(
         shortest: fewest words of a text that can be found.
 
     Returns:
-        By source, the number of documents, and how many of them have no text of ``shortest`` words.
+        By source, the number of documents, and the number of those that have no text of ``shortest`` words.
     """
     protects: dict[tuple[str, str], bool] = {}
     rows = []
@@ -114,8 +116,7 @@ def write_protected(
     columns = list(map(list, zip(*rows, strict=True))) or [[]] * len(SCHEMA)
     own = pa.table(columns, SCHEMA)
     table = pa.concat_tables([own, *(pq.read_table(path, schema=SCHEMA) for path in held_out)])
-    with replacing(output) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    evidence.write(output, table)
     long_T = np.diff(words(_array(table)).bounds_D) >= shortest
     names = zip(table["source"].to_pylist(), table["document"].to_pylist(), strict=True)
     for name, is_long in zip(names, long_T.tolist(), strict=True):

@@ -98,7 +98,8 @@ def _blocks(pairs: pa.Table) -> Iterator[np.ndarray]:
     rows = pairs["row"].to_numpy()
     order = np.argsort(rows, kind="stable")
     sizes = pairs["bytes"].to_numpy()[order] * (np.diff(rows[order].astype(np.int64), prepend=-1) > 0)
-    yield from np.split(order, np.flatnonzero(np.diff(np.cumsum(sizes) // BLOCK)) + 1)
+    if len(order):
+        yield from np.split(order, np.flatnonzero(np.diff(np.cumsum(sizes) // BLOCK)) + 1)
 
 
 def _documents(part: Part, rows: np.ndarray, config: Config, results: Results) -> Iterator[Documents]:

@@ -64,7 +64,7 @@ def write_signatures(parquet: Path, output: Path, dataset: Dataset, *, near: boo
             if lines:
                 found = words(documents.texts, marks=True)
                 templates.append(lines.templates(found))
-                bands = minhash.bands(found, templates[-1]).reshape(len(hashes), -1)
+                bands = minhash.bands(found, templates[-1]).reshape(len(hashes), len(BANDS))
                 columns += [pa.array(column) for column in bands.T]
             waiting.append(pa.record_batch(columns, schema=schema))
             if sum(map(len, waiting)) >= GROUP:

@@ -15,7 +15,7 @@ def _settings(session: Session, dataset: str) -> DecontaminateConfig:
 
 @command("dataset", "part")
 def held_out(session: Session, dataset: str, part: str) -> None:
-    """Copy the text of the held-out documents of a part, with which others are compared."""
+    """Copy the held-out documents of a part, so that training documents can be compared with them."""
     from spider.cleaning.decontaminate import write_held_out
 
     config, results = session.config, session.results
@@ -49,6 +49,8 @@ def protect(session: Session, dataset: str) -> None:
         for name, (documents, short) in counts.items():
             unprotected = f"{short:,} with fewer than {settings.shortest} words cannot be protected"
             log.info("%s: %s documents or questions, %s", name, f"{documents:,}", unprotected)
+        if not counts:
+            log.warning("datasets.%s: no held-out document, task or file to compare with", dataset)
         job.metric("documents", sum(documents for documents, _ in counts.values()))
         job.metric("too_short", sum(short for _, short in counts.values()))
 

@@ -58,8 +58,8 @@ def _options(arguments):
 
 
 WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report")
-#: These need results, or have a test of their own.
-NOT_PLANS = {"--unlock", "--report results/report.html", "--lint"}
+#: These need results or the user's own files, or have a test of their own.
+NOT_PLANS = {"--unlock", "--report results/report.html", "--lint", "--configfile mixture.yaml"}
 #: `test_presets.py` plans these, with the files that their user brings.
 PLANNED_ELSEWHERE = {f"--configfile presets/{name}.yaml" for name in (*STAGES, *RUNS)}
 SHOWN = {planned_by(line) for program in ("make run", "snakemake") for line in shown(program).values()}

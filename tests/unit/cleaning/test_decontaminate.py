@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pyarrow as pa
@@ -9,7 +10,15 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.cleaning.decontaminate import SCHEMA, Protected, write_protected
+from spider.cleaning.decontaminate import (
+    SCHEMA,
+    Protected,
+    find_contaminated,
+    write_held_out,
+    write_protected,
+)
+from spider.config import Dataset
+from spider.config.cleaning import DecontaminateConfig
 
 
 def protected(*texts, held_out=True, length=13, shortest=8, common=10):
@@ -112,3 +121,27 @@ def test_protected_texts_are_merged_and_short_ones_counted(tmp_path):
     assert table["held_out"].to_pylist() == [False] * 4 + [True]
     assert write_protected(output, [], [], 8) == {}
     assert not searched(Protected(pq.read_table(output), 13, 8, 10), [HELD_OUT])
+
+
+def test_conversations_are_compared_without_their_form_and_documents_without_an_id_have_a_place(tmp_path):
+    def conversation(text):
+        turns = [("user", text.replace(" ", "\n")), ("assistant", "Yes.")]
+        return json.dumps([{"role": role, "content": content} for role, content in turns])
+
+    texts = [conversation(numbered(100 * i, 30)) for i in range(40)]
+    dataset = Dataset(source={"kind": "mock"}, format="chat", validation=0.2)
+    (tmp_path / "raw").mkdir()
+    pq.write_table(pa.table({"text": texts}), tmp_path / "raw/000.parquet")
+    count = write_held_out(tmp_path / "raw/000.parquet", tmp_path / "000.parquet", "talk", dataset)
+    held_out = pq.read_table(tmp_path / "000.parquet").to_pylist()
+    assert 0 < len(held_out) == count < 40
+    row = int(held_out[0]["document"].removeprefix("000/"))
+    copies = conversation(f"{numbered(100 * row, 30)} and more")
+    pq.write_table(pa.table({"text": [*texts, copies]}), tmp_path / "raw/001.parquet")
+    write_protected(tmp_path / "protected.parquet", [], [tmp_path / "000.parquet"], 8)
+    found, common = find_contaminated(
+        tmp_path / "raw/001.parquet", "001", dataset, tmp_path / "protected.parquet", DecontaminateConfig()
+    )
+    assert common == 0 and len(found) == 1
+    (evidence,) = found.select(["row", "id", "kept_id", "matches", "removed"]).to_pylist()
+    assert evidence == {"row": 40, "id": None, "kept_id": f"000/{row}", "matches": 18, "removed": True}

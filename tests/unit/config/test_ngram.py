@@ -73,10 +73,9 @@ def test_a_model_with_an_index_cannot_be_compressed():
 def test_a_stage_on_another_dataset_than_that_of_the_index_is_refused():
     with pytest.raises(ConfigError) as error:
         load_config(config({}, stage={"data": "other"}))
-    assert (
-        "runs.demo.stages[0].data: its documents (other) may be in the n-gram index, which is of docs; train "
-        "the stage on that dataset, or leave model.ngram out"
-    ) in str(error.value)
+    where = "runs.demo.stages[0].data: the n-gram index is of docs"
+    assert f"{where}; name that first, or leave model.ngram out" in str(error.value)
+    assert f"{where}, which shares the documentation with other, so it may hold" in str(error.value)
 
 
 def test_the_digest_of_an_index_depends_on_the_counted_contexts_only():
