@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-#: Shares of the documents that are no copies; the others are copies.
+#: Shares of the documents that are not copies; the others are copies.
 KINDS = {"template": 0.20, "code": 0.08, "numbers": 0.05, "short": 0.05, "ordinary": 0.32}
 #: Share of the documents of each source.
 SOURCES = (0.20, 0.16, 0.14, 0.12, 0.10, 0.10, 0.07, 0.05, 0.04, 0.02)
@@ -149,7 +149,7 @@ def passages() -> list[list[str]]:
     return [draw(rng, rng.randint(20, 40)) for _ in range(PASSAGES)]
 
 
-# Documents that are no copies
+# Documents that are not copies
 
 
 def ordinary(rng: random.Random, passage: int | None) -> Page:
@@ -369,7 +369,7 @@ class Corpus:
         return range(int(self.starts[number]), int(ends[number]))
 
     def distinct(self, number: int) -> tuple[Page, int, int | None]:
-        """Return a document that is no copy, the words of its lines, and the passage that it holds."""
+        """Return a document that is not a copy, the words of its lines, and the passage that it holds."""
         rng = random.Random(f"{self.seed}/{number}")
         kind, group = list(KINDS)[self.kinds[number]], int(self.groups[number])
         width = rng.randint(9, 14)
