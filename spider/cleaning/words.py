@@ -24,12 +24,13 @@ from spider.ngram.contexts import compiled, inner
 
 _NONE = np.uint64(0)
 _FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
-_WORD = np.zeros(256, np.uint8)
+_BYTES = range(1 << 8)
+_WORD = np.zeros(len(_BYTES), np.uint8)
 """Symbol of each byte in a word: letters are in lower case, and a byte between words is 0."""
-_WORD[[b for b in range(256) if b > 127 or chr(b).isalnum()]] = 1
-_WORD *= np.frombuffer(bytes(range(256)).lower(), np.uint8)
-_BLANK = np.array([chr(b).isspace() if b < 128 else False for b in range(256)])
-_MARKED = np.where(_BLANK, 0, np.frombuffer(bytes(range(256)).lower(), np.uint8)).astype(np.uint8)
+_WORD[[b for b in _BYTES if b > 127 or chr(b).isalnum()]] = 1
+_WORD *= np.frombuffer(bytes(_BYTES).lower(), np.uint8)
+_BLANK = np.array([chr(b).isspace() if b < 128 else False for b in _BYTES])
+_MARKED = np.where(_BLANK, 0, np.frombuffer(bytes(_BYTES).lower(), np.uint8)).astype(np.uint8)
 """Symbol of each byte if marks count: that of `_WORD`, and each byte between words that is not blank."""
 
 

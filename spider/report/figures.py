@@ -33,6 +33,8 @@ _VALUED = 12
 _BYTES = Axis("bytes trained", bytes_label)
 #: Width in pixels of a stage in the picture of all stages.
 _STAGE_WIDTH = 64.0
+#: Names of the tasks that are answered during training, and of CORE for a bundle of them.
+TASKS = "val/tasks/([^/]+|.+/CORE)"
 
 
 def draw_stage(folder: StageFolder) -> list[Path]:
@@ -173,7 +175,7 @@ def training(stages: list[StageRecord]) -> list[Chart]:
             logged("speed", "bytes_per_second", 4),
         ),
         *_by_name("Held-out text by source", BITS, "val/bpb_(.+)", logs, bands),
-        *_by_name("Questions answered correctly", "share", "val/tasks/([^/]+|.+/CORE)", logs, bands),
+        *_by_name("Questions answered correctly", "share", TASKS, logs, bands),
     ]
 
 

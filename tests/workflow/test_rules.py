@@ -26,7 +26,9 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     """Change the configuration so that a plan has jobs of every rule."""
     config = workflow.config
     text = config["datasets"]["text"]
-    config["datasets"]["indexed"] = {**text, "ngram": 0.3}
+    cleaning = {"exact": True, "near": {"containment": 0.9}, "decontaminate": {}}
+    config["datasets"]["indexed"] = {**text, "ngram": 0.3, "cleaning": cleaning}
+    config["datasets"]["deleted"] = {**text, "temp": True}
     config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
     config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
     small = workflow.run
@@ -40,6 +42,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}
     packed["stages"][0]["packing"] = "best_fit"
     swept["grid"] = {"target_flops": [1e9, 2e9], "model.hidden": [32, 64, 96]}
+    swept["data"] = "deleted"
     swept["stages"][0].pop("max_steps")
     config["runs"] |= {"indexed": indexed, "packed": packed, "swept": swept}
     config["scaling"] = "swept"

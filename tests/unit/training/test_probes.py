@@ -133,7 +133,7 @@ def test_the_page_draws_a_curve_for_each_task_and_for_core_of_a_bundle(tmp_path)
         line["metrics"] |= {"val/tasks/core/arc": 0.2, "val/bpb": 2.0}
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     log = read_log(folder, 0, figures.Evaluation.read(folder.evaluation))
-    (chart,) = figures._tasks([log], [])
+    (chart,) = figures._by_name("Questions", "share", figures.TASKS, [log], [])
     assert {one.name: list(one.y) for one in chart.series} == {"cloze": [0.3, 0.4], "core/CORE": [0.1, 0.1]}
 
 
