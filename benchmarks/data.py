@@ -64,7 +64,7 @@ class Table:
 
     def add(self, what: str, value: float, form: str, goal: str = "") -> None:
         self.rows.append([what, format(value, form), goal])
-        self.figures[what] = value
+        self.figures[what] = np.asarray(value).item()
         print(*self.rows[-1], sep="  ", flush=True)
 
 
