@@ -64,7 +64,7 @@ class Table:
 
     def add(self, what: str, value: float, form: str, goal: str = "") -> None:
         self.rows.append([what, format(value, form), goal])
-        self.figures[what] = value
+        self.figures[what] = np.asarray(value).item()
         print(*self.rows[-1], sep="  ", flush=True)
 
 
@@ -88,6 +88,12 @@ def places(corpus: Corpus, parts: pa.ChunkedArray, rows: pa.ChunkedArray) -> np.
     return corpus.starts[parts.cast(pa.int64()).to_numpy()] + rows.cast(pa.int64()).to_numpy()
 
 
+def both_places(corpus: Corpus, evidence: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the removed and of the kept document of each row of evidence."""
+    kept = places(corpus, evidence["kept_part"], evidence["kept_row"])
+    return places(corpus, evidence["part"], evidence["row"]), kept
+
+
 def false_removals(corpus: Corpus, removed: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Return which removals are false, given the places of both documents of each pair."""
     originals = corpus.originals[corpus.numbers]
@@ -100,8 +106,7 @@ def false_removals(corpus: Corpus, removed: np.ndarray, kept: np.ndarray) -> np.
 
 def score(corpus: Corpus, truth: pa.Table, evidence: pa.Table, table: Table) -> None:
     """Add recall, false removals by kind, and what is left of each source."""
-    removed = places(corpus, evidence["part"], evidence["row"])
-    kept = places(corpus, evidence["kept_part"], evidence["kept_row"])
+    removed, kept = both_places(corpus, evidence)
     assert not np.isin(kept, removed).any(), "a document was removed because of one that was removed"
     gone = np.zeros(corpus.documents, bool)
     gone[removed] = True
@@ -220,12 +225,15 @@ def same_evidence(folder: Path, documents: int, quick: bool, table: Table) -> No
     """Add whether the evidence is the same for several numbers of parts and of jobs at a time."""
     found, files = set(), {}
     for parts, jobs in QUICK_SPLITS if quick else SPLITS:
-        corpus, results = folder / f"corpus-{parts}", folder / f"results-{parts}-{jobs}"
-        if not corpus.exists():
-            write(corpus, Corpus(documents, parts=parts))
-        clean({"split": dataset(f"{corpus}/parts/*.parquet", exact=True, near={})}, results, jobs)
-        rows = removals(results, "split").drop_columns(["part", "row", "kept_part", "kept_row"])
-        found.add(digest(rows.to_pylist()))
+        corpus, text = Corpus(documents, parts=parts), folder / f"corpus-{parts}"
+        results = folder / f"results-{parts}-{jobs}"
+        if not text.exists():
+            write(text, corpus)
+        clean({"split": dataset(f"{text}/parts/*.parquet", exact=True, near={})}, results, jobs)
+        rows = removals(results, "split")
+        false = false_removals(corpus, *both_places(corpus, rows)).mean()
+        table.add(f"false removals in {parts} parts, of all removals", false, ".3%", "<= 1%")
+        found.add(digest(rows.drop_columns(["part", "row", "kept_part", "kept_row"]).to_pylist()))
         evidence = sorted(results.glob("cleaning/split/removed/*.parquet"))
         files.setdefault(parts, set()).add(digest([sha256(file) for file in evidence]))
     table.add("different removals for different numbers of parts and jobs", len(found), "d", "1")
