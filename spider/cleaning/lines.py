@@ -16,8 +16,8 @@ import numpy as np
 from spider.cleaning.words import Words, mixed
 from spider.ngram.contexts import compiled
 
-#: Documents of a part with a line that is one of a template.
-MANY = 20
+#: Documents of a part with a line that is one of a template: a hundredth of the part, between these bounds.
+FEWEST, MANY = 5, 20
 _CELLS = 1 << 24
 _FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
 
@@ -42,7 +42,8 @@ class Counts:
     def templates(self, found: Words) -> np.ndarray:
         """Return the distinct hashes of those lines of a batch that are lines of templates, sorted."""
         hash_L, _ = lines(found)
-        return np.unique(hash_L[self._counts[hash_L % np.uint64(_CELLS)] >= MANY])
+        least = max(FEWEST, min(MANY, self._documents // 100))
+        return np.unique(hash_L[self._counts[hash_L % np.uint64(_CELLS)] >= least])
 
 
 def lines(found: Words) -> tuple[np.ndarray, np.ndarray]:
