@@ -102,7 +102,7 @@ def write_protected(
         shortest: fewest words of a text that can be found.
 
     Returns:
-        By source, the number of documents, and the number of those that have no text of ``shortest`` words.
+        Numbers by source: of documents, and of those without a text of ``shortest`` words.
     """
     protects: dict[tuple[str, str], bool] = {}
     rows = []

@@ -23,7 +23,7 @@ _FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Counts:
-    """In how many documents of a part each line occurs."""
+    """Count the documents of a part that have each line."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(_CELLS, np.uint8)
@@ -31,7 +31,7 @@ class Counts:
         self._documents = 0
 
     def add(self, found: Words, new_D: np.ndarray) -> None:
-        """Count the lines of the documents that are ``new_D``, which are no copies of earlier ones."""
+        """Count the lines of the documents that ``new_D`` chooses, those that do not copy earlier ones."""
         hash_L, first_L = lines(found)
         document_L = np.searchsorted(found.bounds_D, first_L, "right") - 1
         chosen_L = new_D[document_L]

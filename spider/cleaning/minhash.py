@@ -7,12 +7,12 @@ agree in one of 24 bands are a candidate pair, with the probability 1 - (1 - J^2
     J     0.1   0.2   0.3   0.45  0.6    0.9
     found 0.21  0.62  0.90  0.995 0.9999 1
 
-A document of which 95% is in one of twice its length has J = 0.46. The pairs are only candidates: their texts
+If 95% of a document is in one of twice its length, J is 0.46. The pairs are only candidates: their texts
 decide (`spider.cleaning.verify`).
 
 A document has the bands of its own text, which is outside of lines of templates, and if it has such lines,
-those of its whole text as well. For a line may be one of a template in the part of the original and not in
-the part of the copy, or be one only because the document has many edited copies.
+those of its whole text as well. A line may be one of a template in the part of the original and not in the
+part of the copy. It may also seem to be one because the document has many edited copies.
 
 A bucket (the documents that agree in a band) may be huge, such as that of the pages of a template. A document
 is paired with the first `FIRST` of each bucket only, so the work is bounded. Half of a document's candidates

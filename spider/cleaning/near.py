@@ -1,7 +1,7 @@
 """Near duplicates of a part: candidates from the signatures of all documents so far, then pairs by text.
 
-Memory holds one band of all documents at a time and the buckets of a part's documents, then `BLOCK` bytes of
-a part's text at a time, which is compared with the text of earlier documents as it is read.
+To find candidates, memory holds one band of all documents and the buckets of a part's documents. To verify
+them, it holds `BLOCK` bytes of the part's text, and reads the text of earlier documents in batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def near_candidates(own: Part, earlier: Sequence[Part], *, exact: bool, remove: 
 
     Args:
         earlier: parts of other datasets, then those of its own dataset before it, in order.
-        exact: a document with the same text as an earlier one is in no pair, because it is removed anyway.
+        exact: exact duplicates are removed anyway, so they are left out here.
         remove: whether documents are removed, or only reported.
     """
     parts = [*earlier, own]
@@ -62,7 +62,7 @@ def verified(
 
     Args:
         pairs: candidates of a part.
-        parts: the parts of all documents, of which the last has the candidates.
+        parts: the parts of all documents; the candidates are documents of the last one.
     """
     templates = np.unique(np.concatenate([templates_in(part.signatures) for part in parts]))
     rows, kept_rows = pairs["row"].to_numpy(), pairs["kept_row"].to_numpy()

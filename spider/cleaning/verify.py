@@ -1,14 +1,14 @@
 """How much of a document is in another one: the text decides whether two documents are copies.
 
 The measure is the share of a document's word 5-grams that the other document has. Punctuation belongs to
-words here, because programs and sums differ in it, and lines of templates are left out of both documents.
-Pages that differ in their figures alone are no copies: the share of the numbers, each with the word before
-it, that the other document has counts if it is smaller. One number may differ.
+words here, because programs and sums differ in it. Lines of templates are left out of both documents.
 
-A document of which fewer than `LEAST` words are its own gives too little to tell by, as does one that is
-compared with such a document. They are compared whole, and only a containment of `WHOLE` counts. These are
-documents with so many edited copies that their lines seem to be of a template. A document that is shorter is
-in no other one.
+Pages that differ in their figures alone are not copies. So the share of the numbers that the other document
+has, each with the word before it, counts where it is smaller. One number may differ.
+
+Some documents have fewer than `LEAST` words of their own, for instance those with so many edited copies that
+their lines seem to be of a template. Pairs with such a document are compared whole, and only a containment of
+`WHOLE` counts. A document that is shorter is not in any other one.
 
 Shapes: P pairs, D documents, G sequences of words.
 """

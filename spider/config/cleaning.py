@@ -86,8 +86,8 @@ class DecontaminateConfig(Block):
     shortest: Annotated[int, Field(ge=5)] = 8
     """Fewest words of a protected text that is shorter than ``words``. It matches as a whole."""
     common: Positive | None = 10
-    """Most documents of a part with the same match in held-out text. What more of them hold, such as a
-    license, is no match (null: no limit)."""
+    """Most documents of a part with the same match in held-out text. Text that more of them hold, such as
+    a license, does not count (null: no limit)."""
     held_out: bool = True
     """Compare with the held-out text of this dataset, and of all that the runs on it read or are evaluated
     on."""

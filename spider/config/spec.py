@@ -21,7 +21,7 @@ class StageSpec(RunSettings):
     data: str
     """Dataset, or the first one of a mixture."""
     stream: Dataset | None = None
-    """The dataset itself if it is a stream. A stream has no shards whose digest could identify it."""
+    """The dataset itself if it is a stream. A stream does not have shards whose digest could identify it."""
     processes: int = 1
     """Processes that the workflow starts. A training by hand may start another number."""
     settings: StageSettings = StageSettings()

@@ -100,7 +100,7 @@ class Metadata(Record):
 
     @property
     def without(self) -> str:
-        """What cleaning left out, as words; empty if it left out nothing."""
+        """Description of what cleaning left out; empty if it left out nothing."""
         counts = described_counts(self.left_out or {})
         return f"left out: {counts}" if counts else ""
 

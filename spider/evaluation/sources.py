@@ -91,7 +91,7 @@ def _row(
 ) -> Row:
     """Return the row of a source or of the mean.
 
-    It has no unit, because rows in bits per byte stand in the table of scores of one text.
+    Rows in bits per byte stand in the table of scores, which is of one text. So this row is without a unit.
     """
     with_before = None if carried is None else Number(value=carried)
     return Row(
@@ -107,8 +107,8 @@ def _row(
 def _read(learned: LearnedFrom, data: Path) -> dict[str, float]:
     """Return the samples, bytes and epochs of a dataset that a model has read, by title.
 
-    Return nothing if this is unknown: a stage has no position, read prompts only, or read text that was
-    encoded again since.
+    Return nothing if this is unknown: a stage is without a position, read prompts only, or read text that
+    was encoded again since.
     """
     split = Shards(data, "train")
     receipts = [Receipt.read(path) for path, folder in learned.stages if folder == data]

@@ -1,7 +1,7 @@
 """The lineage of a file: the job that made it, the jobs that made that job's inputs, and so on.
 
 Each job records the digests of its inputs and outputs (`spider.tracking.records`). A file belongs to the job
-that recorded the same path with the same digest. A file that was edited or replaced afterwards has no job.
+that recorded the same path with the same digest. After an edit a file does not belong to any job.
 """
 
 from __future__ import annotations
