@@ -3,7 +3,8 @@
 Parsing this file uses no network, and a job that parses it again writes nothing. Snakemake documents no interface
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
-another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow cover each of them.
+another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `main_snakefile`
+and `config_settings` (the commands in the terminal summary). The tests of the workflow cover each of them.
 """
 
 import atexit
@@ -171,7 +172,11 @@ def warn_at_end(reason):
 def warn_of_other_code():
     """Print a line for each rule with outputs of this invocation that other code has made."""
     outputs = {file for job in workflow.dag.jobs for file in job.output}
-    made = other_code(RESULTS).items()
+    try:
+        made = other_code(RESULTS).items()
+    except ValueError as error:  # a damaged record
+        print(f"Warning: {error}", file=sys.stderr)
+        return
     for line in by_rule(one for path, one in made if str(RESULTS / path) in outputs):
         print(line, file=sys.stderr)
 

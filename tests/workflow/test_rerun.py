@@ -181,3 +181,9 @@ def test_outputs_of_other_code_are_reused_and_named(workflow, monkeypatch):
         pass
     assert f"sample: made by other code ({module})" in workflow("--dry-run")
     assert workflow.planned() == {}
+
+    (record,) = (workflow.results / "tracking/jobs").glob("*.json")
+    record.write_text("{")
+    printed = workflow("--dry-run")
+    assert f"Warning: {record.relative_to(workflow.folder)}: not valid JSON" in printed
+    assert "Traceback" not in printed
