@@ -36,7 +36,7 @@ class Config(Block):
     results: str = "results"
     """Folder of all results."""
     store: str | None = None
-    """Folder in which several results folders share downloaded and encoded parts (null: none)."""
+    """Folder of downloaded and encoded parts that several results folders share (null: none)."""
     datasets: dict[Name, Dataset]
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
@@ -100,7 +100,7 @@ class Config(Block):
     def sources(self, run_name: str) -> list[str]:
         """Return the datasets of a run that are scored by themselves: all, if one of its stages is mixed.
 
-        A stream is left out, because it has no held-out text.
+        Streams do not hold out text, so they are left out.
         """
         specs = [self.stage(run_name, stage.name) for stage in self.run(run_name).stages]
         if not any(spec.mixed for spec in specs):
