@@ -35,11 +35,15 @@ def containment(documents: Words, others: Words, pairs: np.ndarray, templates: n
         pairs: (P, 2) numbers of a document in ``documents`` and of one in ``others``.
         templates: sorted hashes of lines (`spider.cleaning.lines.Counts.templates`); may be empty.
     """
-    whole = _containment(documents, others, pairs)
-    result = np.where((whole >= WHOLE) & _are_long(documents, pairs[:, 0]), whole, 0)
     own_documents, own_others = without(documents, templates), without(others, templates)
     enough = _are_long(own_documents, pairs[:, 0]) & _are_long(own_others, pairs[:, 1])
-    result[enough] = _containment(own_documents, own_others, pairs[enough])
+    result = np.zeros(len(pairs))
+    if enough.any():
+        result[enough] = _containment(own_documents, own_others, pairs[enough])
+    if not enough.all():
+        whole = _containment(documents, others, pairs[~enough])
+        counts = (whole >= WHOLE) & _are_long(documents, pairs[~enough, 0])
+        result[~enough] = np.where(counts, whole, 0)
     return result
 
 

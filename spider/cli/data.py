@@ -112,20 +112,20 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
         if spec.source.TOKENS:
             spec.source.import_part(file, folder, part, spec)
         else:
-            tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
             if session.config.store and file.exists():
-                of = {"part": part, "inputs": [*map(sha256, inputs)], "settings": spec.encoding()}
+                digests = [one.digest for one in job.inputs]
+                of = {"part": part, "inputs": digests, "settings": spec.encoding()}
                 entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
-            evidence = read(removed) if removed in inputs else None
-            rows = removed_by_reason(evidence) if evidence else None
-            splits = moved(evidence) if evidence else None
+
+            def make() -> None:
+                tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
+                evidence = read(removed) if removed in inputs else None
+                rows = removed_by_reason(evidence) if evidence else None
+                splits = moved(evidence) if evidence else None
+                encode_part(file, folder, part, spec, tokens, rows, splits)
+
             raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
-            _shared(
-                entry,
-                files | raw_rows,
-                job,
-                lambda: encode_part(file, folder, part, spec, tokens, rows, splits),
-            )
+            _shared(entry, files | raw_rows, job, make)
         for split in spec.splits:
             counts = read_json(files[f"{split}.json"])
             if split == "train":
