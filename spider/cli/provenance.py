@@ -73,7 +73,6 @@ def _lineage(path: Path) -> Lineage:
 
 def _described(lineage: Lineage, made: Made) -> list[str]:
     """Return lines about the job of a file, its inputs, and what has changed since."""
-    from spider.tracking.code import code_files
     from spider.tracking.records import file_digest
 
     job = made.job
@@ -88,17 +87,10 @@ def _described(lineage: Lineage, made: Made) -> list[str]:
     for one in ancestors:
         origin = f"{one.job.name}" if one.job else "not made by a job of this folder"
         lines.append(f"  from      {one.path}  ({origin})")
-    now = code_files()
-    edited = sorted(
-        name
-        for one in [made, *ancestors]
-        if one.job
-        for name, digest in lineage.code(one.job).get("modules", {}).items()
-        if now.get(name, digest) != digest
-    )
+    edited = sorted({name for one in [made, *ancestors] if one.job for name in lineage.edited(one.job)})
     updated = [
         one.path for one in ancestors if file_digest(lineage.root / one.path) not in (one.digest, None)
     ]
     lines += [f"  since     Updated input file: {path}" for path in updated]
-    lines += [f"  since     made by other code: {name}" for name in dict.fromkeys(edited)]
+    lines += [f"  since     made by other code: {name}" for name in edited]
     return lines if updated or edited else [*lines, "  since     no input and no module has changed"]

@@ -15,6 +15,7 @@ from typing import Any
 from spider.files import read_json, sha256
 from spider.results import StageFolder
 from spider.tracking import spool
+from spider.tracking.code import code_files
 from spider.tracking.records import File, Run, file_digest, relative
 
 
@@ -33,16 +34,21 @@ class Lineage:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._codes: dict[str | None, dict[str, Any]] = {}
 
     @cached_property
-    def _jobs(self) -> dict[tuple[str, str | None], Run]:
+    def jobs(self) -> list[Run]:
+        """All jobs, the oldest first."""
+        return sorted(spool.jobs(self.root), key=lambda job: job.started)
+
+    @cached_property
+    def _makers(self) -> dict[tuple[str, str | None], Run]:
         """The newest job that made each file, by path and digest."""
-        jobs = sorted(spool.jobs(self.root), key=lambda job: job.started)
-        return {(file.path, file.digest): job for job in jobs for file in job.outputs}
+        return {(file.path, file.digest): job for job in self.jobs for file in job.outputs}
 
     def made(self, file: File) -> Made:
         """Return a recorded file with its job."""
-        return Made(file.path, file.digest, self._jobs.get((file.path, file.digest)))
+        return Made(file.path, file.digest, self._makers.get((file.path, file.digest)))
 
     def of(self, path: Path) -> Made:
         """Return a file as it is now, with its job.
@@ -85,8 +91,16 @@ class Lineage:
         """Return the record of the code of a job, or an empty one for a job of an earlier version."""
         tags = job.tags
         name = tags.get("spider.code") or tags.get(f"spider.code.{tags.get('spider.stage')}")
-        path = self.root / "tracking" / "code" / f"{name}.json"
-        return read_json(path) if name and path.is_file() else {}
+        if name not in self._codes:
+            path = self.root / "tracking" / "code" / f"{name}.json"
+            self._codes[name] = read_json(path) if name and path.is_file() else {}
+        return self._codes[name]
+
+    def edited(self, job: Run) -> list[str]:
+        """Return the modules that a job imported, and that are different now."""
+        now = code_files()
+        modules = self.code(job).get("modules", {})
+        return [name for name, digest in modules.items() if now.get(name, digest) != digest]
 
     def packages(self, job: Run) -> dict[str, str]:
         """Return the versions of the packages that the invocation of a job recorded."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spider.provenance.lineage import Lineage
-from spider.tracking import spool
-from spider.tracking.code import code_files
 
 
 def other_code(root: Path) -> dict[str, tuple[str, list[str]]]:
@@ -16,12 +14,10 @@ def other_code(root: Path) -> dict[str, tuple[str, list[str]]]:
     A module counts if the job that made an output had imported it. Outputs of jobs without a record of their
     code are left out.
     """
-    now = code_files()
     lineage = Lineage(root)
     found: dict[str, tuple[str, list[str]]] = {}
-    for job in sorted(spool.jobs(root), key=lambda job: job.started):
-        modules = lineage.code(job).get("modules", {})
-        edited = [name for name, digest in modules.items() if now.get(name, digest) != digest]
+    for job in lineage.jobs:
+        edited = lineage.edited(job)
         for file in job.outputs:
             found.pop(file.path, None)
             if edited:
