@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spider.files import write_json
+from spider.tracking.machine import processor
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent
@@ -36,14 +37,10 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def machine(packages: Sequence[str] = ()) -> dict[str, str]:
     """Return processor, cores, memory, system, Python and the versions of ``packages``."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), cpu)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "date": date.today().isoformat(),
-        "cpu": f"{cpu}, {os.cpu_count()} cores",
+        "cpu": f"{processor()}, {os.cpu_count()} cores",
         "memory": f"{memory:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.cleaning import evidence
-from spider.cleaning.words import _WORD as SYMBOLS
-from spider.cleaning.words import Words, sequences, words
+from spider.cleaning.words import SYMBOLS, Words, sequences, words
 from spider.config import Dataset
 from spider.config.cleaning import DecontaminateConfig
 from spider.data.encode import plain_documents

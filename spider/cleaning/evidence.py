@@ -38,7 +38,6 @@ SCHEMA = pa.schema(
         ("matches", pa.uint32()),  # for `contaminated`, the number of matching sequences of words
     ]
 )
-NO_ROWS = np.empty(0, np.uint32)
 #: A document with several reasons is counted by the first of these.
 REASONS = ("exact", "contaminated", "near")
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from spider.cleaning.words import Words, mixed
-from spider.ngram.contexts import compiled
+from spider.cleaning.words import FACTORS, Words
+from spider.ngram.contexts import compiled, finalized
 
 #: Documents of a part with a line that is one of a template: a hundredth of the part, between these bounds.
 FEWEST, MANY = 5, 20
 _CELLS = 1 << 24
-_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Counts:
@@ -76,8 +75,8 @@ def _hash_lines(hash_W: np.ndarray, bounds_L: np.ndarray, hash_L: np.ndarray) ->
     for line in range(len(hash_L)):
         value = np.uint64(0)
         for w in range(bounds_L[line], bounds_L[line + 1]):
-            value = value * _FACTOR + hash_W[w]
-        hash_L[line] = mixed(value)
+            value = value * FACTORS[1] + hash_W[w]
+        hash_L[line] = finalized(value)
 
 
 @compiled

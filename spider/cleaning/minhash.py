@@ -7,8 +7,8 @@ agree in one of 24 bands are a candidate pair, with the probability 1 - (1 - J^2
     J     0.1   0.2   0.3   0.45  0.6    0.9
     found 0.21  0.62  0.90  0.995 0.9999 1
 
-If 95% of a document is in one of twice its length, J is 0.46. The pairs are only candidates: their texts
-decide (`spider.cleaning.verify`).
+If 95% of a document is in one of twice its length, J is 0.46. The pairs are only candidates, which
+`spider.cleaning.verify` confirms by their texts.
 
 A document has the bands of its own text, which is outside of lines of templates, and if it has such lines,
 those of its whole text as well. A line may be one of a template in the part of the original and not in the
@@ -29,8 +29,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from spider.cleaning.lines import without
-from spider.cleaning.words import Words, mixed, sequences
-from spider.ngram.contexts import compiled
+from spider.cleaning.words import Words, sequences
+from spider.ngram.contexts import compiled, finalized
 
 #: Words of a sequence, in signatures and when texts are compared.
 LENGTH = 5
@@ -122,7 +122,7 @@ def _hash_bands(
         for b in range(hashes.shape[1]):
             band = np.uint64(0)
             for k in range(b * rows, (b + 1) * rows):
-                band = mixed(band + np.uint64(smallest[k]) + np.uint64(1))
+                band = finalized(band + np.uint64(smallest[k]) + np.uint64(1))
             hashes[d, b] = max(np.uint32(band), np.uint32(1))
 
 

@@ -20,20 +20,19 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from spider.ngram.contexts import compiled, inner
+from spider.ngram.contexts import compiled, finalized
 
 _NONE = np.uint64(0)
-_FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+#: Odd factors of the polynomial hashes of bytes and of words.
+FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _BYTES = range(1 << 8)
-_WORD = np.zeros(len(_BYTES), np.uint8)
-"""Symbol of each byte in a word: letters are in lower case, and a byte between words is 0."""
-_WORD[[b for b in _BYTES if b > 127 or chr(b).isalnum()]] = 1
-_WORD *= np.frombuffer(bytes(_BYTES).lower(), np.uint8)
+#: Symbol of each byte in a word: letters are in lower case, and a byte between words is 0.
+SYMBOLS = np.zeros(len(_BYTES), np.uint8)
+SYMBOLS[[b for b in _BYTES if b > 127 or chr(b).isalnum()]] = 1
+SYMBOLS *= np.frombuffer(bytes(_BYTES).lower(), np.uint8)
 _BLANK = np.array([chr(b).isspace() if b < 128 else False for b in _BYTES])
+#: Symbol of each byte if marks count: that of `SYMBOLS`, and each byte between words that is not blank.
 _MARKED = np.where(_BLANK, 0, np.frombuffer(bytes(_BYTES).lower(), np.uint8)).astype(np.uint8)
-"""Symbol of each byte if marks count: that of `_WORD`, and each byte between words that is not blank."""
-
-
 #: Punctuation beyond ASCII, which ends a word as that of ASCII does.
 _TYPOGRAPHIC = "\xa0«»‘’‚“”„–—…、。，！？：；（）"
 
@@ -78,8 +77,8 @@ def words(texts: pa.Array, *, marks: bool = False) -> Words:
     most = (len(data) + len(texts)) // 2 + 1
     hash_W, begin_W, line_W = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int32)
     bounds_D = np.zeros(len(texts) + 1, np.int64)
-    symbols = _MARKED if marks else _WORD
-    count = _find_words(data, offsets, symbols, _WORD > 0, hash_W, begin_W, line_W, bounds_D)
+    symbols = _MARKED if marks else SYMBOLS
+    count = _find_words(data, offsets, symbols, SYMBOLS > 0, hash_W, begin_W, line_W, bounds_D)
     return Words(hash_W[:count], begin_W[:count], line_W[:count], bounds_D, data)
 
 
@@ -125,14 +124,6 @@ def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return data, offsets - offsets[0]
 
 
-@inner(inline="always")
-def mixed(value: np.uint64) -> np.uint64:
-    """Return the value after splitmix64's finalizer (Steele, Lea and Flood 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
 @compiled
 def _hash_texts(data: np.ndarray, offsets: np.ndarray, is_blank: np.ndarray, hashes: np.ndarray) -> None:
     """Hash the exact form of each document, eight of its bytes at a time, by two polynomials."""
@@ -153,13 +144,13 @@ def _hash_texts(data: np.ndarray, offsets: np.ndarray, is_blank: np.ndarray, has
             length -= 1
         size = (length + 7) // 8
         text[length : 8 * size] = 0
-        first, second = np.uint64(length), np.uint64(length) + _FACTORS[0]
+        first, second = np.uint64(length), np.uint64(length) + FACTORS[0]
         for i in range(size):
-            first = mixed(first * _FACTORS[0] + values[i])
-            second = (second ^ values[i]) * _FACTORS[1]
+            first = finalized(first * FACTORS[0] + values[i])
+            second = (second ^ values[i]) * FACTORS[1]
             second ^= second >> np.uint64(29)
         hashes[d, 0] = first
-        hashes[d, 1] = mixed(second)
+        hashes[d, 1] = finalized(second)
 
 
 @compiled
@@ -188,10 +179,10 @@ def _find_words(
                 ended = True
                 if byte != 10:
                     if symbols[byte]:
-                        hash_ = (hash_ + np.uint64(symbols[byte])) * _FACTORS[0]
+                        hash_ = (hash_ + np.uint64(symbols[byte])) * FACTORS[0]
                     continue
             if started and ended:
-                hash_W[count] = mixed(hash_)
+                hash_W[count] = finalized(hash_)
                 count += 1
                 hash_ = _NONE
                 started = False
@@ -204,9 +195,9 @@ def _find_words(
                 line_W[count] = line
                 started = True
             ended = False
-            hash_ = (hash_ + np.uint64(symbols[byte])) * _FACTORS[0]
+            hash_ = (hash_ + np.uint64(symbols[byte])) * FACTORS[0]
         if started:
-            hash_W[count] = mixed(hash_)
+            hash_W[count] = finalized(hash_)
             count += 1
         bounds_D[d + 1] = count
     return count
@@ -220,16 +211,16 @@ def _hash_sequences(
     count = 0
     top = np.uint64(1)
     for _ in range(length):
-        top *= _FACTORS[1]
+        top *= FACTORS[1]
     for d in range(len(bounds_D) - 1):
         rolling = _NONE
         begin = bounds_D[d]
         for w in range(begin, bounds_D[d + 1]):
-            rolling = rolling * _FACTORS[1] + hash_W[w]
+            rolling = rolling * FACTORS[1] + hash_W[w]
             if w - begin >= length:
                 rolling -= hash_W[w - length] * top
             if w - begin >= length - 1:
-                hashes[count] = mixed(rolling)
+                hashes[count] = finalized(rolling)
                 firsts[count] = w - length + 1
                 count += 1
     return count

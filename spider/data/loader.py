@@ -319,17 +319,12 @@ class MixedLoader(Loader):
             self._steps = max(1, block // rows)
 
     def epoch(self, position: dict[str, Any]) -> float:
-        return sum(self._read(position)) / self.windows
+        return sum(read_of_each(position, self._mixture).values()) / self.windows
 
     def epochs(self, position: dict[str, Any]) -> dict[str, float]:
-        windows = (loader.windows for loader in self._sources)
-        named = zip(self._mixture.names, self._read(position), windows, strict=True)
-        return {name: read / windows for name, read, windows in named}
-
-    def _read(self, position: dict[str, Any]) -> list[int]:
-        """Return how many windows of each source are read at a position of this order."""
-        counts = self._mixture.counts(position["sample"])
-        return [counts[name] + position["before"][name] for name in self._mixture.names]
+        read = read_of_each(position, self._mixture)
+        named = zip(self._mixture.names, self._sources, strict=True)
+        return {name: read[name] / loader.windows for name, loader in named}
 
     def read(self, samples: np.ndarray) -> Batch:
         sources, numbers = self._mixture.locate(samples)

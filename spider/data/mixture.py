@@ -174,14 +174,13 @@ def _first_full(mixture: Mixture, caps: Mapping[str, int], begin: int, end: int)
     return bisect_left(range(end), True, lo=begin, key=is_full) if caps else end
 
 
-def order_of(position: Mapping[str, Any]) -> Mixture:
-    """Return the order of a position of a `spider.data.loader.MixedLoader`."""
-    return Mixture(position["weights"], position.get("switches", ()))
+def read_of_each(position: Mapping[str, Any], order: Mixture | None = None) -> dict[str, int]:
+    """Return how many windows of each source a `spider.data.loader.MixedLoader` has read at a position.
 
-
-def read_of_each(position: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many windows of each source a `spider.data.loader.MixedLoader` has read at a position."""
-    counts = order_of(position).counts(position["sample"])
+    ``order`` is that of the position, if it is there already.
+    """
+    order = order or Mixture(position["weights"], position.get("switches", ()))
+    counts = order.counts(position["sample"])
     return {name: count + counts.get(name, 0) for name, count in position["before"].items()}
 
 

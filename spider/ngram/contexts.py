@@ -89,12 +89,17 @@ def power(order: int) -> np.uint64:
 
 
 @compiled(inline="always")
-def mixed(before: np.uint64, now: np.uint64, factor: np.uint64) -> np.uint64:
-    """Return the hash of the symbols between two prefixes, mixed by the finalizer of splitmix64."""
-    x = now - before * factor
+def finalized(x: np.uint64) -> np.uint64:
+    """Return a value after the finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+@compiled(inline="always")
+def mixed(before: np.uint64, now: np.uint64, factor: np.uint64) -> np.uint64:
+    """Return the hash of the symbols between two prefixes, `finalized`."""
+    return finalized(now - before * factor)
 
 
 @compiled

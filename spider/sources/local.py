@@ -43,8 +43,6 @@ _ARROW = (".arrow", ".feather")
 
 #: Size of a row group: bytes of text, and rows.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
-#: Rows of an arrow file that are decoded at a time.
-ARROW_ROWS = 1000
 #: Characters of a JSON array that are read at a time.
 CHUNK = 1 << 20
 #: Rows of a table that are decoded at a time.
@@ -341,7 +339,7 @@ def files_of(path: Path) -> list[Path]:
     """Return a file, or the files of known kinds in a folder and below it; `ValueError` if there is none."""
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
-    found = _below(path, *_COMPRESSIBLE, ".parquet", ".arrow", ".feather") if path.is_dir() else [path]
+    found = _below(path, *_COMPRESSIBLE, *_ARROW, ".parquet") if path.is_dir() else [path]
     if not found:
         raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
     for file in found:
@@ -576,8 +574,8 @@ def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
             columns = [name for name in reader.schema.names if name in dataset.columns]
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             for batch in batches:
-                for begin in range(0, len(batch), ARROW_ROWS):
-                    for values in batch.select(columns).slice(begin, ARROW_ROWS).to_pylist():
+                for begin in range(0, len(batch), TABLE_ROWS):
+                    for values in batch.select(columns).slice(begin, TABLE_ROWS).to_pylist():
                         number += 1
                         yield Row(f"row {number}", values, False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from spider.config.imports import allowed_imports
-from spider.files import digest, write_bytes
+from spider.files import digest, sha256, write_bytes
 from spider.tracking.records import git_commit
 from spider.tracking.spool import redact
 from spider.version import VERSION
@@ -41,11 +41,7 @@ def code_files() -> dict[str, str]:
     """Return the digest of each file of the project's code, as it is at the first call."""
     files = [path for name in CODE for path in [ROOT / name, *(ROOT / name).rglob("*")]]
     found = {path.relative_to(ROOT).as_posix(): path for path in files if path.name.endswith(_SUFFIXES)}
-    return {name: _digest(path) for name, path in sorted(found.items()) if path.is_file()}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return {name: sha256(path)[:16] for name, path in sorted(found.items()) if path.is_file()}
 
 
 def imported() -> dict[str, str]:
@@ -59,7 +55,7 @@ def imported() -> dict[str, str]:
         if path in own:
             modules[own[path]] = files[own[path]]
         elif path and any(name == user or name.startswith(f"{user}.") for user in users):
-            modules[path] = _digest(Path(path))
+            modules[path] = sha256(Path(path))[:16]
     return dict(sorted(modules.items()))
 
 
