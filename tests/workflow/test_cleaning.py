@@ -9,13 +9,19 @@ from spider.files import read_json
 
 from .conftest import Workflow, wait_for
 
+LONG = " ".join(f"word{i}" for i in range(60))
+
 
 def three_parts(workflow: Workflow) -> Workflow:
-    """Configure a dataset of two parts that is compared with another, and write the file of a third part."""
+    """Configure a dataset of two parts that is compared with another, and write the file of a third part.
+
+    Each part has a copy of one long document with another last word.
+    """
     for name, numbers in {"other": range(5), "a": range(60), "b": range(40, 90), "c": range(80, 120)}.items():
         rows = [{"id": f"{name}{i}", "text": f"Document {i}. " * 9, "score": i % 10} for i in numbers]
+        rows += [{"id": f"{name}-long", "text": f"{LONG} {name}", "score": 5}] if name != "other" else []
         (workflow.folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    own = {"filters": ["score >= 1"], "exact": True, "against": ["other"]}
+    own = {"filters": ["score >= 1"], "exact": True, "near": {}, "against": ["other"]}
     workflow.config["datasets"] = {
         "other": {"source": {"kind": "local", "files": ["other.jsonl"]}},
         "text": {
@@ -50,10 +56,10 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     first = made(killed)
     metadata = read_json(killed.results / "shards/text/metadata.json")
     # 36 and 18 documents of the two parts have a score; `other` and part 000 have some of them.
-    assert metadata["left_out"] == {"score >= 1": 11, "exact": 4 + 18}
+    assert metadata["left_out"] == {"score >= 1": 11, "exact": 4 + 18, "near": 1}
 
     killed.config["datasets"]["text"]["source"]["files"] += ["c.jsonl"]
-    steps = ("download", "signatures", "candidates", "drop", "encode", "index")
+    steps = ("download", "signatures", "candidates", "verify_pairs", "drop", "encode", "index")
     assert killed.planned("datasets/text") == dict.fromkeys(steps, 1)
     killed("datasets/text", "--cores", "1")
     assert {path: content for path, content in made(killed).items() if path in first} == first
@@ -67,7 +73,8 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     # Another filter reads other documents, and a dataset without `cleaning` has none of these jobs.
     fresh.config["datasets"]["text"]["cleaning"]["filters"] = ["score >= 2"]
     again = fresh.planned("datasets/text")
-    assert again == {"signatures": 3, "candidates": 3, "drop": 3, "encode": 3, "index": 1}
+    steps = ("signatures", "candidates", "verify_pairs", "drop", "encode")
+    assert again == dict.fromkeys(steps, 3) | {"index": 1}
     del fresh.config["datasets"]["text"]["cleaning"]
     # The import keeps the columns of filters.
     assert fresh.planned("datasets/text") == {"download": 3, "encode": 3, "index": 1}
