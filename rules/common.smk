@@ -432,7 +432,28 @@ def measured(*runs):
     figures = ("loss.svg", "inside.svg", "boundaries.html")
     drawn = expand("{folder}/{name}", folder=stage_folders(*runs), name=figures)
     answered = [run for run in runs if CONFIG.runs[run].harness]
-    return scores(*runs) + drawn + [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
+    return (
+        scores(*runs) + traces(*runs) + drawn + [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
+    )
+
+
+def text_indexes(dataset):
+    """Return the files that describe the index of the training text of a dataset."""
+    return expand(f"<results>/text/{dataset}/{{part}}.json", part=parts_of(dataset))
+
+
+def learned_texts(wildcards):
+    """Return the indexes of the texts that a run has learned from by the end of a stage, and of its n-gram index."""
+    names = CONFIG.learned(wildcards.run, wildcards.stage)
+    return [file for name in names for file in text_indexes(name)]
+
+
+def traces(*runs):
+    """Return the traces of the samples of these runs, if all texts that they learn from are indexed."""
+    stages = [(run, stage.name) for run in runs for stage in CONFIG.runs[run].stages]
+    indexed = {name for name, dataset in CONFIG.datasets.items() if dataset.index_text}
+    traced = [names for names in stages if indexed.issuperset(CONFIG.learned(*names))]
+    return [f"<results>/runs/{run}/{stage}/trace.json" for run, stage in traced]
 
 
 def training_data(wildcards):

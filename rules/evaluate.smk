@@ -104,6 +104,25 @@ rule sample:
         "--threads {threads}"
 
 
+rule trace:
+    input:
+        "<results>/runs/{run}/{stage}/sample.json",
+        text=learned_texts,
+    output:
+        "<results>/runs/{run}/{stage}/trace.json",
+    log:
+        "<logs>/trace/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/trace/runs/{run}/{stage}/trace.tsv"
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(10),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} trace {wildcards.run}/{wildcards.stage} --output {output:q}"
+
+
 rule draw:
     input:
         "<results>/runs/{run}/{stage}/evaluation.json",

@@ -80,6 +80,7 @@ def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
         ("raw text", "raw", raw),
         ("evidence of cleaning", "cleaning", raw),
         ("shards", "shards", datasets),
+        ("index of the training text", "text", datasets),
         ("tokenizer", "tokenizers", {name for config in configs for name in config.tokenizers}),
         ("scores of a foreign model", "foreign", {name for config in configs for name in config.foreign}),
     ):

@@ -49,6 +49,7 @@ class StageFolder:
     harness = _Inside("harness.json")
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
+    trace = _Inside("trace.json")  # stretches of the sample that stand in the training text
     compressed = _Inside("compressed")
     lock = _Inside(".lock")  # held by the trainer of this folder
     holder = _Inside(".lock.json")  # process and host of that trainer
@@ -81,6 +82,10 @@ class Results:
     def protected(self, dataset: str) -> Path:
         """Return the file of the texts that the documents of a dataset are compared with."""
         return self.root / "cleaning" / dataset / "protected.parquet"
+
+    def text(self, dataset: str, part: str) -> Path:
+        """Return the description of the index of the training text of a part."""
+        return self.root / "text" / dataset / f"{part}.json"
 
     def shards(self, dataset: str) -> Path:
         return self.root / "shards" / dataset

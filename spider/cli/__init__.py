@@ -29,6 +29,7 @@ from spider.cli.doctor import doctor
 from spider.cli.harness import harness
 from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
+from spider.cli.trace import trace
 from spider.config.imports import allow_import
 from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
@@ -55,6 +56,7 @@ _COMMANDS = (
     evaluate.track,
     diff,
     why,
+    trace,
     clean,
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

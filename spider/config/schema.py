@@ -125,6 +125,13 @@ class Config(Block):
         except ConfigError as error:
             raise ConfigError(f"datasets.{dataset}.{error}") from None
 
+    def learned(self, run: str, stage: str) -> list[str]:
+        """Return the datasets that a run learns from by the end of a stage, or whose counts it looks up."""
+        settings = self.run(run)
+        last = self.stage(run, stage).index
+        names = [name for one in settings.stages[: last + 1] for name in self.stage(run, one.name).weights]
+        return list(dict.fromkeys([*names, *([settings.dataset] if settings.model.ngram else [])]))
+
     def raw(self, dataset: str) -> str:
         """Return the dataset whose downloaded parts a dataset is encoded from: itself, or its ``like``."""
         return self.dataset(dataset).like or dataset

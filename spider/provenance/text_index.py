@@ -98,8 +98,13 @@ def build(folder: Path, part: str, output: Path, largest: int = LARGEST) -> Text
                     array.tofile(beside)
             sizes = {"documents": len(begins), "bytes": len(text), "suffixes": len(suffixes)}
             pieces.append(PieceDescription(split=split, first=first, **sizes))
-    described = {"format": TextIndex.FORMAT, "dataset": metadata.dataset, "part": part}
-    return TextIndex(**described, shards=shards, pieces=tuple(pieces)).write(output)
+    return TextIndex(
+        format=TextIndex.FORMAT,
+        dataset=metadata.dataset,
+        part=part,
+        shards=shards,
+        pieces=tuple(pieces),
+    ).write(output)
 
 
 def shards_of(metadata: Metadata, part: str) -> dict[str, str]:

@@ -73,6 +73,7 @@ class Needed:
         paths += [f"cleaning/{name}/" for name in reversed(compared)]
         paths += [f"shards/{name}/(?!packed-)" for name in used]
         paths += [rf"shards/{name}\." for name in rows]
+        paths += [f"text/{name}/" for name in used]
         if ngram:
             paths += [f"ngram/{name}/{ngram.counted}/" for name in used]
         paths += [f"runs/{run}/[^/]+$"]

@@ -1,0 +1,247 @@
+"""Find the stretches of a text that stand in a training text, with the raw rows that they come from.
+
+`spider.provenance.text_index` finds the stretches. A stretch leads to a document of a shard, the ``.rows``
+beside the shard to a row of the raw file, and ``metadata.json`` to that file's SHA-256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow.parquet as pq
+from pydantic import BaseModel
+
+from spider.config import Config
+from spider.data.metadata import load_metadata
+from spider.data.shards import Shards
+from spider.provenance.text_index import (
+    SHORTEST,
+    SPLITS,
+    Occurrence,
+    Piece,
+    begins_of,
+    occurrences,
+    open_index,
+    stretches,
+    widths,
+)
+from spider.record import Record
+from spider.results import Results
+
+#: Occurrences of a stretch that are described.
+PLACES = 3
+
+
+class Place(BaseModel, frozen=True):
+    """Where a stretch stands in the training text."""
+
+    dataset: str
+    split: str
+    part: str
+    document: int
+    """Number of the document in its shard, from 0."""
+    tokens: tuple[int, int]
+    """First token of the stretch in the split, and its end."""
+    row: int | None
+    """Row of the raw file; None for imported token ids, and for shards of an earlier version."""
+    id: str | None
+    """Id of the document; None without ids, and where the raw file is deleted."""
+    file: str
+    sha256: str
+
+
+class Stretch(BaseModel, frozen=True):
+    """A stretch of the text that stands in the training text. It is as long as possible."""
+
+    begin: int
+    """First byte in the text."""
+    end: int
+    text: str
+    count: int
+    """Occurrences in the training text."""
+    places: tuple[Place, ...]
+    """The first `PLACES` of them."""
+
+
+class Trace(Record):
+    """``trace.json``: the stretches of a text, in its order. They may overlap."""
+
+    WHAT: ClassVar[str] = "a trace"
+    REMEDY: ClassVar[str] = "trace the text again"
+
+    run: str | None
+    stage: str | None
+    datasets: tuple[str, ...]
+    text: str
+    least: int
+    share: float
+    """Share of the text's bytes that stand in a stretch."""
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def marked(self) -> Iterator[tuple[str, Stretch | None]]:
+        """Yield the text in pieces, each with the stretch that it belongs to. The first of two stretches
+        has their common bytes, and a character that is not whole in a stretch is outside of it."""
+        raw = self.text.encode()
+        done = 0
+        for stretch in self.stretches:
+            begin, end = max(done, stretch.begin), stretch.end
+            while begin < end and raw[begin] & 0xC0 == 0x80:
+                begin += 1
+            while end > begin and end < len(raw) and raw[end] & 0xC0 == 0x80:
+                end -= 1
+            if begin < end:
+                yield raw[done:begin].decode(), None
+                yield raw[begin:end].decode(), stretch
+                done = end
+        yield raw[done:].decode(), None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The indexed training text of a dataset."""
+
+    config: Config
+    results: Results
+    dataset: str
+    splits: Sequence[str] = SPLITS
+
+    @property
+    def parts(self) -> list[str]:
+        return list(self.config.parts(self.dataset))
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The pieces of all parts.
+
+        Raises:
+            ValueError: the text of a part is not indexed, or the index is of other text.
+        """
+        paths = [self.results.text(self.dataset, part) for part in self.parts]
+        for path in paths:
+            if not path.is_file():
+                remedy = f"`snakemake --cores all text/{self.dataset}` builds it"
+                raise ValueError(f"{path}: the training text of {self.dataset} has no index; {remedy}")
+        folder = self.results.shards(self.dataset)
+        return [piece for path in paths for piece in open_index(path, folder, self.splits)]
+
+    @cached_property
+    def _views(self) -> dict[str, Shards]:
+        folder = self.results.shards(self.dataset)
+        return {split: Shards(folder, split) for split in {piece.described.split for piece in self.pieces}}
+
+    @cached_property
+    def _files(self) -> dict[str, dict[str, str]]:
+        files = load_metadata(self.results.shards(self.dataset)).source.get("files", [])
+        return {file["part"]: file for file in files}
+
+    def place(self, found: Occurrence, length: int) -> Place:
+        """Return the place of a stretch of so many bytes."""
+        view = self._views[found.split]
+        path = self.results.shards(self.dataset) / found.split / f"{found.part}.bin"
+        s = view.files.index(path)
+        begins = begins_of(view, s)
+        first = int(begins[found.document])
+        ends = np.cumsum(widths(view.maps[s][first:][: found.begin + length], view.vocabulary), dtype=int)
+        inside = np.searchsorted(ends, (found.begin, found.begin + length - 1), side="right")
+        begin, last = (int(view.borders[s]) + first + inside).tolist()
+        row = self._row(path.with_suffix(".rows"), found.document - len(begins) + len(view.begins(s)))
+        file = self._files.get(found.part, {})
+        return Place(
+            dataset=self.dataset,
+            split=found.split,
+            part=found.part,
+            document=found.document,
+            tokens=(begin, last + 1),
+            row=row,
+            id=None if row is None else self._id(found.part, row),
+            file=file.get("name", ""),
+            sha256=file.get("sha256", ""),
+        )
+
+    def _row(self, path: Path, document: int) -> int | None:
+        """Return the row of the raw file of a document of a shard."""
+        return int(np.memmap(path, "<u4", "r")[document]) if path.is_file() else None
+
+    def _id(self, part: str, row: int) -> str | None:
+        """Return the id in a row of a raw file, if both exist."""
+        path = self.results.raw(self.config.raw(self.dataset), part)
+        column = self.config.dataset(self.dataset).id_column
+        if not path.is_file():
+            return None
+        with pq.ParquetFile(path) as file:
+            group = 0
+            while row >= file.metadata.row_group(group).num_rows:
+                row -= file.metadata.row_group(group).num_rows
+                group += 1
+            known = column in file.schema_arrow.names
+            return str(file.read_row_group(group, [column])[column][row]) if known else None
+
+
+def corpora(config: Config, results: Results, run: str | None, stage: str | None) -> list[Corpus]:
+    """Return the texts that a run has learned from by the end of a stage, and those that it looks up.
+
+    Without a run these are the texts of all datasets that are indexed.
+
+    Raises:
+        ValueError: a stage was trained on a stream, or no dataset is indexed.
+    """
+    if run is None:
+        stored = [name for name, one in config.datasets.items() if not one.source.STREAMED]
+        indexed = [name for name in stored if any(results.text(name, "").parent.glob("*.json"))]
+        if not indexed:
+            targets = " or ".join(f"text/{name}" for name in stored)
+            raise ValueError(f"no training text has an index; `snakemake --cores all {targets}` builds one")
+        return [Corpus(config, results, name) for name in indexed]
+    settings = config.run(run)
+    names = config.learned(run, stage or settings.stages[-1].name)
+    for name in names:
+        if config.datasets[name].source.STREAMED:
+            raise ValueError(f"{run}: was trained on the stream {name}, whose text is not stored")
+    counted = settings.dataset if settings.model.ngram else None
+    return [Corpus(config, results, name, SPLITS if name == counted else ("train",)) for name in names]
+
+
+def trace(
+    text: bytes,
+    sources: Sequence[Corpus],
+    least: int,
+    run: str | None = None,
+    stage: str | None = None,
+) -> Trace:
+    """Find the stretches of at least so many bytes of a text that stand in these training texts.
+
+    Raises:
+        ValueError: the text or ``least`` is below `SHORTEST` bytes, or a text is not indexed.
+    """
+    if min(len(text), least) < SHORTEST:
+        what = f"the text has {len(text)}" if len(text) < SHORTEST else f"--least is {least}"
+        raise ValueError(f"a stretch to trace has at least {SHORTEST} bytes, but {what}")
+    pieces = [piece for source in sources for piece in source.pieces]
+    found = []
+    covered = np.zeros(len(text), bool)
+    for begin, end in stretches(pieces, text, least):
+        covered[begin:end] = True
+        count = 0
+        places: list[Place] = []
+        for source in sources:
+            total, where = occurrences(source.pieces, text[begin:end], PLACES - len(places))
+            count += total
+            places += [source.place(one, end - begin) for one in where]
+        words = text[begin:end].decode(errors="replace")
+        found.append(Stretch(begin=begin, end=end, text=words, count=count, places=tuple(places)))
+    return Trace(
+        format=Trace.FORMAT,
+        run=run,
+        stage=stage,
+        datasets=tuple(source.dataset for source in sources),
+        text=text.decode(errors="replace"),
+        least=least,
+        share=float(covered.mean()),
+        stretches=tuple(found),
+    )
