@@ -21,6 +21,8 @@ class Claim:
     run: str
     stage: str
     compressed: bool = False
+    exported: Path | None = None
+    """A copy of the model outside of its stage: an exported folder, or a compressed model."""
 
     @cached_property
     def results(self) -> Results:

@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 
 from spider.cli import evaluate, model, train
+from spider.cli.audit import audit
 from spider.cli.chat import chat
 from spider.cli.clean import clean
 from spider.cli.config import config
@@ -53,6 +54,7 @@ _COMMANDS = (
     model.checkpoint,
     evaluate.report,
     evaluate.track,
+    audit,
     diff,
     why,
     clean,

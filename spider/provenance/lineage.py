@@ -87,10 +87,13 @@ class Lineage:
                 return plain.get("weights") or plain.get("digest") or made.digest
         return made.digest
 
+    def code_name(self, job: Run) -> str | None:
+        """Return the name of the record of a job's code; None for a job of an earlier version."""
+        return job.tags.get("spider.code") or job.tags.get(f"spider.code.{job.tags.get('spider.stage')}")
+
     def code(self, job: Run) -> dict[str, Any]:
         """Return the record of the code of a job, or an empty one for a job of an earlier version."""
-        tags = job.tags
-        name = tags.get("spider.code") or tags.get(f"spider.code.{tags.get('spider.stage')}")
+        name = self.code_name(job)
         if name not in self._codes:
             path = self.root / "tracking" / "code" / f"{name}.json"
             self._codes[name] = read_json(path) if name and path.is_file() else {}
