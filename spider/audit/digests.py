@@ -97,7 +97,7 @@ class _Links:
         self.hashed: set[str] = set()
         self._users: dict[str, set[str]] = defaultdict(set)
 
-    # ------------------------------------------------------------------------------------------ what jobs read
+    # ---------------------------------------------------------------------------------------- what jobs read
 
     def jobs(self) -> None:
         """Compare the inputs and outputs of all jobs that led to the score with what they recorded."""
@@ -225,7 +225,7 @@ class _Links:
         return receipt, manifest
 
     def _weights(self, path: Path, manifest: Manifest) -> None:
-        """Compare the files of a checkpoint with its manifest, and the digests of weights with its tensors."""
+        """Compare the files of a checkpoint with its manifest, and digests of weights with its tensors."""
         name = relative(self.root, path)
         self._users[name].add(relative(self.root, path.parents[1] / "train.json"))
         hashed = self._affordable(*(path / file for file in manifest.files))

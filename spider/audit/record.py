@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from spider.files import sha256
 from spider.record import Record
+from spider.results import StageFolder
 
 
 class Finding(BaseModel):
@@ -47,3 +50,42 @@ class Audit(Record):
     def passed(self) -> bool:
         """Return whether no check failed."""
         return all(one.status != "failed" for one in self.findings)
+
+    def count(self, status: str) -> int:
+        """Return how many checks ended in this way."""
+        return sum(one.status == status for one in self.findings)
+
+
+class Badge(BaseModel):
+    """What tables and pages show of an audit."""
+
+    model_config = ConfigDict(frozen=True)
+
+    state: Literal["passed", "failed", "skipped", "stale"]
+    """``stale``: the audit is of another evaluation than the one that is there now."""
+    text: str
+    """Which checks, when, of which digests."""
+    findings: list[Finding]
+
+    @classmethod
+    def of(cls, folder: StageFolder) -> Badge | None:
+        """Return the badge of a stage or of its compressed model; None if it was not audited."""
+        if not folder.audit.is_file():
+            return None
+        audited = Audit.read(folder.audit)
+        state: Literal["passed", "failed", "skipped", "stale"] = "passed" if audited.passed else "failed"
+        if not audited.count("passed") and audited.passed:
+            state = "skipped"
+        if not folder.evaluation.is_file() or sha256(folder.evaluation) != audited.evaluation:
+            state = "stale"
+        names = {
+            status: ", ".join(one.check for one in audited.findings if one.status == status)
+            for status in ("failed", "passed", "skipped")
+        }
+        checks = "; ".join(f"{status} {own}" for status, own in names.items() if own)
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(audited.time))
+        of = f"weights {audited.weights}, evaluation {audited.evaluation[:16]}"
+        text = f"{checks} ({'quick, ' if audited.quick else ''}{when}, of {of})"
+        if state == "stale":
+            text += "; the score is of another evaluation now: audit it again"
+        return cls(state=state, text=text, findings=audited.findings)

@@ -48,10 +48,12 @@ def audit(
     model.
     """
     from spider.audit.checks import audit
+    from spider.evaluation.result import Result
 
     claim = _claim(session, f"{name}/{stage}" if stage else name, compressed)
     folder, root = claim.folder, claim.results.root
-    output = output or folder.audit
+    if output is None and claim.exported is None:
+        output = folder.audit
     chosen = [one for one in only.split(",") if one]
     label = folder.path.relative_to(root / "runs").as_posix()
     tracking.configure(claim.config)
@@ -61,19 +63,25 @@ def audit(
         results=root,
         params={"quick": quick, "only": chosen},
         inputs=[folder.receipt, folder.evaluation, claim.results.shards(claim.held_out) / "metadata.json"],
-        outputs=[output],
+        outputs=[output] if output else [],
         command=command_line(),
     ) as job:
         prepare_torch(threads)
         found = audit(claim, quick=quick, only=chosen, tell=lambda one: None if as_json else _print(one))
-        found.write(output)
-        for status in ("passed", "failed", "skipped"):
-            job.metric(f"audit/{status}", sum(one.status == status for one in found.findings))
-        job.artifact(output)
+        counts: dict[str, float] = {}
+        counts |= {f"audit/{status}": found.count(status) for status in ("passed", "failed", "skipped")}
+        for metric, count in counts.items():
+            job.metric(metric, count)
+        if output:
+            found.write(output)
+            job.artifact(output)
+        if output == folder.audit:
+            result = Result(title="Audit", metrics=counts)
+            tracking.log_scores(root, folder, {"audit": result}, [output], of="audit")
     if as_json:
         click.echo(json.dumps(found.plain(), indent=2))
     if not found.passed:
-        log.warning("%s: the audit failed; %s has the details", label, output)
+        log.warning("%s: the audit FAILED%s", label, f"; {output} has the details" if output else "")
         if not warn:
             sys.exit(1)
 

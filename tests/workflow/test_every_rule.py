@@ -50,7 +50,8 @@ def add_tokens(workflow):
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
-    workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000}
+    workflow.config["runs"]["bpe"] |= {"compress": {"cap": 1_000_000}, "audit": "quick"}
+    workflow.config["runs"]["bytes"]["audit"] = True
     workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
 
@@ -397,5 +398,5 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tm
     figures = re.findall(r"<th>(\w+)</th><td>(\d+)</td>", page.split('id="costs"')[1].split("</table>")[0])
     assert dict(figures) == {rule: str(run.count(rule)) for rule in once} | {
         **{"warmup": "1", "train": "2", "evaluate": "3", "sample": "3", "draw": "2"},
-        **{"harness": "1", "compress": "1"},
+        **{"harness": "1", "compress": "1", "audit": "2"},
     }
