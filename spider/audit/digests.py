@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -102,8 +103,7 @@ class _Links:
     def jobs(self) -> None:
         """Compare the inputs and outputs of all jobs that led to the score with what they recorded."""
         lineage = self.claim.lineage
-        receipts = [self.claim.results.stage(spec.run, spec.stage).receipt for spec in self.claim.specs]
-        ends = [self.claim.folder.evaluation, self.claim.folder.receipt, *receipts]
+        ends = [self.claim.folder.evaluation, self.claim.folder.receipt, *self._read()]
         self.recorded = lineage.of(ends[0]).job is not None
         seen: dict[tuple[str, str | None], str] = {}
         for path in dict.fromkeys(ends):
@@ -124,6 +124,21 @@ class _Links:
                 made = lineage.made(File(path=name, digest=now)).job
                 later = f"; `{made.name}` has made it again since" if made else ""
                 self._break(name, f"is not {what} ({recorded}, now {now}){later}")
+
+    def _read(self) -> Iterator[Path]:
+        """Yield what the stages read and wrote, also what the jobs of trainings do not record."""
+        results = self.claim.results
+        for name in dict.fromkeys([*self.claim.datasets, self.claim.held_out]):
+            plans = {f"packed-{spec.settings.seq_len}.json" for spec in self.claim.specs}
+            for path in (results.shards(name) / file for file in ("metadata.json", *sorted(plans))):
+                if path.is_file():
+                    yield path
+        settings = self.claim.config.run(self.claim.run)
+        if settings.model.ngram:
+            counted = settings.model.ngram.counted
+            folders = (results.ngram(settings.dataset, counted, text) for text in ("split", "full"))
+            yield from (path for folder in folders if (path := folder / "index.json").is_file())
+        yield from (results.stage(spec.run, spec.stage).receipt for spec in self.claim.specs)
 
     def _was_made(self, path: str) -> bool:
         return any(file.path == path for job in self.claim.lineage.jobs for file in job.outputs)
