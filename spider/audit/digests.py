@@ -54,7 +54,8 @@ def check(claim: Claim, quick: bool) -> Finding:
     if links.left_out:
         notes.append(f"left out by the quick check: {_some(links.left_out)}")
     if broken:
-        reason = f"{len(broken)} broken links, the first: {broken[0]}"
+        what = "a broken link" if len(broken) == 1 else f"{len(broken)} broken links, the first"
+        reason = f"{what}: {broken[0].partition('; it decides')[0]}"
         return Finding(check="digests", status="failed", reason=reason, details=[*broken, *notes])
     if not links.recorded:
         reason = f"no job recorded {claim.folder.evaluation}, so an edit of it cannot be found"
@@ -66,6 +67,10 @@ def check(claim: Claim, quick: bool) -> Finding:
 def _some(names: dict[str, None]) -> str:
     first = list(names)[:5]
     return ", ".join(first) + (f", and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _short(recorded: str | None) -> str:
+    return recorded.rpartition(":")[2][:16] if recorded else "missing"
 
 
 def saved_weights(folder: Path) -> tuple[str, str]:
@@ -117,13 +122,14 @@ class _Links:
                     self._users[file.path].add(one.path)
                     seen.setdefault((file.path, file.digest), f"the one that `{one.job.name}` read")
                 for file in one.job.outputs:
+                    self._users[file.path] |= {one.path} - {file.path}
                     seen.setdefault((file.path, file.digest), f"the one that `{one.job.name}` wrote")
         for (name, recorded), what in seen.items():
             now = self._digest(self.root / name, recorded)
             if now not in (recorded, None):
                 made = lineage.made(File(path=name, digest=now)).job
                 later = f"; `{made.name}` has made it again since" if made else ""
-                self._break(name, f"is not {what} ({recorded}, now {now}){later}")
+                self._break(name, f"is not {what} ({_short(recorded)}, now {_short(now)}){later}")
 
     def _read(self) -> Iterator[Path]:
         """Yield what the stages read and wrote, also what the jobs of trainings do not record."""

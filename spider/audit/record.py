@@ -82,7 +82,9 @@ class Badge(BaseModel):
             status: ", ".join(one.check for one in audited.findings if one.status == status)
             for status in ("failed", "passed", "skipped")
         }
-        checks = "; ".join(f"{status} {own}" for status, own in names.items() if own)
+        checks = "; ".join(
+            own if status == state else f"{status} {own}" for status, own in names.items() if own
+        )
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(audited.time))
         of = f"weights {audited.weights}, evaluation {audited.evaluation[:16]}"
         text = f"{checks} ({'quick, ' if audited.quick else ''}{when}, of {of})"

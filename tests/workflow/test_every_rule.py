@@ -27,6 +27,7 @@ from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.model.reading import Reading
 from spider.ngram.store import open_index
+from spider.provenance.lineage import Lineage
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
@@ -323,7 +324,7 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     assert not (results / "runs/bpe/first/audit.json").exists()
     assert "Audit" in trained[1]
     page = (results / "report/runs/bpe.html").read_text()
-    assert "Audit of packed, compressed" in page and "passed digests" in page
+    assert "Audit of packed, compressed" in page and "<b>passed</b></a>: digests, code (quick" in page
     assert "## Audit" in (results / "report/table.md").read_text()
     export = everything.folder / "audited"
     spider(everything, "checkpoint", "export", str(results / "runs/bpe/packed"), str(export))
@@ -378,6 +379,14 @@ def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_p
     flip(small)
     assert audited("bpe/packed", "--compressed")[0] == 1
     small.write_bytes(content)
+
+    made = next(job for job in Lineage(root).jobs if job.name == "evaluate bpe/packed")
+    code = root / "tracking/code" / f"{made.tags['spider.code']}.json"
+    content = code.read_bytes()
+    edit(code, commit="0" * 40)
+    status, printed = audited("bpe", "--only", "code")
+    assert status == 1 and "was edited, so the code of `evaluate bpe/packed` is unknown" in printed
+    code.write_bytes(content)
 
     # Files that were deleted break nothing, and an audit of them says so.
     for path in (root / "raw/text").glob("*.parquet"):
