@@ -27,12 +27,13 @@ def audit(
         tell: is called with each finding as its check ends.
 
     Raises:
-        ValueError: the stage has no receipt or no evaluation that this version reads, or no check has such a
-            name.
+        ValueError: the configuration has no such stage, its receipt or evaluation cannot be read by this
+            version, or a name is not that of a check.
     """
     for name in only:
         if name not in CHECKS:
-            raise ValueError(f"no check {name!r}{nearest(name, CHECKS)}; there are {', '.join(CHECKS)}")
+            raise ValueError(f"no check {name!r}{nearest(name, CHECKS)}")
+    spec = claim.spec
     for path, command in ((claim.folder.receipt, "train"), (claim.folder.evaluation, "evaluate")):
         if not path.is_file():
             raise ValueError(f"{path}: no such file, so there is no score to audit; run `spider {command}`")
@@ -43,8 +44,8 @@ def audit(
         tell(findings[-1])
     return Audit(
         format=Audit.FORMAT,
-        run=claim.run,
-        stage=claim.stage,
+        run=spec.run,
+        stage=spec.stage,
         quick=quick,
         time=time.time(),
         weights=scored,

@@ -57,9 +57,11 @@ def check(claim: Claim, quick: bool) -> Finding:
         what = "a broken link" if len(broken) == 1 else f"{len(broken)} broken links, the first"
         reason = f"{what}: {broken[0].partition('; it decides')[0]}"
         return Finding(check="digests", status="failed", reason=reason, details=[*broken, *notes])
+    missing = links.missing
     if not links.recorded:
-        reason = f"no job recorded {claim.folder.evaluation}, so an edit of it cannot be found"
-        return Finding(check="digests", status="skipped", reason=reason, details=notes)
+        missing = f"no job recorded {claim.folder.evaluation}, so an edit of it cannot be found"
+    if missing:
+        return Finding(check="digests", status="skipped", reason=missing, details=notes)
     reason = f"{len(links.hashed):,} files are those that the jobs read and made"
     return Finding(check="digests", status="passed", reason=reason, details=notes)
 
@@ -96,6 +98,7 @@ class _Links:
         self.root = claim.results.root
         self.left = QUICK_BYTES if quick else None
         self.recorded = False
+        self.missing = ""
         self.broken: list[str] = []
         self.notes: list[str] = []
         self.gone: dict[str, None] = {}
@@ -295,7 +298,7 @@ class _Links:
             self.notes.append("the score is that of averaged weights, as the evaluation says")
         data = claim.results.shards(claim.held_out)
         if not (data / "metadata.json").is_file() or not (claim.folder.path / receipt.checkpoint).exists():
-            self.notes.append("data or checkpoint are gone, so the held-out text was not read again")
+            self.missing = "the checkpoint or the data of the score is not here any more"
             return
         self._equal(path, "its dataset", scored.data, claim.held_out, "the configuration")
         digest = load_metadata(data).digest

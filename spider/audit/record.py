@@ -57,14 +57,14 @@ class Audit(Record):
 
 
 class Badge(BaseModel):
-    """What tables and pages show of an audit."""
+    """The part of an audit that tables and pages show."""
 
     model_config = ConfigDict(frozen=True)
 
     state: Literal["passed", "failed", "skipped", "stale"]
     """``stale``: the audit is of another evaluation than the one that is there now."""
     text: str
-    """Which checks, when, of which digests."""
+    """It names the checks, the time, and the digests of what was audited."""
     findings: list[Finding]
 
     @classmethod

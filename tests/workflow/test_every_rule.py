@@ -405,6 +405,10 @@ def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_p
     status, printed = audited("other")
     assert status == 1 and "was not exported from bpe/packed" in printed
     assert Badge.of(StageFolder(stage)).state == "passed"
+    shutil.move(checkpoint, tmp_path / "moved")
+    assert audited("bpe")[1].startswith("skipped"), "the weights are gone, so nothing is known about them"
+    shutil.move(tmp_path / "moved", checkpoint)
+    assert audited("bpe/packed")[0] == 0
     edit(stage / "evaluation.json", bpb=0.5)
     assert Badge.of(StageFolder(stage)).state == "stale"
     (stage / "evaluation.json").unlink()
