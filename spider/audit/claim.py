@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from spider.audit.record import Finding
 from spider.checkpoints.records import Receipt
 from spider.config import Config, StageSpec
 from spider.evaluation.records import Evaluation
@@ -23,6 +24,8 @@ class Claim:
     compressed: bool = False
     exported: Path | None = None
     """A copy of the model outside of its stage: an exported folder, or a compressed model."""
+    found: dict[bool, dict[str, Finding]] = field(default_factory=dict, compare=False, repr=False)
+    """What `spider.audit.fresh` found for several checks at once, by whether they were quick."""
 
     @cached_property
     def results(self) -> Results:
