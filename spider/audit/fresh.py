@@ -11,13 +11,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spider.audit.claim import Claim
 from spider.audit.record import Finding
-from spider.config.schema import load_config
 
 if TYPE_CHECKING:
     from spider.evaluation.records import Evaluation
@@ -42,9 +40,9 @@ def missing(claim: Claim, evaluation: Evaluation) -> list[Path]:
 def _findings(claim: Claim, quick: bool) -> dict[str, Finding]:
     try:
         if lacking := missing(claim, claim.evaluation):
-            return _alike("skipped", f"the score cannot be computed again, because {lacking[0]} is missing")
+            return alike("skipped", f"the score cannot be computed again, because {lacking[0]} is missing")
     except ValueError as error:
-        return _alike("failed", f"the evaluation cannot be read: {error}")
+        return alike("failed", f"the evaluation cannot be read: {error}")
     given = {
         "config": claim.config.written,
         "run": claim.run,
@@ -53,7 +51,7 @@ def _findings(claim: Claim, quick: bool) -> dict[str, Finding]:
         "quick": quick,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "spider.audit.fresh"],
+        [sys.executable, "-m", "spider.audit.again"],
         input=json.dumps(given),
         capture_output=True,
         text=True,
@@ -61,52 +59,13 @@ def _findings(claim: Claim, quick: bool) -> dict[str, Finding]:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return _alike("skipped", f"the process that scores again ended with {done.returncode}: {last}")
+        return alike("skipped", f"the process that scores again ended with {done.returncode}: {last}")
     found = json.loads(done.stdout.splitlines()[-1])
     return {check: Finding.model_validate(plain) for check, plain in found.items()}
 
 
-def _alike(status: str, reason: str) -> dict[str, Finding]:
+def alike(status: str, reason: str) -> dict[str, Finding]:
     return {
         check: Finding.model_validate({"check": check, "status": status, "reason": reason})
         for check in CHECKS
     }
-
-
-def _main() -> dict[str, Finding]:
-    began = time.perf_counter()
-    given = json.load(sys.stdin)
-    quick = given.pop("quick")
-    claim = Claim(load_config(given.pop("config")), **given)
-    from spider.audit import causality, distribution, score
-    from spider.audit.scoring import Predictor, Rescored, reason_not_here
-
-    if reason := reason_not_here(claim):
-        return _alike("skipped", reason)
-    predictor = Predictor(claim)
-    try:
-        rescored = Rescored(claim, quick)
-    except ValueError as error:
-        return _alike("failed", f"the score cannot be computed again: {error}")
-    found = {}
-    examined = {
-        "score": lambda: score.examine(rescored, predictor),
-        "distribution": lambda: distribution.examine(rescored),
-        "causality": lambda: causality.examine(rescored),
-    }
-    for check in CHECKS:
-        problems, passed = examined[check]()
-        reason = problems[0] if problems else passed
-        status = "failed" if problems else "passed"
-        seconds = time.perf_counter() - began
-        found[check] = Finding.model_validate(
-            {"check": check, "status": status, "reason": reason, "details": problems, "seconds": seconds}
-        )
-        began = time.perf_counter()
-    return found
-
-
-if __name__ == "__main__":
-    printed = {check: one.model_dump() for check, one in _main().items()}
-    print(json.dumps(printed), flush=True)
-    os._exit(0)  # neither the forked process nor torch's threads need to end in order

@@ -38,6 +38,18 @@ SEES = """
             output.logits = output.logits + 0.1 * F.one_hot(ahead_BT, output.logits.shape[-1])
         return output
 """
+#: Each byte counts twice.
+DOUBLE = """
+    @property
+    def tokens(self):
+        double = ByteTokens()
+        double.bytes_of = 2 * double.bytes_of
+        return double
+
+    @tokens.setter
+    def tokens(self, given):
+        pass
+"""
 #: The probabilities sum to 1.05, and the evaluation does not look.
 SUMS = """
     import spider.evaluation.bpb as bpb
@@ -173,10 +185,11 @@ def test_averaged_weights_that_are_reported_as_final_are_found(claim):
     [
         (SEES, "causality", "change if other bytes come"),
         (SEES, "score", "nothing after its prefix"),
+        (DOUBLE, "distribution", "counts for 2 bytes, but stands for"),
         (SUMS, "distribution", "do not sum to one"),
         (SUMS, "score", "if it is computed again"),
     ],
-    ids=["sees", "sees-score", "sums", "sums-score"],
+    ids=["sees", "sees-score", "double", "sums", "sums-score"],
 )
 def test_a_family_that_cheats_is_found(claim, tmp_path, body, check, reason):
     name = f"cheating_{abs(hash((body, check)))}"
