@@ -19,6 +19,7 @@ Shapes: D documents that are searched for, P pairs of a 5-gram and such a docume
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ class Piece(NamedTuple):
         raw = np.frombuffer(vocabulary.raw(tokens_N), np.uint8)
         return Text(raw, ends_N[self.bounds_T - self.bounds_T[0]])
 
+    def document(self, number: int) -> bytes:
+        """Return a training document."""
+        begin, end = self.bounds_T[number - self.first : number - self.first + 2]
+        return self.shards.vocabulary.raw(self.shards.maps[self.file][begin:end])
+
     def place(self, number: int) -> str:
         """Return the shard, the document and the raw row of a training document."""
         path = self.shards.files[self.file]
@@ -95,27 +101,64 @@ def pieces_of(folders: Mapping[str, Path]) -> Iterator[Piece]:
                     at = end
 
 
-@dataclass
-class Found:
-    """What the training text has of the documents that were searched for."""
+def drawn(pieces: Sequence[Piece], most: int) -> dict[int, bytes]:
+    """Return a random sample of training documents by their numbers, in order."""
+    all_T = np.concatenate([piece.first + np.arange(len(piece.bounds_T) - 1) for piece in pieces])
+    chosen = np.sort(np.random.default_rng(0).choice(all_T, min(most, len(all_T)), replace=False)).tolist()
+    return {number: _of(pieces, number).document(number) for number in chosen}
+
+
+def _of(pieces: Sequence[Piece], number: int) -> Piece:
+    """Return the piece of a training document."""
+    return pieces[bisect_right(pieces, number, key=lambda piece: piece.first) - 1]
+
+
+class _Searched(NamedTuple):
+    """The 5-grams of the documents that are searched for, for the compiled loop."""
+
+    hash_P: np.ndarray
+    document_P: np.ndarray
+    own_D: np.ndarray
+    bitmap: np.ndarray
+    """Whether one of the hashes begins with these bits."""
+
+
+class _Counts(NamedTuple):
+    """What a thread found, and what the compiled loop needs while it counts."""
 
     same_D: np.ndarray
     words_D: np.ndarray
-    count_D: np.ndarray
+    most_D: np.ndarray
     """Number of different 5-grams in the training document that has most of them."""
     where_D: np.ndarray
     """Number of that document, or of one with the same text or words; -1 if there is none."""
     seen_P: np.ndarray
+    """Whether a training document has the 5-gram."""
+    last_P: np.ndarray
+    now_D: np.ndarray
+    touched_D: np.ndarray
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the training text has of the documents that were searched for."""
+
+    kinds: dict[str, np.ndarray]
+    """Which documents have a copy, by its kind: (D,) bool."""
+    share_D: np.ndarray
+    """Largest share of each document's 5-grams in one training document."""
+    length_D: np.ndarray
+    """Words of each document."""
+    where_D: np.ndarray
     covered_N: np.ndarray
     """Bytes of the held-out text in stretches that the training text has as well."""
+    pieces: Sequence[Piece]
 
-    def join(self, other: Found) -> None:
-        """Add what was found in other training documents."""
-        self.where_D = np.where(other.count_D > self.count_D, other.where_D, self.where_D)
-        self.where_D = np.where(self.where_D < 0, other.where_D, self.where_D)
-        self.count_D = np.maximum(self.count_D, other.count_D)
-        for name in ("same_D", "words_D", "seen_P", "covered_N"):
-            setattr(self, name, getattr(self, name) | getattr(other, name))
+    def place(self, document: int) -> str:
+        """Return where the largest part of a document is."""
+        number = int(self.where_D[document])
+        where = _of(self.pieces, number).place(number) if number >= 0 else "several documents"
+        return f"{self.share_D[document]:.0%} of its word {LENGTH}-grams in {where}"
 
 
 class Index:
@@ -135,59 +178,57 @@ class Index:
         order_G = np.lexsort((document_G, hash_G))
         hash_G, document_G = hash_G[order_G], document_G[order_G]
         new_G = np.append(True, (np.diff(hash_G) != 0) | (np.diff(document_G) != 0))[: len(hash_G)]
-        self._hash_P, self._document_P = hash_G[new_G], document_G[new_G]
-        self._size_D = np.bincount(self._document_P, minlength=len(own_D))
-        self._own_D, self._text = own_D, text
-        self.length_D = np.diff(found.bounds_D)
-        """Words of each document."""
-        self._hashes = text_hashes(array)[:, 0], _hashes_of_words(found)
-        self._bitmap = np.zeros(1 << _BITS, bool)
-        self._bitmap[self._hash_P >> _SHIFT] = True
+        bitmap = np.zeros(1 << _BITS, bool)
+        bitmap[hash_G >> _SHIFT] = True
+        self._searched = _Searched(hash_G[new_G], document_G[new_G], own_D, bitmap)
+        self._length_D, self._text = np.diff(found.bounds_D), text
+        self._hashes = text_hashes(array)[:, 0], hashes_of_words(found)
 
     def search(self, pieces: Sequence[Piece], threads: int) -> Found:
         """Search all pieces of the training text."""
         with ThreadPoolExecutor(threads) as pool:
-            found, *others = pool.map(self._search, [pieces[thread::threads] for thread in range(threads)])
-        for other in others:
-            found.join(other)
-        return found
+            found = list(pool.map(self._search, [pieces[thread::threads] for thread in range(threads)]))
+        counts, covered = zip(*found, strict=True)
+        same_D, of_words_D, seen_P = (
+            np.any([getattr(one, name) for one in counts], 0) for name in ("same_D", "words_D", "seen_P")
+        )
+        most_TD = np.array([one.most_D for one in counts])
+        # With equal counts, a thread with a place is better than one without.
+        best_D = (2 * most_TD + [one.where_D >= 0 for one in counts]).argmax(0)
+        where_D = np.array([one.where_D for one in counts])[best_D, np.arange(len(best_D))]
+        size_D = np.maximum(1, np.bincount(self._searched.document_P, minlength=len(where_D)))
+        share_D = most_TD.max(0) / size_D
+        seen_D = np.bincount(self._searched.document_P, seen_P, len(where_D)) / size_D
+        long_D = self._length_D >= LEAST
+        grades = same_D, of_words_D, long_D & (share_D >= NEAR), long_D & (seen_D >= PIECES)
+        kinds = dict(zip(KINDS, np.logical_or.accumulate(grades), strict=True))
+        return Found(kinds, share_D, self._length_D, where_D, np.any(covered, 0), pieces)
 
-    def share_D(self, found: Found) -> np.ndarray:
-        """Return the largest share of each document's 5-grams in one training document."""
-        return found.count_D / np.maximum(1, self._size_D)
-
-    def kinds(self, found: Found) -> dict[str, np.ndarray]:
-        """Return which documents have a copy, by its kind: (D,) bool."""
-        seen_D = np.bincount(self._document_P, found.seen_P, len(self._own_D)) / np.maximum(1, self._size_D)
-        long_D = self.length_D >= LEAST
-        of_words_D = found.same_D | found.words_D
-        near_D = of_words_D | (long_D & (self.share_D(found) >= NEAR))
-        pieces_D = near_D | (long_D & (seen_D >= PIECES))
-        return dict(zip(KINDS, (found.same_D, of_words_D, near_D, pieces_D), strict=True))
-
-    def _search(self, pieces: Sequence[Piece]) -> Found:
-        D, P = len(self._own_D), len(self._hash_P)
-        flags = np.zeros(D, bool), np.zeros(D, bool)
-        count_D, where_D = np.zeros(D, np.int64), np.full(D, -1)
-        seen_P, last_P, scratch_D = np.zeros(P, bool), np.full(P, -1), np.zeros((2, D), np.int64)
+    def _search(self, pieces: Sequence[Piece]) -> tuple[_Counts, np.ndarray]:
+        """Search some pieces; return the counts, and the bytes of the text in stretches that were found."""
+        own_D, P = self._searched.own_D, len(self._searched.hash_P)
+        none_D = np.zeros(len(own_D), np.int64)
+        flags, where_D = (none_D > 0, none_D > 0), none_D - 1
+        counts = _Counts(
+            *flags, none_D.copy(), where_D, np.zeros(P, bool), np.full(P, -1), none_D.copy(), none_D.copy()
+        )
         matches = StringMatches(self._text, MATCH_BYTES)
         for piece in pieces:
             text = piece.text()
             matches.search(text)
             buffers = [None, pa.py_buffer(text.bounds_D), pa.py_buffer(text.bytes_N)]
             array = pa.Array.from_buffers(pa.large_string(), len(text.bounds_D) - 1, buffers)
-            theirs = words(array)
-            hashes = text_hashes(array)[:, 0], _hashes_of_words(theirs)
+            found = words(array)
+            hashes = text_hashes(array)[:, 0], hashes_of_words(found)
             for flag_D, mine_D, hash_T in zip(flags, self._hashes, hashes, strict=True):
                 for t in np.flatnonzero(np.isin(hash_T, mine_D)).tolist():
-                    equal_D = (mine_D == hash_T[t]) & (self._own_D != piece.first + t)
+                    equal_D = (mine_D == hash_T[t]) & (own_D != piece.first + t)
                     flag_D |= equal_D
                     where_D[equal_D & (where_D < 0)] = piece.first + t
-            hash_G, first_G = sequences(theirs, LENGTH)
-            bounds_T = np.searchsorted(first_G, theirs.bounds_D)
-            mine = self._hash_P, self._document_P, self._own_D, self._bitmap
-            _count(hash_G, bounds_T, piece.first, *mine, count_D, where_D, seen_P, last_P, scratch_D)
-        return Found(*flags, count_D, where_D, seen_P, matches.covered())
+            hash_G, first_G = sequences(found, LENGTH)
+            bounds_T = np.searchsorted(first_G, found.bounds_D)
+            _count(hash_G, bounds_T, piece.first, self._searched, counts)
+        return counts, matches.covered()
 
 
 def by_chance(held_out: int, of: int, training: int, among: int) -> bool:
@@ -205,12 +246,8 @@ def by_chance(held_out: int, of: int, training: int, among: int) -> bool:
     return ways / comb(of + among, total) >= CHANCE
 
 
-def hashes_of_words(documents: Sequence[bytes]) -> np.ndarray:
-    """Return a hash of the words of each document, which is 0 without words: (D,) uint64."""
-    return _hashes_of_words(words(pa.array(documents, pa.large_binary()).view(pa.large_string())))
-
-
-def _hashes_of_words(found: Words) -> np.ndarray:
+def hashes_of_words(found: Words) -> np.ndarray:
+    """Return a hash of all words of each document, which is 0 without words: (D,) uint64."""
     hash_D = np.zeros(len(found.bounds_D) - 1, np.uint64)
     _hash_words(found.hash_W, found.bounds_D, hash_D)
     return hash_D
@@ -225,39 +262,27 @@ def _hash_words(hash_W: np.ndarray, bounds_D: np.ndarray, hash_D: np.ndarray) ->
 
 @compiled
 def _count(
-    hash_G: np.ndarray,
-    bounds_T: np.ndarray,
-    first: int,
-    hash_P: np.ndarray,
-    document_P: np.ndarray,
-    own_D: np.ndarray,
-    bitmap: np.ndarray,
-    count_D: np.ndarray,
-    where_D: np.ndarray,
-    seen_P: np.ndarray,
-    last_P: np.ndarray,
-    scratch_D: np.ndarray,
+    hash_G: np.ndarray, bounds_T: np.ndarray, first: int, searched: _Searched, counts: _Counts
 ) -> None:
     """Count the 5-grams of each document in each training document, and keep the largest count."""
-    now_D, touched = scratch_D[0], scratch_D[1]
     for t in range(len(bounds_T) - 1):
-        number, n = first + t, 0
+        number, touched = first + t, 0
         for g in range(bounds_T[t], bounds_T[t + 1]):
-            if not bitmap[hash_G[g] >> _SHIFT]:
+            if not searched.bitmap[hash_G[g] >> _SHIFT]:
                 continue
-            p = np.searchsorted(hash_P, hash_G[g])
-            while p < len(hash_P) and hash_P[p] == hash_G[g]:
-                d = document_P[p]
-                if last_P[p] != number and own_D[d] != number:
-                    last_P[p] = number
-                    seen_P[p] = True
-                    if now_D[d] == 0:
-                        touched[n] = d
-                        n += 1
-                    now_D[d] += 1
+            p = np.searchsorted(searched.hash_P, hash_G[g])
+            while p < len(searched.hash_P) and searched.hash_P[p] == hash_G[g]:
+                d = searched.document_P[p]
+                if counts.last_P[p] != number and searched.own_D[d] != number:
+                    counts.last_P[p] = number
+                    counts.seen_P[p] = True
+                    if counts.now_D[d] == 0:
+                        counts.touched_D[touched] = d
+                        touched += 1
+                    counts.now_D[d] += 1
                 p += 1
-        for d in touched[:n]:
-            if now_D[d] > count_D[d]:
-                count_D[d] = now_D[d]
-                where_D[d] = number
-            now_D[d] = 0
+        for d in counts.touched_D[:touched]:
+            if counts.now_D[d] > counts.most_D[d]:
+                counts.most_D[d] = counts.now_D[d]
+                counts.where_D[d] = number
+            counts.now_D[d] = 0

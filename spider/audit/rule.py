@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from spider.audit.claim import Claim
 from spider.audit.copies import hashes_of_words
 from spider.cleaning.evidence import moved, read, removed_by_reason
+from spider.cleaning.words import words
 from spider.data.encode import Encoded, encoded
 from spider.data.metadata import DTYPE, Metadata, load_metadata
 from spider.data.shards import mapped
@@ -159,10 +161,17 @@ def _looks_like(
     if not unknown:
         return
     texts = [metadata.vocabulary.raw(one.tokens_N) for one in _encoded(claim, name, part, metadata)]
-    whole, hashes = b"\0".join(texts), set(hashes_of_words(texts).tolist())
     mine = [metadata.vocabulary.raw(one.tokens_N) for one in unknown]
+    whole, hashes, own = b"\0".join(texts), {*_hashes(texts)}, _hashes(mine)
     fault = "stale"
-    for number, (text, hash) in enumerate(zip(mine, hashes_of_words(mine).tolist(), strict=True)):
+    for number, (text, hash) in enumerate(zip(mine, own, strict=True)):
         if number < LOOKED_AT:
             fault = "pieces" if text in whole else "normalized" if hash in hashes else "stale"
         yield fault
+
+
+def _hashes(texts: list[bytes]) -> list[int]:
+    found: list[int] = hashes_of_words(
+        words(pa.array(texts, pa.large_binary()).view(pa.large_string()))
+    ).tolist()
+    return found

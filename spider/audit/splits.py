@@ -26,14 +26,14 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from spider.audit.claim import Claim
-from spider.audit.copies import KINDS, Index, Piece, by_chance, pieces_of
+from spider.audit.copies import KINDS, Found, Index, by_chance, drawn, pieces_of
 from spider.audit.record import Finding
 from spider.audit.rule import compare, faults
 from spider.cleaning.minhash import LENGTH
@@ -54,20 +54,23 @@ QUICK = 12 << 20
 SAMPLE, QUICK_SAMPLE = 4096, 512
 #: Lines of details of a problem.
 SHOWN = 10
-#: What copies of held-out documents look like, by their kind.
+#: What copies of held-out documents look like, by their kind (`spider.audit.copies`).
 LOOKS_LIKE = {
     "same": "are in the training text",
     "words": "are in the training text, in another normalization of the text",
     "near": "have near copies in the training text, with about {edited:.0%} of their words edited",
     "pieces": "stand in pieces in the training text",
 }
-#: Least share of a question's 5-grams in a training document, fewest words of it, and the share of such
-#: questions that is normal.
+#: Share of a question's 5-grams in one training document, and its fewest words, with which it counts
+#: as learned; and the share of such questions that is normal.
 ASKED, ASKED_WORDS, ASKED_OFTEN = 0.8, 8, 0.05
-#: Least share of questions that hold their right answer and no other choice, and the fewest questions.
+#: Share of questions with their right answer and no other choice in them that is a fault, and their fewest.
 TOLD, TOLD_LEAST = 0.8, 5
 #: Share of the training text that counts as all of it, and by how much two shares of overlap may differ.
 ALL, ROUNDING = 0.995, 1e-3
+
+#: Splits that the n-gram indexes of a run count, by the name of the index.
+INDEXES = {"split": ["ngram"], "full": ["ngram", "train"]}
 
 T = TypeVar("T")
 
@@ -77,6 +80,10 @@ class Problem(NamedTuple):
 
     reason: str
     details: list[str]
+
+
+#: Problems, and a phrase about what was checked; it may be empty.
+Step = tuple[list[Problem], str]
 
 
 def check(claim: Claim, quick: bool) -> Finding:
@@ -107,38 +114,34 @@ def check(claim: Claim, quick: bool) -> Finding:
     )
 
 
-def _rule(claim: Claim, quick: bool) -> tuple[list[Problem], str]:
-    """Return what differs from the rule of the split, and a phrase about the parts that were compared."""
+def _rule(claim: Claim, quick: bool) -> Step:
+    """Return what differs from the rule of the split."""
     parts: list[tuple[str, str]] = []
     without, problems = 0, []
     for name in dict.fromkeys([*claim.datasets, claim.held_out]):
         known, raw = list(claim.config.parts(name)), claim.config.raw(name)
-        described = load_metadata(claim.results.shards(name)).splits.values()
-        if more := sorted({shard.part for split in described for shard in split.shards} - {*known}):
-            reason = f"{name} has shards of parts that its source does not have: {', '.join(more)}"
-            problems.append(Problem(reason, []))
-        files = {part: claim.results.raw(raw, part) for part in known}
+        described = load_metadata(claim.results.shards(name))
+        if more := {shard.part for split in described.splits.values() for shard in split.shards} - {*known}:
+            has = "has shards of parts that its source does not have"
+            problems.append(Problem(f"{name} {has}: {', '.join(sorted(more))}", []))
+        files = {part: claim.results.raw(raw, part) for part in known if not described.imported}
         sizes = {part: path.stat().st_size for part, path in files.items() if path.exists()}
-        if claim.config.dataset(name).source.TOKENS:
-            sizes = {}
         without += len(known) - len(sizes)
         parts += [(name, part) for part in _sample(sizes, QUICK if quick else None)]
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda of: compare(claim, *of), parts))
     problems += [Problem(reason, places[:SHOWN]) for reason, places in faults(found)]
-    ruled = f"each document of {len(parts)} parts is in the split that the rule gives"
-    if without:
-        ruled += (
-            f"; for {without} parts the rule could not be computed again, because their raw text is not here"
-        )
-    return problems, ruled
+    phrase = f"each document of {len(parts)} parts is in the split that the rule gives"
+    absent = f"; the rule could not be computed again for {without} parts, whose raw text is not here"
+    return problems, phrase + (absent if without else "")
 
 
-def _sample(sizes: dict[T, int], most: int | None) -> list[T]:
-    """Return a random sample of about ``most`` bytes or tokens; all without a limit."""
+def _sample(sizes: Mapping[T, int], most: int | None) -> list[T]:
+    """Return a random sample of about ``most`` bytes or tokens, in its order; all without a limit."""
     names = random.Random(0).sample([*sizes], len(sizes))
     before = np.cumsum([0, *(sizes[name] for name in names)])
-    return [name for name, so_far in zip(names, before, strict=False) if most is None or so_far < most]
+    chosen = {name for name, size in zip(names, before, strict=False) if most is None or size < most}
+    return [name for name in sizes if name in chosen]
 
 
 def _text(claim: Claim) -> tuple[np.ndarray, Text, str]:
@@ -148,161 +151,127 @@ def _text(claim: Claim) -> tuple[np.ndarray, Text, str]:
     return tokens_N, Text.of(tokens_N, BYTES), digest
 
 
-def _scored(claim: Claim, quick: bool) -> tuple[list[Problem], str]:
+def _scored(claim: Claim, quick: bool) -> Step:
     """Return how the scored text differs from the one that the settings give."""
     evaluation = claim.evaluation
     tokens_N, text, digest = _text(claim)
     begins, ends = (int(np.count_nonzero(tokens_N == one)) for one in (BYTES.bos, BYTES.eos))
     wanted = {"bytes": len(text), "documents": begins, "data_digest": digest}
     wanted["text_sha256"] = hashlib.sha256(text.bytes_N.tobytes()).hexdigest()
-    recorded = {name: getattr(evaluation, name) for name in wanted}
+    recorded = {name: getattr(evaluation, name) for name in wanted} | evaluation.targets
     wanted |= {"byte": len(text), "eos": ends, "bos": begins - 1}
-    recorded |= {name: evaluation.targets.get(name) for name in ("byte", "eos", "bos")}
-    wrong = [
-        f"{name}: {recorded[name]} instead of {wanted[name]}"
-        for name in wanted
-        if recorded[name] != wanted[name]
-    ]
-    if not wrong:
-        return [], ""
-    short = evaluation.bytes < len(text) or evaluation.targets["byte"] < len(text)
+    wrong = {name: f"{name}: {recorded.get(name)} instead of {value}" for name, value in wanted.items()}
+    wrong = {name: line for name, line in wrong.items() if recorded.get(name) != wanted[name]}
+    size = min(evaluation.bytes, evaluation.targets.get("byte", 0))
     reason = "the scored text is not the one that the settings give"
-    if short:
-        scored = min(evaluation.bytes, evaluation.targets["byte"])
-        reason = f"{scored:,} of {len(text):,} held-out bytes were scored, as of a cropped held-out text"
-    return [Problem(reason, wrong)], ""
+    if size < len(text):
+        reason = f"{size:,} of {len(text):,} held-out bytes were scored, as of a cropped held-out text"
+    return [Problem(reason, [*wrong.values()])] if wrong else [], ""
 
 
-def _copies(claim: Claim, quick: bool) -> tuple[list[Problem], str]:
-    """Return the copies of scored documents and questions in the training text, and a phrase about them."""
-    _, scored, _ = _text(claim)
+# ------------------------------------------------------------------------------------------------- copies
+
+
+def _copies(claim: Claim, quick: bool) -> Step:
+    """Return the copies of scored documents and of questions in the training text."""
+    _, text, _ = _text(claim)
     pieces = list(pieces_of({name: claim.results.shards(name) for name in claim.datasets}))
     sizes = {number: int(np.ptp(piece.bounds_T)) for number, piece in enumerate(pieces)}
-    searched = [pieces[number] for number in sorted(_sample(sizes, QUICK if quick else None))]
-    same = [piece for piece in searched if piece.dataset == claim.held_out]
-    numbers, sample = _drawn(same or searched, QUICK_SAMPLE if quick else SAMPLE)
-    documents, questions = scored.documents(), _questions(claim)
-    everything = [*documents, *sample, *(text for _, text in questions)]
-    none = np.full(len(everything), -1)
-    none[len(documents) : len(documents) + len(numbers)] = numbers
-    index = Index(everything, none, scored)
+    searched = [pieces[number] for number in _sample(sizes, QUICK if quick else None)]
+    raw = claim.config.raw(claim.held_out)
+    alike = [piece for piece in searched if claim.config.raw(piece.dataset) == raw]
+    sample = drawn(alike or searched, QUICK_SAMPLE if quick else SAMPLE)
+    asked = [one for task in claim.spec.evaluation.tasks.values() for one in texts(task)]
+    groups = text.documents(), [*sample.values()], [answered.encode() for _, (_, answered) in asked]
+    own_D = np.concatenate([np.full(len(groups[0]), -1), [*sample], np.full(len(asked), -1)]).astype(np.int64)
+    index = Index([one for group in groups for one in group], own_D, text)
     found = index.search(searched, THREADS)
-    share_D = index.share_D(found)
-    held_out, training, asked = np.split(np.arange(len(none)), np.cumsum([len(documents), len(numbers)]))
-
-    def place(d: int) -> str:
-        number = int(found.where_D[d])
-        piece = next(one for one in searched[::-1] if one.first <= number)
-        return (
-            f"{share_D[d]:.0%} of its word {LENGTH}-grams in {piece.place(number)}"
-            if number >= 0
-            else "in several"
-        )
-
-    problems = []
-    for kind, copied_D in index.kinds(found).items():
-        mine, theirs = np.flatnonzero(copied_D[held_out]), int(copied_D[training].sum())
-        if not by_chance(len(mine), len(held_out), theirs, len(training)):
-            edited = 1 - float(np.median(share_D[mine])) ** (1 / LENGTH)
-            phrase = LOOKS_LIKE[kind].format(edited=edited)
-            reason = f"{len(mine) / len(held_out):.0%} of the {len(held_out)} held-out documents {phrase}"
-            reason += f" ({len(mine)}; of the training documents {theirs / max(1, len(training)):.1%} do)"
-            lines = [f"held-out document {d}: {place(d)}" for d in mine[:SHOWN].tolist()]
-            problems.append(Problem(reason, lines))
-            break
-    known = asked[(share_D[asked] >= ASKED) & (index.length_D[asked] >= ASKED_WORDS)]
-    if len(known) > max(2, ASKED_OFTEN * len(asked)):
-        reason = f"{len(known)} of {len(asked)} questions stand with their answers in the training text"
-        lines = [f"{questions[d - asked[0]][0]}: {place(d)}" for d in known[:SHOWN].tolist()]
-        problems.append(Problem(reason, lines))
-    share = float(found.covered_N.mean()) if len(scored) else 0.0
-    problems += _overlap(claim, share, whole=len(searched) == len(pieces))
-    copies = int(index.kinds(found)[KINDS[-1]][held_out].sum())
-    text = (
-        f"of {len(documents)} held-out documents {copies} have a copy in the training text, as chance gives"
-    )
-    return (
-        problems,
-        f"{text}; {share:.1%} of their bytes are in stretches of {MATCH_BYTES} bytes that it has as well",
-    )
+    copied, phrase = _copied(found, len(groups[0]), len(sample))
+    problems = copied + _asked(found, [where for where, _ in asked])
+    share = float(found.covered_N.mean())
+    problems += _overlap(claim, share) if len(searched) == len(pieces) else []
+    stretches = f"{share:.1%} of their bytes are in stretches of {MATCH_BYTES} bytes that it has as well"
+    return problems, f"{phrase}; {stretches}"
 
 
-def _drawn(pieces: Sequence[Piece], most: int) -> tuple[list[int], list[bytes]]:
-    """Return the numbers of a sample of training documents, and their texts."""
-    numbers = [piece.first + d for piece in pieces for d in range(len(piece.bounds_T) - 1)]
-    chosen = sorted(random.Random(0).sample(numbers, min(most, len(numbers))))
-    texts: dict[int, bytes] = {}
-    for piece in pieces:
-        own = [one for one in chosen if 0 <= one - piece.first < len(piece.bounds_T) - 1]
-        all_texts = piece.text().documents() if own else []
-        texts |= {one: all_texts[one - piece.first] for one in own}
-    return [*texts], [*texts.values()]
-
-
-def _overlap(claim: Claim, share: float, whole: bool) -> list[Problem]:
-    """Return the problem of a recorded overlap that is not the one that was found."""
-    recorded = claim.evaluation.results.get("overlap")
-    if recorded is None or "overlap/share" not in recorded.metrics or not whole:
-        return []
-    was, all_text = recorded.metrics["overlap/share"], recorded.metrics["overlap/searched"] > ALL
-    if was <= share + ROUNDING and (was >= share - ROUNDING or not all_text):
-        return []
+def _copied(found: Found, held_out: int, training: int) -> Step:
+    """Return whether the first documents have more copies than the next, which are of the training text."""
+    kinds = {
+        kind: np.split(copied_D, [held_out, held_out + training]) for kind, copied_D in found.kinds.items()
+    }
+    counts = [(int(mine_D.sum()), int(theirs_D.sum())) for mine_D, theirs_D, _ in kinds.values()]
+    if all(by_chance(mine, held_out, theirs, training) for mine, theirs in counts):
+        phrase = f"of {held_out} held-out documents {counts[-1][0]} have a copy in the training text"
+        return [], f"{phrase}, no more than training documents have"
+    # The kind of most copies gives the name. It includes the kinds before it.
+    at = int(np.diff([mine for mine, _ in counts], prepend=0).argmax())
+    copied_D = np.flatnonzero(kinds[KINDS[at]][0])
+    edited = 1 - float(np.median(found.share_D[copied_D])) ** (1 / LENGTH)
+    reason = f"{len(copied_D) / held_out:.0%} of the {held_out} held-out documents "
+    reason += LOOKS_LIKE[KINDS[at]].format(edited=edited)
+    reason += f" ({len(copied_D)}; of the training documents {counts[at][1] / max(1, training):.1%} do)"
     return [
-        Problem(
-            f"the evaluation records an overlap of {was:.1%} with the training text, but it is {share:.1%}",
-            [],
-        )
-    ]
+        Problem(reason, [f"held-out document {d}: {found.place(d)}" for d in copied_D[:SHOWN].tolist()])
+    ], ""
+
+
+def _asked(found: Found, places: list[str]) -> list[Problem]:
+    """Return whether the last documents, which are questions from these places, are in the training text."""
+    first = len(found.share_D) - len(places)
+    known = (found.share_D >= ASKED) & (found.length_D >= ASKED_WORDS)
+    asked = [f"{places[d - first]}: {found.place(d)}" for d in np.flatnonzero(known).tolist() if d >= first]
+    if len(asked) <= max(2, ASKED_OFTEN * len(places)):
+        return []
+    reason = f"{len(asked)} of {len(places)} questions stand with their answers in the training text"
+    return [Problem(reason, asked[:SHOWN])]
+
+
+def _overlap(claim: Claim, share: float) -> list[Problem]:
+    """Return whether the evaluation records another overlap, which may be of a part of the training text."""
+    recorded = claim.evaluation.results.get("overlap")
+    was = recorded.metrics.get("overlap/share") if recorded else None
+    if recorded is None or was is None or was <= share + ROUNDING:
+        whole = recorded is not None and recorded.metrics.get("overlap/searched", 0) > ALL
+        if was is None or not whole or was >= share - ROUNDING:
+            return []
+    reason = f"the evaluation records an overlap of {was:.1%} with the training text, but it is {share:.1%}"
+    return [Problem(reason, [])]
 
 
 # ------------------------------------------------------------------------------------- index and questions
 
 
-def _index(claim: Claim, quick: bool) -> tuple[list[Problem], str]:
+def _index(claim: Claim, quick: bool) -> Step:
     """Return what the n-gram indexes of a run count beside the text that they may count."""
-    run = claim.config.run(claim.run)
-    problems = []
-    for text, splits in (("split", ["ngram"]), ("full", ["ngram", "train"])):
-        if run.model.ngram is None:
-            continue
-        folder = claim.results.ngram(run.dataset, run.model.ngram.counted, text)
-        index, shards = open_index(folder), [Shards(claim.results.shards(run.dataset), one) for one in splits]
-        counted, at = index.tables.text, 0
-        same = len(counted) == sum(one.tokens for one in shards) and index.description.splits == splits
-        symbols = symbols_of(shards[0].vocabulary)
-        for tokens_N in (one for split in shards for one in split.maps):
-            same = same and bool(np.array_equal(counted[at : at + len(tokens_N)], symbols[tokens_N]))
-            at += len(tokens_N)
-        if not same:
+    run, problems = claim.config.run(claim.run), []
+    if run.model.ngram is None:
+        return [], ""
+    for name, splits in INDEXES.items():
+        index = open_index(claim.results.ngram(run.dataset, run.model.ngram.counted, name))
+        files = [one for split in splits for one in Shards(claim.results.shards(run.dataset), split).maps]
+        symbols, counted = (
+            symbols_of(load_metadata(claim.results.shards(run.dataset)).vocabulary),
+            index.tables.text,
+        )
+        pieces = np.split(counted, np.cumsum([len(tokens_N) for tokens_N in files]))
+        same = all(np.array_equal(piece, symbols[one]) for piece, one in zip(pieces, files, strict=False))
+        if not same or len(pieces[-1]) or index.description.splits != splits:
             raw, documents = counted.tobytes(), _text(claim)[1].documents()
-            n = sum(one in raw for one in documents)
+            share = sum(one in raw for one in documents) / len(documents)
             reason = f"the n-gram index counts another text than the splits {' and '.join(splits)}"
-            reason = (
-                f"{reason}: {n / len(documents):.0%} of the {len(documents)} held-out documents are counted"
-            )
-            problems.append(Problem(reason, [str(folder)]))
+            reason += f", with {share:.0%} of the {len(documents)} held-out documents"
+            problems.append(Problem(reason, [str(index.folder)]))
     return problems, ""
 
 
-def _questions(claim: Claim) -> list[tuple[str, bytes]]:
-    """Return the place of each question of the tasks' files, and the question with its right answer."""
-    asked = [one for task in claim.spec.evaluation.tasks.values() for one in texts(task)]
-    return [(where, answered.encode()) for where, (_, answered) in asked]
-
-
-def _told(claim: Claim, quick: bool) -> tuple[list[Problem], str]:
+def _told(claim: Claim, quick: bool) -> Step:
     """Return the tasks whose questions hold the text of their right answer."""
     problems = []
     for name, config in claim.spec.evaluation.tasks.items():
         if not isinstance(config, JsonlTask):
             continue
-        plain = config.model_copy(update={"shots": 0, "chat": False})
-        (task,) = tasks(name, plain, [])
-        asked = [
-            one
-            for one in task.questions
-            if len(one.choices) > 1 or len(one.choices[0].split()) >= ASKED_WORDS
-        ]
+        (task,) = tasks(name, config.model_copy(update={"shots": 0, "chat": False}), [])
+        asked = [one for one in task.questions if len(one.choices) > 1 or _words(one) >= ASKED_WORDS]
         told = sum(map(_is_told, asked))
         if told >= TOLD * len(asked) and len(asked) >= TOLD_LEAST:
             reason = f"{told} of {len(asked)} questions of the task {name} hold the text of the right answer"
@@ -310,9 +279,12 @@ def _told(claim: Claim, quick: bool) -> tuple[list[Problem], str]:
     return problems, ""
 
 
+def _words(question: Question) -> int:
+    return len(question.choices[question.gold].split())
+
+
 def _is_told(question: Question) -> bool:
     """Return whether the right answer stands in the question, and no other choice does."""
-    stands = [
-        choice.strip() in context for choice, context in zip(question.choices, question.contexts, strict=True)
-    ]
+    pairs = zip(question.choices, question.contexts, strict=True)
+    stands = [choice.strip() in context for choice, context in pairs]
     return stands[question.gold] and sum(stands) == 1
