@@ -1,6 +1,6 @@
 """Measure how long the check of the splits takes on 100 MB of text, and what it says.
 
-    python benchmarks/trust.py splits
+python benchmarks/trust.py splits
 """
 
 from __future__ import annotations
