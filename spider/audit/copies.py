@@ -124,7 +124,7 @@ class _Searched(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """What a thread found, and what the compiled loop needs while it counts."""
+    """Counts of one thread, and the memory of the compiled loop."""
 
     same_D: np.ndarray
     words_D: np.ndarray
@@ -141,7 +141,7 @@ class _Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What the training text has of the documents that were searched for."""
+    """Copies of the documents that were searched for, in the training text."""
 
     kinds: dict[str, np.ndarray]
     """Which documents have a copy, by its kind: (D,) bool."""
@@ -166,7 +166,7 @@ class Index:
 
     Args:
         documents: the documents.
-        own_D: number of each among the training documents, which is no copy of itself; -1 for others.
+        own_D: number of each among the training documents, or -1. A document is not its own copy.
         text: held-out text whose stretches of `MATCH_BYTES` are searched for as well.
     """
 

@@ -40,7 +40,7 @@ FAULTS = {
 
 
 class Compared(NamedTuple):
-    """What is wrong with a part."""
+    """The faults of a part."""
 
     held_out: int
     """Documents that the rule holds out."""

@@ -4,19 +4,22 @@
 of the raw file, in its tokens and in the split that the rule gives. Each document of the raw file has to be
 there, except for those that cleaning removed (`spider.audit.rule`).
 
-*Copies.* The scored documents are searched for in all text that the model learned from, the n-gram split
-included: the same text, the same words, near copies, and pieces (`spider.audit.copies`). Training documents
-have such copies of each other as well: licences, pages of a template. So copies are a fault only where the
-scored documents have more of them than a sample of training documents of the same dataset has, and chance
-gives such a difference once in 10,000 times at most.
+*Copies.* The scored documents are searched for in all text that the model learned from, with the n-gram split.
+They are found with the same text, with the same words, as near copies, and in pieces (`spider.audit.copies`).
+Training documents have such copies of each other as well: licences, pages of a template. So the scored documents
+are compared with a sample of training documents of the same dataset. The check fails if they have more copies,
+and chance gives such a difference once in 10,000 times at most.
 
-*Stretches of 50 bytes.* Their share of the scored bytes is reported. It is no fault in itself, because
-licences and inherited docstrings are normal. It is a fault if the evaluation recorded another share.
+*Stretches of 50 bytes.* Their share of the scored bytes is reported. Licences and inherited docstrings are
+normal, so the check fails only if the evaluation recorded another share.
 
-*The scored text* has to be the beginning of the validation split, as the settings give it. *The n-gram
-index* has to be counted from its splits alone. *Questions* of the tasks' files must not stand in the
-training text with their answers: 80% of the word 5-grams of a question of 8 words or more. Of common
-questions, one in twenty may. Nor must they hold the text of their own right answer.
+*The scored text* has to be the beginning of the validation split, as the settings give it.
+
+*The n-gram index* has to be counted from its splits alone.
+
+*Questions* of the tasks' files must not hold the text of their own right answer. They must not stand in the
+training text with their answers. A question of 8 words or more does if a document has 80% of its 5-grams. One
+question in twenty may.
 
 A quick check reads a sample of the parts and of the training text.
 """
@@ -61,8 +64,8 @@ LOOKS_LIKE = {
     "near": "have near copies in the training text, with about {edited:.0%} of their words edited",
     "pieces": "stand in pieces in the training text",
 }
-#: Share of a question's 5-grams in one training document, and its fewest words, with which it counts
-#: as learned; and the share of such questions that is normal.
+#: A question counts as learned if a training document has this share of its 5-grams, and it has so many words.
+#: The last number is the share of such questions that is normal.
 ASKED, ASKED_WORDS, ASKED_OFTEN = 0.8, 8, 0.05
 #: Share of questions with their right answer and no other choice in them that is a fault, and their fewest.
 TOLD, TOLD_LEAST = 0.8, 5
@@ -76,7 +79,7 @@ T = TypeVar("T")
 
 
 class Problem(NamedTuple):
-    """What is wrong, as the part of a sentence, and where."""
+    """A fault: the part of a sentence that states it, and its places."""
 
     reason: str
     details: list[str]
