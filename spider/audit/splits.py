@@ -4,11 +4,11 @@
 of the raw file, in its tokens and in the split that the rule gives. Each document of the raw file has to be
 there, except for those that cleaning removed (`spider.audit.rule`).
 
-*Copies.* The scored documents are searched for in all text that the model learned from, with the n-gram split.
-They are found with the same text, with the same words, as near copies, and in pieces (`spider.audit.copies`).
-Training documents have such copies of each other as well: licences, pages of a template. So the scored documents
-are compared with a sample of training documents of the same dataset. The check fails if they have more copies,
-and chance gives such a difference once in 10,000 times at most.
+*Copies.* The scored documents are searched for in all text that the model learned from, with the n-gram
+split. They are found with the same text, with the same words, as near copies, and in pieces
+(`spider.audit.copies`). Training documents have such copies of each other as well: licences, pages of a
+template. So the scored documents are compared with a sample of training documents of the same dataset. The
+check fails if they have more copies, and chance gives such a difference once in 10,000 times at most.
 
 *Stretches of 50 bytes.* Their share of the scored bytes is reported. Licences and inherited docstrings are
 normal, so the check fails only if the evaluation recorded another share.
@@ -64,7 +64,7 @@ LOOKS_LIKE = {
     "near": "have near copies in the training text, with about {edited:.0%} of their words edited",
     "pieces": "stand in pieces in the training text",
 }
-#: A question counts as learned if a training document has this share of its 5-grams, and it has so many words.
+#: A question of so many words counts as learned if a training document has this share of its 5-grams.
 #: The last number is the share of such questions that is normal.
 ASKED, ASKED_WORDS, ASKED_OFTEN = 0.8, 8, 0.05
 #: Share of questions with their right answer and no other choice in them that is a fault, and their fewest.
