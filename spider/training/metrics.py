@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ class Row(NamedTuple):
     step: int
     time: float
     metrics: dict[str, float]
+    batches: tuple[str, ...] = ()
+    """Digests of what the steps since the last row read, up to this step (`spider.data.loader`)."""
 
 
 def parse_row(line: bytes) -> Row:
@@ -30,7 +32,7 @@ def parse_row(line: bytes) -> Row:
     try:
         row = json.loads(line)
         metrics = {name: float(value) for name, value in row["metrics"].items()}
-        return Row(int(row["step"]), float(row.get("time", math.nan)), metrics)
+        return Row(int(row["step"]), float(row.get("time", math.nan)), metrics, tuple(row.get("batches", ())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a metrics row ({error})") from None
 
@@ -66,9 +68,10 @@ class MetricsLog:
                     intact += len(line)
         os.truncate(path, intact)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float], batches: Sequence[str] = ()) -> None:
         if step > self.last:
             row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
+            row |= {"batches": [*batches]} if batches else {}
             with open(self._path, "ab") as f:
                 f.write((json.dumps(row) + "\n").encode())
             self.last = step
