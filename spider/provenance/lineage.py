@@ -78,11 +78,14 @@ class Lineage:
     def content(self, made: Made) -> object:
         """Return what two files with the same content share: the digest, or that of the weights or the text.
 
-        A receipt or description also holds times and paths, which differ between equal models.
+        A receipt, a description or an evaluation also holds times and paths, which differ between equal models.
         """
         path = self.root / made.path
         if path.suffix == ".json" and path.is_file() and f"sha256:{sha256(path)}" == made.digest:
             plain = read_json(path)
+            if isinstance(plain, dict) and "results" in plain:
+                rows = [row for result in plain["results"].values() for row in result["rows"]]
+                return [plain["bpb"], *((row["name"], row["value"], row["carried"]) for row in rows)]
             if isinstance(plain, dict):
                 return plain.get("weights") or plain.get("digest") or made.digest
         return made.digest
