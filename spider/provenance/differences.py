@@ -72,7 +72,7 @@ class Comparison:
 
     def _causes(self, one: Made, other: Made, rules: tuple[str, ...]) -> Iterator[Cause]:
         key = (one.path, one.digest, other.path, other.digest)
-        if key in self._seen or (self._prune or one.job is None) and self._same(one, other):
+        if key in self._seen or ((self._prune or one.job is None) and self._same(one, other)):
             return
         self._seen.add(key)
         if one.job is None or other.job is None:
@@ -184,7 +184,7 @@ def _origin(made: Made, beside: Made) -> str:
 
 
 def _role(made: Made) -> str:
-    """Return a path without names of runs, stages and datasets and without digests: ``shards/*/train/000.json``.
+    """Return a path without names and digests: ``shards/*/train/000.json``.
 
     The user's own file has its name.
     """

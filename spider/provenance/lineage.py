@@ -76,7 +76,7 @@ class Lineage:
                     yield one
 
     def content(self, made: Made) -> object:
-        """Return what two files with the same content share: the digest, or that of the weights or the text.
+        """Return what files of the same content share: the digest, or that of the weights or the text.
 
         A receipt, a description or an evaluation also holds times and paths, which differ between equal models.
         """

@@ -324,7 +324,10 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     assert not (results / "runs/bpe/first/audit.json").exists()
     assert "Audit" in trained[1]
     page = (results / "report/runs/bpe.html").read_text()
-    assert "Audit of packed, compressed" in page and "<b>passed</b></a>: digests, code (quick" in page
+    assert (
+        "Audit of packed, compressed" in page
+        and "<b>passed</b></a>: digests, splits, distribution, causality, score, code (quick" in page
+    )
     assert "## Audit" in (results / "report/table.md").read_text()
     export = everything.folder / "audited"
     spider(everything, "checkpoint", "export", str(results / "runs/bpe/packed"), str(export))
