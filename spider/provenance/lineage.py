@@ -78,7 +78,7 @@ class Lineage:
     def content(self, made: Made) -> object:
         """Return what files of the same content share: the digest, or that of the weights or the text.
 
-        A receipt, a description or an evaluation also holds times and paths, which differ between equal models.
+        Receipts, descriptions and evaluations also hold times and paths, which differ between equal models.
         """
         path = self.root / made.path
         if path.suffix == ".json" and path.is_file() and f"sha256:{sha256(path)}" == made.digest:

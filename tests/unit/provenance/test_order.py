@@ -151,12 +151,12 @@ def computed(spec, folder, data) -> list[str]:
 @pytest.mark.parametrize("packing", ["ring", "best_fit"])
 def test_a_resumed_training_on_a_mixture_logs_the_digest_of_each_step_once(
     tmp_path,
-    mix_spec,
-    folders,
+    mix_spec,  # noqa: F811
+    folders,  # noqa: F811
     packing,
 ):
     """Checkpoints lie within log intervals, and a step after the last one is repeated."""
-    spec = mix_spec(more=SWITCHED, packing=packing, max_steps=14, ckpt_every=4, log_every=3, val_every=5)
+    spec = mix_spec(more=SWITCHED, packing=packing, max_steps=14, ckpt_every=4, log_every=3, val_every=4)
     for step in (5, 10):
         with pytest.raises(Stop):
             train(spec, tmp_path / "s", folders, on_step=crash_at(step))
