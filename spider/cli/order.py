@@ -12,6 +12,13 @@ from spider.cli.session import JSON, Session
 if TYPE_CHECKING:
     from spider.provenance.documents import Copy
 
+#: What documents of a split are for.
+_USES = {
+    "train": "in the training split",
+    "validation": "held out, in the validation split",
+    "ngram": "in the split of the n-gram index",
+}
+
 
 @click.command()
 @click.argument("run")
