@@ -70,17 +70,13 @@ def seen(session: Session, document: str, run: str | None) -> None:
     click.echo(f"{document}: part {part}, row {row} of the raw files of {raw}")
     found = list(copies(config, results, raw, part, row))
     for copy in found:
-        use = {"validation": "held out", "ngram": "in the split of the n-gram index"}.get(
-            copy.split, copy.split
-        )
+        use = _USES.get(copy.split, copy.split)
         click.echo(f"{copy.dataset}: {use}, tokens {copy.begin:,} to {copy.end - 1:,}")
     absent = list(left_out(config, results, raw, part, row))
     for line in absent:
         click.echo(line)
     if not found and not absent:
-        click.echo(
-            "in no encoded dataset: it is empty, a filter left it out, or the raw file has no such row"
-        )
+        click.echo("in no encoded dataset: it is empty, a filter left it out, or there is no such row")
     problems = []
     for name in [run] if run else config.runs:
         if run is None and not any(results.run(name).glob("*/train.json")):

@@ -34,7 +34,7 @@ def trained(tmp_path, shards):
                 "data": "toy",
                 "model": MODEL,
                 "precision": "fp32",
-                "defaults": {**DEFAULTS, "max_steps": 6, "ckpt_every": 1},
+                "defaults": {**DEFAULTS, "max_steps": 6, "ckpt_every": 1, "keep_every": 1},
                 "stages": [{"name": "a"}, {"name": "b", "seq_len": 48, "micro_batch": 2}],
             }
         },
@@ -48,7 +48,7 @@ def trained(tmp_path, shards):
     shutil.copy(shards.parent / "000.parquet", results.raw("toy", "000"))
     train(config.stage("r", "a"), results.stage("r", "a").path, results.shards("toy"))
     parent = results.stage("r", "a").receipt
-    train(config.stage("r", "b"), results.stage("r", "b").path, results.shards("toy"), parent)
+    train(config.stage("r", "b"), results.stage("r", "b").path, results.shards("toy"), previous=parent)
     return path, config, results
 
 
