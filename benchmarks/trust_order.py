@@ -23,9 +23,9 @@ from spider.results import Results
 from spider.training.metrics import read_rows
 from spider.training.stage import train
 
-STEPS = 550
+STEPS = 510
 SAMPLED = 1000
-STAGE = {"seq_len": 256, "micro_batch": 8, "max_steps": STEPS, "log_every": 10, "ckpt_every": STEPS}
+STAGE = {"seq_len": 64, "micro_batch": 4, "max_steps": STEPS, "log_every": 10, "ckpt_every": STEPS}
 
 
 def measure_order() -> None:
@@ -37,7 +37,7 @@ def measure_order() -> None:
         stages = [{"name": "windows"}, {"name": "packed", "packing": "best_fit"}]
         run = {
             "data": "text",
-            "model": {"preset": "gpt-cpu", "hidden": 64, "heads": 2},
+            "model": {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2},
             "precision": "fp32",
             "defaults": STAGE,
             "stages": stages,

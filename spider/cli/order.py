@@ -27,11 +27,16 @@ _USES = {
 @JSON
 @click.pass_obj
 def batch(session: Session, run: str, step: int, stage: str | None, as_json: bool) -> None:
-    """Print what a step of a run read, row by row, with the documents."""
+    """Print what a step of RUN read, row by row, with the documents.
+
+    RUN/STAGE counts the steps of a stage, as --stage does.
+    """
     from spider.data.loader import batch_digest, digest_text
     from spider.provenance.documents import pieces
     from spider.provenance.order import Order, logged
 
+    run, named = session.names(run)
+    stage = stage or named
     order = Order(session.config, run, stage)
     chosen, step = order.at(step) if stage is None else (order.stage(stage), step)
     ids_BT1, rows = chosen.batch(step)

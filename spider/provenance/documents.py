@@ -148,12 +148,12 @@ def _id(config: Config, results: Results, dataset: str, part: str, row: int) -> 
 
 
 def _ids(config: Config, results: Results, raw: str, part: str) -> pa.ChunkedArray | None:
-    return _column(results.raw(raw, part), config.dataset(raw).id_column)
+    path, column = results.raw(raw, part), config.dataset(raw).id_column
+    known = path.is_file() and column in pq.read_schema(path).names
+    return _column(path, column) if known else None
 
 
 @lru_cache(maxsize=8)
-def _column(path: Path, column: str) -> pa.ChunkedArray | None:
-    """Return a column of a raw file as text, or None if it does not exist."""
-    if not path.is_file() or column not in pq.read_schema(path).names:
-        return None
+def _column(path: Path, column: str) -> pa.ChunkedArray:
+    """Return a column of a raw file as text."""
     return pq.read_table(path, columns=[column])[column].cast(pa.large_string())
