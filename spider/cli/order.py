@@ -107,7 +107,7 @@ def _of_run(session: Session, run: str, copies: list[Copy]) -> list[str]:
     lines = []
     for stage in order.stages():
         at = sorted({read.step for read in reads if read.stage == stage})
-        listed = f"read at {len(at)} steps: {', '.join(map(str, at))}" if at else "never read it"
+        listed = f"read at steps: {', '.join(map(str, at))}" if at else "never read it"
         lines.append(f"{run}/{stage}: {listed}")
     first = min((read.global_step for read in reads), default=None)
     folders = [(stage, session.results.stage(run, stage)) for stage in order.stages()]
