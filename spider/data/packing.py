@@ -234,10 +234,8 @@ class PackedRows:
 
     def rows_over(self, begin: int, end: int) -> np.ndarray:
         """Return the numbers of the rows that hold any token from ``begin`` to before ``end``, (n,) int64."""
-        first, last = (
-            self._ends_in_order.searchsorted(begin, "right"),
-            self._firsts_in_order.searchsorted(end),
-        )
+        first = self._ends_in_order.searchsorted(begin, "right")
+        last = self._firsts_in_order.searchsorted(end)
         pieces = self._in_order[first:last]
         return np.unique(np.searchsorted(self.first, pieces, side="right") - 1)
 

@@ -24,6 +24,7 @@ from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.evaluation.training_text import orders
 from spider.results import Results
+from spider.training.metrics import read_rows
 
 
 class Read(NamedTuple):
@@ -158,9 +159,8 @@ class Order:
     def stage(self, name: str) -> StageOrder:
         """Return the order of a stage."""
         if name not in self._names:
-            raise ValueError(
-                f"{self.run}: has no trained stage {name!r} (there are: {', '.join(self._names)})"
-            )
+            trained = ", ".join(self._names)
+            raise ValueError(f"{self.run}: has no trained stage {name!r} (there are: {trained})")
         if name not in self._known:
             spec = self.config.stage(self.run, name)
             folder = self.results.stage(self.run, name)
@@ -229,3 +229,12 @@ def _spans(source: Source, number: np.ndarray) -> list[tuple[int, int]]:
     begin = int(source.loader.starts(number)[0])
     end, tokens = begin + source.seq_len + 1, source.split.tokens
     return [(begin, end)] if end <= tokens else [(begin, tokens), (0, end - tokens)]
+
+
+def logged(metrics: Path) -> dict[int, str]:
+    """Return the digest of each step of the run that a stage's ``metrics.jsonl`` has, by step."""
+    return {
+        step: digest
+        for row in read_rows(metrics)
+        for step, digest in enumerate(row.batches, start=row.step - len(row.batches) + 1)
+    }

@@ -457,7 +457,7 @@ class Trainer:
             loss = row.get("train/cross_entropy", row["train/loss"])
             progress.loss = loss
             progress.best_loss = loss if progress.best_loss is None else min(loss, progress.best_loss)
-        self.metrics.write(progress.global_step, row | validated, batches)
+        progress.batches = self.metrics.write(progress.global_step, row | validated, batches)
         show(row, progress.step, progress.step + left, bar, {**self.model.shown, "reward": "reward {:.3f}"})
 
     def _announce(self, micro_batch: int) -> None:
