@@ -286,7 +286,8 @@ def causes(folder: Path, pairs: Sequence[Pair], i: int) -> tuple[list[tuple[str,
     lineages = [Lineage(path.parents[len(pair.stage.split("/")) + 2]) for path in paths]
     found = Comparison(*lineages).causes(*(line.of(path) for line, path in zip(lineages, paths, strict=True)))
     seconds = time.perf_counter() - began
-    return [(cause.kind, cause.what) for cause in found], list(map(str, found)), seconds
+    named = [(one.kind, Path(one.what).name if one.kind == "file" else one.what) for one in found]
+    return named, list(map(str, found)), seconds
 
 
 def measure_diff(folder: Path | None = None) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 from spider.provenance.lineage import Lineage, Made
 from spider.tracking.records import Run, flatten
 
-#: Parameters that only name things, and the size of the vocabulary, which the tokenizer decides.
-_NAMES = ("run", "stage", "index", "data", "tokenizer", "model.vocab_size")
+#: Parameters that only name things, or that follow from others: the tokenizer decides the size of the
+#: vocabulary, and settings of the dataset the columns that are read. Files of tasks are inputs.
+_NAMES = re.compile(r"run|stage|index|data|tokenizer|model\.vocab_size|columns|tasks\..*\.(file|folder)")
 #: Where the parameters of a rule stand in the configuration.
 _BLOCKS = {
     "count_ngrams": "model.ngram.",
@@ -65,10 +66,15 @@ class Comparison:
 
     def causes(self, one: Made, other: Made) -> list[Cause]:
         """Return the first causes of the difference, those of the raw files first, each once."""
-        if self._prune and self._same(one, other):
-            self._prune = False
-            return [replace(cause, rules=()) for cause in self.causes(one, other)]
-        return list(dict.fromkeys(self._causes(one, other, ())))
+        equal = self._same(one, other)
+        found = [] if equal else list(dict.fromkeys(self._causes(one, other, ())))
+        if found:
+            return found
+        # Two stages may end with the same weights and differ in their moving average.
+        self._prune = False
+        self._seen.clear()
+        found = list(dict.fromkeys(self._causes(one, other, ())))
+        return [replace(cause, rules=()) for cause in found] if equal else found
 
     def _causes(self, one: Made, other: Made, rules: tuple[str, ...]) -> Iterator[Cause]:
         key = (one.path, one.digest, other.path, other.digest)
@@ -158,7 +164,7 @@ def _settings(job: Run) -> dict[str, Any]:
     """Return the parameters of a job by their keys in the configuration, without names."""
     block = _BLOCKS.get(job.tags["spider.rule"], "")
     plain = {key.removeprefix("settings."): value for key, value in flatten(job.params).items()}
-    return {f"{block}{key}": value for key, value in plain.items() if key not in _NAMES}
+    return {f"{block}{key}": value for key, value in plain.items() if not _NAMES.fullmatch(key)}
 
 
 def _shared(one: dict[str, Any], other: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
