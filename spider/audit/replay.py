@@ -5,7 +5,8 @@ They are trained in random order, in a temporary folder, as long as their record
 The settings, the seeds and the parent are those of the manifest. Nothing in the folder of the run changes.
 
 First, without training, the manifests are compared with each other. All checkpoints of a stage have the same
-origin, and each step moves the position in the data by the windows of a step.
+origin, and each step moves the position in the data by the windows of a step. The digests of batches in
+``metrics.jsonl`` are compared with those that the order of samples gives, for all steps or for a sample.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ from spider.config import StageSpec
 from spider.errors import CheckpointError
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE
+from spider.provenance.order import stage_order
 from spider.tracking.machine import processor
 from spider.training.loop import Trainer
+from spider.training.metrics import read_rows
 from spider.training.precision import device_name
 from spider.training.stage import data_digest
 
 #: Recorded seconds of training that one check trains again.
 SECONDS = 300.0
+#: Steps whose batches one check compares at most: in a full audit, and in a quick one.
+BATCHES = (2000, 50)
 #: Fields of a manifest that are equal in all checkpoints of a stage.
 _ORIGIN = ("run", "stage", "identity", "data_digest", "parent_weights", "ngram", "full_index", "resumed")
 #: Fields of a manifest that the steps decide, besides its tensors.
@@ -73,18 +78,24 @@ def check(claim: Claim, quick: bool) -> Finding:
         return _finding("skipped", "no checkpoint is kept")
     if wrong := _discontinuities(claim, [one.training for one in kept]):
         return _finding("failed", "the kept checkpoints are not of one training", wrong)
+    wrong, read = _batches(claim, kept[-1].training, BATCHES[quick])
+    if wrong:
+        return _finding("failed", f"{wrong[0].partition(':')[0]} did not read what the order gives", wrong)
+    if quick and read.startswith("the batches"):
+        return _finding("passed", f"{read}; a quick audit trains nothing again")
     if quick:
-        return _finding("skipped", "a quick audit trains nothing again")
+        return _finding("skipped", f"{read}, and a quick audit trains nothing again")
     if missing := _obstacle(claim, kept[-1].training):
-        return _finding("skipped", missing)
+        return _finding("skipped", missing, [read])
     stretches = [_Stretch(before, after) for before, after in pairwise([None, *kept]) if after]
     stretches = [one for one in stretches if _can_begin(one)]
     if not stretches:
-        return _finding("skipped", "no stretch between kept checkpoints can be trained again")
+        return _finding("skipped", "no stretch between kept checkpoints can be trained again", [read])
     shortest = min(one.seconds for one in stretches)
     if shortest > SECONDS:
-        return _finding("skipped", f"the shortest stretch takes {shortest:,.0f} s, over {SECONDS:,.0f} s")
-    return _replay(claim, stretches)
+        reason = f"the shortest stretch takes {shortest:,.0f} s, over {SECONDS:,.0f} s"
+        return _finding("skipped", reason, [read])
+    return _replay(claim, stretches, read)
 
 
 def _finding(status: str, reason: str, details: list[str] | None = None) -> Finding:
@@ -117,6 +128,32 @@ def _discontinuities(claim: Claim, kept: list[Manifest]) -> list[str]:
             if (before.position or {}).get(name) != (after.position or {}).get(name)
         ]
     return wrong
+
+
+def _batches(claim: Claim, last: Manifest, most: int) -> tuple[list[str], str]:
+    """Compare logged digests of batches with the order; return what differs, and what was compared."""
+    spec = StageSpec.model_validate(last.spec)
+    folder = claim.results.stage(claim.run, claim.stage)
+    logged = {
+        step: digest
+        for row in read_rows(folder.metrics)
+        for step, digest in enumerate(row.batches, start=row.step - len(row.batches) + 1)
+    }
+    try:
+        order = stage_order(spec, claim.receipt, claim.results.shards(spec.data))
+    except ValueError as error:
+        return [], f"no batch can be compared with the order: {error}"
+    began = order.global_step(0)
+    done = [step - began for step in logged if 1 <= step - began <= claim.receipt.steps]
+    if not done:
+        return [], "the trainer logged no digest of a batch"
+    chosen = sorted(random.SystemRandom().sample(done, min(most, len(done))))
+    wrong = [
+        f"step {step}: read another batch ({logged[began + step]}) than its order gives"
+        for step in chosen
+        if order.digest(step) != logged[began + step]
+    ]
+    return wrong, f"the batches of {len(chosen):,} steps are those that the order gives"
 
 
 def _moved(before: Manifest, after: Manifest) -> int | None:
@@ -153,7 +190,7 @@ def _can_begin(stretch: _Stretch) -> bool:
     return before.training.end == after.end
 
 
-def _replay(claim: Claim, stretches: list[_Stretch]) -> Finding:
+def _replay(claim: Claim, stretches: list[_Stretch], read: str) -> Finding:
     """Train stretches again in random order, as long as their seconds fit; stop at the first that differs."""
     left, done = SECONDS, []
     for stretch in random.SystemRandom().sample(stretches, len(stretches)):
@@ -177,7 +214,7 @@ def _replay(claim: Claim, stretches: list[_Stretch]) -> Finding:
         done.append(str(stretch))
     plural = "stretch" if len(done) == 1 else "stretches"
     reason = f"{len(done)} {plural} of {len(stretches)} trained again with the same bytes"
-    return _finding("passed", reason, done)
+    return _finding("passed", reason, [*done, read])
 
 
 def _differences(claim: Claim, stretch: _Stretch) -> list[str]:

@@ -27,6 +27,7 @@ from spider.cli.config import config
 from spider.cli.data import data
 from spider.cli.doctor import doctor
 from spider.cli.harness import harness
+from spider.cli.order import batch, seen
 from spider.cli.provenance import checkout, diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.config.imports import allow_import
@@ -56,6 +57,8 @@ _COMMANDS = (
     diff,
     why,
     checkout,
+    batch,
+    seen,
     clean,
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

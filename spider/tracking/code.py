@@ -109,8 +109,10 @@ def packages() -> dict[str, str]:
 
 def record_environment(results: Path) -> str:
     """Write the list of installed packages into the results folder, and return its digest."""
-    python, *names = sorted(packages().items(), key=lambda one: (one[0] != "Python", one[0].lower()))
-    text = "\n".join([f"# Python {python[1]}", *(f"{name}=={version}" for name, version in names)]) + "\n"
+    found = packages()
+    python = found.pop("Python")
+    lines = sorted((f"{name}=={version}" for name, version in found.items()), key=str.lower)
+    text = "\n".join([f"# Python {python}", *lines]) + "\n"
     _write_once(results / "tracking" / "code" / f"{digest(text)}.requirements", text)
     return digest(text)
 
