@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +99,33 @@ def _environment(lineage: Lineage, job: Run) -> str | None:
 
 
 def _link_own_files(lineage: Lineage, made: Made, config: dict[str, Any], folder: Path) -> list[str]:
-    """Link the user's files beside the results folder, and return a line for each that has changed."""
-    named = Path(config.get("results", "results"))
-    base = Path.cwd() if named.is_absolute() else lineage.root.resolve().parents[len(named.parts) - 1]
-    files = {one.path: one.digest for one in lineage.ancestry(made) if one.job is None}
+    """Link the user's files beside the results folder, and return a line for each that has changed.
+
+    These are the files that the configuration names, those that jobs read, and the user's own modules.
+    """
     assert made.job is not None
-    modules = lineage.code(made.job).get("modules", {})
-    lines = []
-    for name in [*files, *sorted(modules)]:
-        path = Path(name)
-        if not path.is_absolute():
-            continue
-        if files.get(name) not in (None, file_digest(path)):
-            lines.append(f"warning: {path} has changed since, so the bytes will differ")
-        if path.is_relative_to(base) and not path.is_relative_to(lineage.root.resolve()):
-            link = folder / path.relative_to(base)
-            if not link.exists():
-                link.parent.mkdir(parents=True, exist_ok=True)
-                os.symlink(path, link)
-    return lines
+    root, named = lineage.root.resolve(), Path(config.get("results", "results"))
+    base = Path.cwd() if named.is_absolute() else root.parents[len(named.parts) - 1]
+    read = {one.path: one.digest for one in lineage.ancestry(made) if one.job is None}
+    changed = [name for name, digest in read.items() if digest not in (None, file_digest(root / name))]
+    texts = [text for text in _texts(config) if text and not Path(text).is_absolute()]
+    found = [base / path for text in texts for path in glob(text, root_dir=base, recursive=True)]
+    for path in [*found, *map(Path, [*read, *lineage.code(made.job).get("modules", {})])]:
+        inside = path.is_absolute() and path.is_relative_to(base) and not path.is_relative_to(root)
+        link = folder / path.relative_to(base) if inside else folder
+        if not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(path, link)
+    return [f"warning: {name} has changed since, so the bytes will differ" for name in changed]
+
+
+def _texts(value: Any) -> list[str]:
+    """Return all texts in a configuration."""
+    if isinstance(value, dict):
+        return _texts(list(value.values()))
+    if isinstance(value, list):
+        return [text for one in value for text in _texts(one)]
+    return [value] if isinstance(value, str) else []
 
 
 def _differing(lineage: Lineage, made: Made, folder: Path) -> list[str]:
