@@ -29,7 +29,7 @@ from spider.cli.data import data
 from spider.cli.doctor import doctor
 from spider.cli.harness import harness
 from spider.cli.order import batch, seen
-from spider.cli.provenance import diff, why
+from spider.cli.provenance import checkout, diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.config.imports import allow_import
 from spider.pace import OUTPUT
@@ -58,6 +58,7 @@ _COMMANDS = (
     audit,
     diff,
     why,
+    checkout,
     batch,
     seen,
     clean,

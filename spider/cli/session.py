@@ -154,6 +154,7 @@ class Session:
             inputs=inputs,
             outputs=outputs,
             command=command_line(),
+            config=self.config_path,
         )
 
     def evaluations(self, runs: Iterable[str]) -> list[Path]:
