@@ -12,4 +12,4 @@
 """
 
 #: The checks in the order in which they run: modules of this package with a function ``check``.
-CHECKS = ("digests", "splits", "distribution", "causality", "score", "code")
+CHECKS = ("digests", "splits", "distribution", "causality", "score", "replay", "code")

@@ -326,7 +326,7 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     page = (results / "report/runs/bpe.html").read_text()
     assert (
         "Audit of packed, compressed" in page
-        and "<b>passed</b></a>: digests, splits, distribution, causality, score, code (quick" in page
+        and "<b>passed</b></a>: digests, splits, distribution, causality, score, replay, code (quick" in page
     )
     assert "## Audit" in (results / "report/table.md").read_text()
     export = everything.folder / "audited"
