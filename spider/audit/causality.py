@@ -71,7 +71,7 @@ def _differing(rescored: Rescored, cut: int, carry_over: int, windows: list[Wind
     texts = np.flatnonzero(tokens.bytes_of)
     other_N = rescored.tokens_N.copy()
     other_N[cut + 1 :] = rescored.random.choice(texts, len(other_N) - cut - 1)
-    # The document that holds the position has no end now.
+    # The document that holds the position does not end any more.
     last = chosen[-1]._replace(end=min(chosen[-1].start + rescored.alone.seq_len, len(other_N) - 1))
     before = rescored.read(rescored.tokens_N, chosen, carry_over, exact=True)
     after = rescored.read(other_N, [*chosen[:-1], last], carry_over, exact=True)

@@ -25,7 +25,7 @@ class Claim:
     exported: Path | None = None
     """A copy of the model outside of its stage: an exported folder, or a compressed model."""
     found: dict[bool, dict[str, Finding]] = field(default_factory=dict, compare=False, repr=False)
-    """What `spider.audit.fresh` found for several checks at once, by whether they were quick."""
+    """Findings of several checks at once (`spider.audit.fresh`), by whether they were quick."""
 
     @cached_property
     def results(self) -> Results:

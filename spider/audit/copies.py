@@ -144,7 +144,7 @@ class Found:
     """Copies of the documents that were searched for, in the training text."""
 
     kinds: dict[str, np.ndarray]
-    """Which documents have a copy, by its kind: (D,) bool."""
+    """Documents that have a copy, by its kind: (D,) bool."""
     share_D: np.ndarray
     """Largest share of each document's 5-grams in one training document."""
     length_D: np.ndarray

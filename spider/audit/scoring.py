@@ -134,7 +134,7 @@ class Reader:
 
 
 class Scored(NamedTuple):
-    """What a pass over the text gave; nats are NaN where a target was not read."""
+    """Result of a pass over the text; nats are NaN where a target was not read."""
 
     windows: list[Window]
     nats_N: np.ndarray

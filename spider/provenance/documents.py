@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     part: str
     raw_row: int
     id: str | None
-    """None if the raw file is gone or has no ids."""
+    """None if the raw file is gone or lacks ids."""
     begin: int
     """First token, counted from the document's first one."""
     ids: list[int]

@@ -39,7 +39,7 @@ class Read(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What one row of a step read."""
+    """Text that one row of a step read."""
 
     dataset: str
     shards: Shards
@@ -65,7 +65,7 @@ class StageOrder:
     windows: int
     """Windows of a step."""
     sources: list[Source]
-    """In the order of the mixture's numbers."""
+    """The sources in the order of the mixture's numbers."""
 
     @cached_property
     def mixture(self) -> Mixture | None:
