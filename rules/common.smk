@@ -419,12 +419,18 @@ def model_folders(*runs):
 
 
 def scores(*runs):
-    """Return the scores and samples of these runs."""
+    """Return the scores, samples and audits of these runs."""
     names = ("evaluation.json", "sample.json", "sample.txt")
     between = [run for run in runs if CONFIG.runs[run].evaluation.checkpoints]
-    return expand("{folder}/{name}", folder=model_folders(*runs), name=names) + [
-        f"{folder}/checkpoints.json" for folder in stage_folders(*between)
-    ]
+    files = expand("{folder}/{name}", folder=model_folders(*runs), name=names)
+    files += [f"{folder}/checkpoints.json" for folder in stage_folders(*between)]
+    return files + [audit for run in runs for audit in audits(run)]
+
+
+def audits(run):
+    """Return the audits of the last stage of a run and of its compressed model, if it has any."""
+    audited = model_folders(run)[len(CONFIG.runs[run].stages) - 1 :] if CONFIG.runs[run].audit else []
+    return [f"{folder}/audit.json" for folder in audited]
 
 
 def measured(*runs):
@@ -478,6 +484,23 @@ def receipt(wildcards):
     """Return the file that names the weights of a stage, or of its compressed model."""
     name = "compressed/compress.json" if wildcards.compressed else "train.json"
     return f"<results>/runs/{wildcards.run}/{wildcards.stage}/{name}"
+
+
+def audited_data(wildcards):
+    """Return the files that describe all that a score was made from."""
+    stages = CONFIG.runs[wildcards.run].stages[: stage_spec(wildcards).index + 1]
+    names = [name for stage in stages for name in spec_of(wildcards.run, stage.name).weights]
+    return [
+        file
+        for name in dict.fromkeys([*names, stage_spec(wildcards).evaluation.data])
+        if (file := metadata(name))
+    ]
+
+
+def audit_options(wildcards):
+    """Return the options of the command. A target may name any stage of any run."""
+    quick = CONFIG.runs[wildcards.run].audit == "quick"
+    return shlex.join(["--compressed"] * bool(wildcards.compressed) + ["--quick"] * quick)
 
 
 def compressed_option(wildcards):

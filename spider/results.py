@@ -47,6 +47,7 @@ class StageFolder:
     checkpoint_scores = _Inside("checkpoints.json")  # of the checkpoints before the end of the stage
     scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
+    audit = _Inside("audit.json")
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
     trace = _Inside("trace.json")  # stretches of the sample that stand in the training text

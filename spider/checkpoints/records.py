@@ -11,7 +11,7 @@ import contextlib
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from spider import sealed
 from spider.config import Fp8Recipe, StageSpec
@@ -135,6 +135,8 @@ class Manifest(Trained):
     end: int | None
     streak: int
     means: dict[str, Any]
+    batches: list[str] = Field(default_factory=list)
+    """Digests of the batches since the last row of metrics; empty in a manifest of an earlier version."""
     epoch: float | None = None
     """Passes over the training data; None in a manifest of an earlier version."""
     validation_seconds: float = 0.0

@@ -21,13 +21,15 @@ from pathlib import Path
 import click
 
 from spider.cli import evaluate, model, train
+from spider.cli.audit import audit
 from spider.cli.chat import chat
 from spider.cli.clean import clean
 from spider.cli.config import config
 from spider.cli.data import data
 from spider.cli.doctor import doctor
 from spider.cli.harness import harness
-from spider.cli.provenance import diff, why
+from spider.cli.order import batch, seen
+from spider.cli.provenance import checkout, diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.trace import trace
 from spider.config.imports import allow_import
@@ -54,9 +56,13 @@ _COMMANDS = (
     model.checkpoint,
     evaluate.report,
     evaluate.track,
+    audit,
     diff,
     why,
     trace,
+    checkout,
+    batch,
+    seen,
     clean,
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -48,10 +48,13 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     if part not in parts:
         raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
     item = parts[part]
-    params = {"kind": spec.source.kind, "item": item}
+    own = [Path(file) for file in spec.source.own_files(item)]
+    params = {"kind": spec.source.kind, **spec.source.identity(item, spec)}
+    if own:
+        del params["item"]  # the files are inputs
     origin = output.with_suffix(".json")  # metadata.json will contain it
     entry = raw_entry(session.config, dataset, part)
-    with session.tracked("download", f"{dataset}/{part}", params, [], [output, origin]) as job:
+    with session.tracked("download", f"{dataset}/{part}", params, own, [output, origin]) as job:
         _shared(entry, {"parquet": output}, job, lambda: spec.source.fetch(part, output, spec))
         size = output.stat().st_size
         write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
@@ -250,7 +253,7 @@ def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     config = _ngram_of(session, run)
     shards = session.results.shards(name)
     with session.tracked(
-        "count_ngrams", f"{name}/{part}", config.changed(), [shards / "metadata.json"], [output]
+        "count_ngrams", f"{name}/{part}", config.counting(), [shards / "metadata.json"], [output]
     ):
         count_part(shards, load_metadata(shards), part, config, output)
 
@@ -271,7 +274,7 @@ def build_ngrams(
     config = _ngram_of(session, run)
     splits = ["ngram", "train"] if full else ["ngram"]
     job_name = f"{name}/{output.parent.name}"
-    with session.tracked("build_ngrams", job_name, config.changed(), [*counts], [output]) as job:
+    with session.tracked("build_ngrams", job_name, config.counting(), [*counts], [output]) as job:
         metadata = load_metadata(session.results.shards(name))
         built = build(counts, metadata, splits, config, output.parent, threads or 1)
         size = sum(file.size for file in built.files.values())

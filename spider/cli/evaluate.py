@@ -85,6 +85,8 @@ def evaluate(
     name = folder.path.relative_to(results.root / "runs").as_posix()
     sources = {one: results.shards(one) for one in session.config.sources(spec.run)}
     inputs = [folder.receipt, *(one / "metadata.json" for one in dict.fromkeys([data, *sources.values()]))]
+    inputs += session.indexes(spec.run)
+    inputs += [Path(file) for task in spec.evaluation.tasks.values() for file in task.files()]
     outputs = [folder.evaluation]
     with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)

@@ -1,4 +1,4 @@
-"""`spider diff` and `spider why`: answers from the records of all jobs."""
+"""`spider diff`, `spider why` and `spider checkout`: answers from the records of all jobs."""
 
 from __future__ import annotations
 
@@ -53,6 +53,24 @@ def why(session: Session, file: Path) -> None:
     if made.job is None:
         raise ValueError(f"{file}: no job recorded this file as it is now; it was edited, or made untracked")
     for line in _described(lineage, made):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("name", metavar="RUN[/STAGE]")
+@click.argument("folder", type=FILE)
+@click.pass_obj
+def checkout(session: Session, name: str, folder: Path) -> None:
+    """Restore the code, the configuration and the environment that made a stage into FOLDER.
+
+    The default of STAGE is the last stage of the run. FOLDER must not exist, or be empty. The last lines say
+    how to train it again there, with the same bytes on the same machine.
+    """
+    from spider.provenance.checkout import checkout
+
+    run, stage = session.names(name)
+    stage = stage or session.config.run(run).stages[-1].name
+    for line in checkout(_lineage(session.results.root), run, stage, folder):
         click.echo(line)
 
 

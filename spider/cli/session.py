@@ -128,6 +128,14 @@ class Session:
             return Path(spec.source.own_tokenizer)
         return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
 
+    def indexes(self, run: str) -> list[Path]:
+        """Return the files that describe the n-gram indexes that a run reads, if it reads any."""
+        block = self.config.run(run)
+        if (ngram := block.model.ngram) is None:
+            return []
+        folders = [self.results.ngram(block.dataset, ngram.counted, text) for text in ("split", "full")]
+        return [folder / "index.json" for folder in folders]
+
     def tracked(
         self,
         rule: str,
@@ -146,6 +154,7 @@ class Session:
             inputs=inputs,
             outputs=outputs,
             command=command_line(),
+            config=self.config_path,
         )
 
     def evaluations(self, runs: Iterable[str]) -> list[Path]:

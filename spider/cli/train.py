@@ -192,7 +192,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     folder = planned.folder
     data = planned.data
     shards = [one / "metadata.json" for one in spec.folders(data).values()]
-    inputs = [*shards, planned.resume or planned.previous, planned.warmup]
+    inputs = [*shards, planned.resume or planned.previous, planned.warmup, *session.indexes(run)]
     found = [path for path in inputs if path and path.exists()]
     name = f"{spec.run}/{spec.stage}"
     with session.tracked("train", name, spec.deciding(), found, [StageFolder(folder).receipt]) as job:

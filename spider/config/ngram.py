@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -103,7 +103,11 @@ class NgramConfig(Block):
         """Kinds of the contexts that are found in the document."""
         return list(map(kind_of, self.matches))
 
+    def counting(self) -> dict[str, Any]:
+        """Return the changed settings that decide the tables."""
+        return self.changed(include={"contexts", "rare"})
+
     @property
     def counted(self) -> str:
         """Digest of the settings that decide the tables."""
-        return identity(self.changed(include={"contexts", "rare"}))
+        return identity(self.counting())

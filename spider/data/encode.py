@@ -92,9 +92,7 @@ def encode_part(
     """
     rows = row_counts()
     hashes = [np.empty(0, np.uint64)]
-    encode: Callable[[bytes], np.ndarray] | None = None if tokens is BYTES else tokens.encode
-    if dataset.format == "chat":
-        encode = partial(chat.ids_of, tokens=tokens)
+    encode = None if tokens is BYTES and dataset.format != "chat" else _encoder(dataset, tokens)
     with writing(folder, part, dataset, tokens) as shards:
         for documents, masks, groups in _split(parquet, dataset, rows, hashes, removed, moved):
             for split, writer in shards.writers.items():
@@ -110,6 +108,35 @@ def encode_part(
             )
         shards.extra["rows"] = rows
     return shards.records
+
+
+class Encoded(NamedTuple):
+    """A document in tokens, and its split by the rule."""
+
+    split: str
+    row: int
+    id: str | None
+    tokens_N: np.ndarray
+
+
+def encoded(
+    parquet: Path,
+    dataset: Dataset,
+    tokens: Tokens = BYTES,
+    removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Iterator[Encoded]:
+    """Yield each document of the shards that `encode_part` writes. The arguments are its own."""
+    encode = _encoder(dataset, tokens)
+    for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved):
+        for split in dataset.splits:
+            chosen = found.filter(pa.array(masks[split]))
+            rows = zip(chosen.rows.tolist(), chosen.ids.to_pylist(), _bytes(chosen.texts), strict=True)
+            yield from (Encoded(split, row, id, encode(text)) for row, id, text in rows)
+
+
+def _encoder(dataset: Dataset, tokens: Tokens) -> Callable[[bytes], np.ndarray]:
+    return partial(chat.ids_of, tokens=tokens) if dataset.format == "chat" else tokens.encode
 
 
 def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -255,6 +256,40 @@ class Loader(Batches):
         numbers = self._placed(samples)[0]
         return numbers if self._rows_of_text is None else self._rows_of_text[numbers]
 
+    def reading(self, begin: int, end: int, first: int, last: int) -> np.ndarray:
+        """Return the samples from ``first`` to before ``last`` that read any token of a part of the split.
+
+        The part is that from token ``begin`` to before ``end``. The samples rise, (n,) int64.
+        """
+        found = [np.empty(0, np.int64)]
+        for epoch in range(first // self.windows, -(-last // self.windows)):
+            keys, offset = epoch_keys(self._order["seed"], epoch)
+            if not self._shuffled:
+                offset = epoch * self.windows * self._order["seq_len"]
+            placed = self._packed_over(begin, end) if self._packed else self._over(begin, end, offset)
+            index = unpermute(placed, self.windows, keys) if self._shuffled else placed
+            found.append(np.sort(index) + epoch * self.windows)
+        samples = np.concatenate(found)
+        return samples[(samples >= first) & (samples < last)]
+
+    def _over(self, begin: int, end: int, offset: int) -> np.ndarray:
+        """Return the windows of an epoch, which begins at ``offset``, that have a token of a part."""
+        tokens, seq_len = self._shards.tokens, self._order["seq_len"]
+        low = (begin - offset) % tokens
+        # The epoch goes round the ring once and up to a window further.
+        spans = []
+        for turn in (-tokens, 0, tokens):
+            first = max(0, -(-(low + turn) // seq_len) - 1)
+            last = min(self.windows - 1, (low + turn + end - begin - 1) // seq_len)
+            spans.append(np.arange(first, last + 1))
+        return np.unique(np.concatenate(spans))
+
+    def _packed_over(self, begin: int, end: int) -> np.ndarray:
+        """Return the places in an epoch of the packed rows that have a token of a part."""
+        assert self._packed is not None
+        rows = self._packed.rows_over(begin, end)
+        return rows if self._rows_of_text is None else np.argsort(self._rows_of_text)[rows]
+
     def _placed(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return each global sample's window in the order of its epoch, and the epoch's offset."""
         epochs, index = np.divmod(samples, self.windows)
@@ -361,6 +396,41 @@ def permute(index: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:
         value[outside] = left * b + right
         outside = value >= size
     return value.astype(np.int64)
+
+
+def unpermute(value: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:
+    """Return the index that `permute` maps to each value: (n,) int64."""
+    a = np.uint64(math.isqrt(size - 1) + 1)
+    b = np.uint64(-(-size // int(a)))
+    index = value.astype(np.uint64)
+    outside = np.ones(len(index), dtype=bool)
+    while outside.any():
+        left, right = np.divmod(index[outside], b)
+        for i, key in reversed(list(enumerate(keys))):
+            if i % 2 == 0:
+                left = (left + a - _mix(right ^ key) % a) % a
+            else:
+                right = (right + b - _mix(left ^ key) % b) % b
+        index[outside] = left * b + right
+        outside = index >= size
+    return index.astype(np.int64)
+
+
+def batch_digest(rows_BT1: np.ndarray, first: int = 0) -> int:
+    """Return a digest of rows of a step, the first of which has the number ``first`` in the step.
+
+    It is a sum of signed 64-bit hashes, one a row. So the sum over all processes is the digest of the step.
+    """
+    total = 0
+    for number, row_T1 in enumerate(np.ascontiguousarray(rows_BT1, "<u2"), start=first):
+        hashed = blake2b(row_T1.data, digest_size=8, salt=number.to_bytes(8, "little"))
+        total += int.from_bytes(hashed.digest(), "little")
+    return (total + 2**63) % 2**64 - 2**63
+
+
+def digest_text(total: int) -> str:
+    """Return a sum of `batch_digest` as 16 hexadecimal digits."""
+    return f"{total % 2**64:016x}"
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

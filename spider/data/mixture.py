@@ -90,18 +90,35 @@ class Mixture:
     def _mix_at(self, samples: Any) -> np.ndarray:
         return np.searchsorted(self._begins, samples, side="right") - 1
 
-    def _counts(self, mix: int, samples: int) -> np.ndarray:
+    def samples(self, source: int, numbers: np.ndarray, end: int) -> np.ndarray:
+        """Return the global sample of each number of a source, all before ``end``: (n,) int64."""
+        low = np.zeros_like(numbers)
+        high = np.full_like(numbers, end)
+        while (low < high).any():  # how many samples contain the number, by bisection
+            middle = (low + high) // 2
+            mixes = self._mix_at(middle)
+            counts = np.empty_like(middle)
+            for mix in np.unique(mixes).tolist():
+                chosen = mixes == mix
+                counts[chosen] = self._counts(mix, middle[chosen])[:, source]
+            contains = counts > numbers
+            high = np.where(contains, middle, high)
+            low = np.where(contains, low, np.minimum(middle + 1, high))
+        return low - 1
+
+    def _counts(self, mix: int, samples: Any) -> np.ndarray:
         """Return how many of the first samples each source has, if this mix holds for the last of them."""
-        counts_S = self._before_MS[mix].copy()
-        waiting = [(self._trees[mix], np.array([samples - self._begins[mix]]))]
+        within = np.asarray(samples - self._begins[mix])
+        counts = np.tile(self._before_MS[mix], (*within.shape, 1))
+        waiting = [(self._trees[mix], within)]
         while waiting:
             node, count = waiting.pop()
             if isinstance(node, int):
-                counts_S[node] += count[0]
+                counts[..., node] += count
                 continue
             small = node.smalls(count)
             waiting += [(node.small, small), (node.large, count - small)]
-        return counts_S
+        return counts.reshape(*within.shape, -1)
 
 
 def _tree(weights: Mapping[str, float], names: Sequence[str]) -> _Pair | int:

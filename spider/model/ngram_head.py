@@ -100,8 +100,8 @@ class NgramHead(nn.Module):
         bit = torch.arange(POSITIONS, dtype=torch.uint8, device=places_CP.device)
         bits_CB = ((places_CP[..., None] >> bit) & 1).flatten(-2)
         features = [counts_CO, counts_CO - totals[..., None, :, 0], counts_CO > 0, bits_CB]
-        f_CF = torch.cat([feature.float() for feature in features], -1)
-        u_U = torch.cat([totals.flatten(-2), (seen * _SCALE).flatten(-2)], -1)
+        f_CF = torch.cat([feature.to(h_D.dtype) for feature in features], -1)
+        u_U = torch.cat([totals.flatten(-2), (seen * _SCALE).flatten(-2)], -1).to(h_D.dtype)
 
         z_S = F.gelu(self.mix(F.gelu(self.of_place(u_U) + self.of_state(h_D))))
         symbols_C = symbols_C.long()

@@ -3,22 +3,36 @@
 Both lineages are walked from the results towards the raw files, job beside job. Where two jobs wrote the same
 content, everything before them is equal for this purpose. Otherwise the jobs may differ themselves (settings,
 code, packages, threads), or in their inputs, whose jobs are then compared. A difference that follows from an
-earlier one is not reported.
+earlier one is not reported. If the results are equal, nothing has to be explained, and all that differs is
+reported with that remark.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from spider.provenance.lineage import Lineage, Made
-from spider.tracking.records import flatten
+from spider.tracking.records import Run, flatten
 
-#: Parameters that only name things.
-_NAMES = ("run", "stage", "index", "data")
+#: Parameters that only name things, or that follow from others: the tokenizer decides the size of the
+#: vocabulary, and settings of the dataset the columns that are read. Files of tasks are inputs.
+_NAMES = re.compile(r"run|stage|index|data|tokenizer|model\.vocab_size|columns|tasks\..*\.(file|folder)")
+#: Where the parameters of a rule stand in the configuration.
+_BLOCKS = {
+    "count_ngrams": "model.ngram.",
+    "build_ngrams": "model.ngram.",
+    "candidates": "cleaning.",
+    "drop": "cleaning.",
+    "verify_pairs": "cleaning.near.",
+    "protect": "cleaning.decontaminate.",
+    "contaminated": "cleaning.decontaminate.",
+}
+#: Settings that decide the other keys of their block.
+_CHOICES = ("model.family", "model.preset")
 _ABSENT = "not set"
 
 
@@ -27,16 +41,18 @@ class Cause:
     """A difference that follows from no other one."""
 
     kind: str
-    """``setting``, ``module``, ``package``, ``file``, ``threads``, ``processor`` or ``input``."""
+    """``setting``, ``module``, ``package``, ``file``, ``stage``, ``threads``, ``processor`` or ``input``."""
     what: str
     one: str
     other: str
     rules: tuple[str, ...] = field(compare=False)
-    """Rules from the one that the difference enters to the compared result: what it can explain."""
+    """Rules from the one that the difference enters to the compared result: what it can explain. Empty if
+    both results are equal."""
 
     def __str__(self) -> str:
         values = f": {self.one} / {self.other}" if self.one or self.other else ""
-        return f"{self.kind} {self.what}{values}  ({' -> '.join(self.rules)})"
+        explains = " -> ".join(self.rules) or "nothing, both results are equal"
+        return f"{' '.join(filter(None, (self.kind, self.what)))}{values}  (can explain {explains})"
 
 
 class Comparison:
@@ -46,29 +62,80 @@ class Comparison:
         self.one = one
         self.other = other
         self._seen: set[tuple[str, str | None, str, str | None]] = set()
+        self._prune = True
 
     def causes(self, one: Made, other: Made) -> list[Cause]:
         """Return the first causes of the difference, those of the raw files first, each once."""
-        found = dict.fromkeys(self._causes(one, other, ()))
-        return list(found)
+        equal = self._same(one, other)
+        found = [] if equal else list(dict.fromkeys(self._causes(one, other, ())))
+        if found:
+            return found
+        # Two stages may end with the same weights and differ in their moving average.
+        self._prune = False
+        self._seen.clear()
+        found = list(dict.fromkeys(self._causes(one, other, ())))
+        return [replace(cause, rules=()) for cause in found] if equal else found
 
     def _causes(self, one: Made, other: Made, rules: tuple[str, ...]) -> Iterator[Cause]:
         key = (one.path, one.digest, other.path, other.digest)
-        if key in self._seen or self._same(one, other):
+        if key in self._seen or ((self._prune or one.job is None) and self._same(one, other)):
             return
         self._seen.add(key)
         if one.job is None or other.job is None:
-            yield Cause("file", one.path, _origin(one), _origin(other), rules)
+            yield Cause("file", one.path, _origin(one, other), _origin(other, one), rules)
             return
         rules = (one.job.tags["spider.rule"], *rules)
+        extra = []
         for a, b in _pairs(self.one.inputs(one), self.other.inputs(other)):
-            if a is None or b is None:
-                present = a or b
-                assert present is not None
-                yield Cause("input", present.path, "read" if a else "", "read" if b else "", rules)
-            else:
+            if a and b:
+                a, b, more = self._aligned(a, b)
+                yield from (Cause("stage", name, *values, rules) for name, values in more.items())
                 yield from self._causes(a, b, rules)
-        yield from self._own(one, other, rules)
+            else:
+                extra.append((a, b))
+        own = list(self._own(one, other, rules))
+        yield from own
+        for a, b in extra:
+            yield from self._extra(a, b, (one, other), rules, explained=bool(own))
+
+    def _extra(
+        self,
+        a: Made | None,
+        b: Made | None,
+        of: tuple[Made, Made],
+        rules: tuple[str, ...],
+        *,
+        explained: bool,
+    ) -> Iterator[Cause]:
+        """Yield the files that only one of two jobs depends on. Without any, a setting explains the input."""
+        lineage, present = (self.one, a) if a else (self.other, b)
+        assert present is not None
+        known = {made.digest for made in (self.other if a else self.one).ancestry(of[1 if a else 0])}
+        origins = [made for made in (present, *lineage.ancestry(present)) if made.job is None]
+        new = [made for made in origins if made.digest not in known]
+        values = ("read", "not read") if a else ("not read", "read")
+        yield from (Cause("file", made.path, *values, rules) for made in new)
+        if not new and not explained:
+            yield Cause("input", present.path, *values, rules)
+
+    def _aligned(self, one: Made, other: Made) -> tuple[Made, Made, dict[str, tuple[str, str]]]:
+        """Return two receipts of the same stage, and the later stages that only one of both runs has."""
+        ones, others = self._trained(self.one, one), self._trained(self.other, other)
+        shared = next((name for name in ones if name in others), None)
+        if shared is None:
+            return one, other, {}
+        more = {name: ("trained", "not trained") for name in list(ones)[: list(ones).index(shared)]}
+        more |= {name: ("not trained", "trained") for name in list(others)[: list(others).index(shared)]}
+        return ones[shared], others[shared], more
+
+    def _trained(self, lineage: Lineage, made: Made) -> dict[str, Made]:
+        """Return the receipts of a stage and of the stages before it by name, the last one first."""
+        found = {}
+        waiting = [made]
+        while waiting and (job := waiting[0].job) and job.tags["spider.rule"] == "train":
+            found[job.tags["spider.name"].partition("/")[2]] = waiting[0]
+            waiting = [one for one in lineage.inputs(waiting[0]) if one.path.endswith("/train.json")]
+        return found
 
     def _same(self, one: Made, other: Made) -> bool:
         """Return whether the jobs of two files wrote the same content; without jobs, whether the files do."""
@@ -80,20 +147,24 @@ class Comparison:
         """Yield the differences of two jobs themselves."""
         assert one.job is not None and other.job is not None
         for kind, a, b in (
-            ("setting", _settings(one.job.params), _settings(other.job.params)),
+            ("setting", _settings(one.job), _settings(other.job)),
             ("module", *_shared(self.one.code(one.job), self.other.code(other.job))),
             ("package", self.one.packages(one.job), self.other.packages(other.job)),
             ("", _machine(one.job.tags), _machine(other.job.tags)),
         ):
-            for what in [*a, *(key for key in b if key not in a)]:
-                values = str(a.get(what, _ABSENT)), str(b.get(what, _ABSENT))
-                if values[0] != values[1]:
-                    yield Cause(kind or what, what if kind else "", *values, rules)
+            values = {what: (str(a.get(what, _ABSENT)), str(b.get(what, _ABSENT))) for what in {**a, **b}}
+            changed = {what: pair for what, pair in values.items() if pair[0] != pair[1]}
+            chosen = [what for what in _CHOICES if what in changed]
+            for what, pair in changed.items():
+                if what in chosen or not (chosen and what.startswith("model.")):
+                    yield Cause(kind or what, what if kind else "", *pair, rules)
 
 
-def _settings(params: dict[str, Any]) -> dict[str, Any]:
-    plain = {key.removeprefix("settings."): value for key, value in flatten(params).items()}
-    return {key: value for key, value in plain.items() if key not in _NAMES}
+def _settings(job: Run) -> dict[str, Any]:
+    """Return the parameters of a job by their keys in the configuration, without names."""
+    block = _BLOCKS.get(job.tags["spider.rule"], "")
+    plain = {key.removeprefix("settings."): value for key, value in flatten(job.params).items()}
+    return {f"{block}{key}": value for key, value in plain.items() if not _NAMES.fullmatch(key)}
 
 
 def _shared(one: dict[str, Any], other: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -112,28 +183,42 @@ def _contents(lineage: Lineage, made: Made) -> list[object]:
     return [lineage.content(lineage.made(file)) for file in made.job.outputs]
 
 
-def _origin(made: Made) -> str:
-    return made.digest or "missing"
+def _origin(made: Made, beside: Made) -> str:
+    """Return the digest of a file, with its path if it differs from that of the other one."""
+    digest = (made.digest or "missing").removeprefix("sha256:")[:16]
+    return digest if made.path == beside.path else f"{made.path} ({digest})"
 
 
-def _role(path: str) -> str:
-    """Return a path without names of runs and datasets and without digests: ``shards/*/train/000.json``."""
-    path = re.sub(r"^(raw|shards|runs|ngram|tokenizers|baselines|cleaning)/[^/]+", r"\1/*", path)
+def _role(made: Made) -> str:
+    """Return a path without names and digests: ``shards/*/train/000.json``.
+
+    The user's own file has its name.
+    """
+    if made.job is None and Path(made.path).is_absolute():
+        return Path(made.path).name
+    path = re.sub(r"^(raw|shards|ngram|tokenizers|baselines|cleaning)/[^/]+", r"\1/*", made.path)
+    path = re.sub(r"^runs/[^/]+(/[^/]+(?=/))?", "runs/*", path)
     return re.sub(r"[0-9a-f]{16}", "*", path)
 
 
+def _kind(made: Made) -> str:
+    """Return the `_role` of a file, which is the same for all of the user's own files."""
+    return "own" if made.job is None else _role(made)
+
+
 def _pairs(ones: list[Made], others: list[Made]) -> Iterator[tuple[Made | None, Made | None]]:
-    """Pair the inputs of two jobs: those of the same path, then those of the same role in order."""
-    paths = {other.path: other for other in others}
-    left = []
-    for one in ones:
-        if one.path in paths:
-            yield one, paths.pop(one.path)
-        else:
-            left.append(one)
-    roles = dict.fromkeys(_role(made.path) for made in [*left, *paths.values()])
-    for role in roles:
-        yield from zip_longest(
-            [made for made in left if _role(made.path) == role],
-            [made for made in paths.values() if _role(made.path) == role],
-        )
+    """Pair the inputs of two jobs: those of the same path, then those of the same role, then own files."""
+    keys: list[Callable[[Made], str]] = [lambda made: made.path, _role, _kind]
+    for key in keys:
+        waiting: dict[str, list[Made]] = {}
+        for other in others:
+            waiting.setdefault(key(other), []).append(other)
+        left = []
+        for one in ones:
+            if same := waiting.get(key(one)):
+                yield one, same.pop(0)
+            else:
+                left.append(one)
+        ones, others = left, [made for made in others if any(made is one for one in waiting[key(made)])]
+    yield from ((one, None) for one in ones)
+    yield from ((None, other) for other in others)

@@ -76,21 +76,27 @@ class Lineage:
                     yield one
 
     def content(self, made: Made) -> object:
-        """Return what two files with the same content share: the digest, or that of the weights or the text.
+        """Return what files of the same content share: the digest, or that of the weights or the text.
 
-        A receipt or description also holds times and paths, which differ between equal models.
+        Receipts, descriptions and evaluations also hold times and paths, which differ between equal models.
         """
         path = self.root / made.path
         if path.suffix == ".json" and path.is_file() and f"sha256:{sha256(path)}" == made.digest:
             plain = read_json(path)
+            if isinstance(plain, dict) and "results" in plain:
+                rows = [row for result in plain["results"].values() for row in result["rows"]]
+                return [plain["bpb"], *((row["name"], row["value"], row["carried"]) for row in rows)]
             if isinstance(plain, dict):
                 return plain.get("weights") or plain.get("digest") or made.digest
         return made.digest
 
+    def code_name(self, job: Run) -> str | None:
+        """Return the name of the record of a job's code; None for a job of an earlier version."""
+        return job.tags.get("spider.code") or job.tags.get(f"spider.code.{job.tags.get('spider.stage')}")
+
     def code(self, job: Run) -> dict[str, Any]:
         """Return the record of the code of a job, or an empty one for a job of an earlier version."""
-        tags = job.tags
-        name = tags.get("spider.code") or tags.get(f"spider.code.{tags.get('spider.stage')}")
+        name = self.code_name(job)
         if name not in self._codes:
             path = self.root / "tracking" / "code" / f"{name}.json"
             self._codes[name] = read_json(path) if name and path.is_file() else {}

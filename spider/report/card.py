@@ -23,6 +23,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spider import files
+from spider.audit.record import Badge
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
@@ -160,6 +161,7 @@ def card(subject: Subject) -> str:
         version=manifest.spider if isinstance(manifest, Exported) else VERSION,
         data=_table(["", "source", "licence", "language", "digest"], list(_data(subject))),
         scores=_scores(subject, subject.evaluation, mark) if subject.evaluation else None,
+        badge=Badge.of(subject.stage) if subject.stage and subject.evaluation else None,
         legends=[
             *legends([subject.measured]),
             *(subject.evaluation.score.notes if subject.evaluation else []),

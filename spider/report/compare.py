@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from spider import files
+from spider.audit.record import Badge
 from spider.evaluation.records import (
     CheckpointScores,
     Evaluation,
@@ -67,6 +68,7 @@ class ComparedStage(Scored):
     """Scored checkpoints before the end of the stage, by rising step."""
     prompt: str | None = None
     sample: str | None = None
+    audit: Badge | None = None
 
 
 class ComparedRun(BaseModel, frozen=True):
@@ -237,6 +239,7 @@ def _compared(
         ),
         prompt=sample.prompt if sample else None,
         sample=sample.text if sample else None,
+        audit=Badge.of(folder),
     )
 
 
@@ -304,6 +307,12 @@ def _tables(summary: Summary) -> dict[str, _Table]:
             rows = [[name, *model_cells(one.own_rows(), columns)] for name, one in measured.items()]
             title = next(iter(measured.values())).title
             tables[title] = ["", *columns.values()], rows
+    if audited := {name: model.audit for name, model in models.items() if model.audit}:
+        rows = [
+            [name, badge.state.upper() if badge.state != "passed" else "passed", badge.text]
+            for name, badge in audited.items()
+        ]
+        tables["Audit"] = ["", "result", "checks"], rows
     if summary.seconds_by_rule:
         rows = [[rule, f"{seconds:,.1f}"] for rule, seconds in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = ["rule", "seconds"], rows

@@ -72,6 +72,7 @@ def render(config: Config, results: Results, run: str) -> str:
         finished=all(stage.state == "evaluated" for stage in stages),
         notes=[note for stage in stages for note in stage.notes],
         stages=stages,
+        badges={name: badge for stage in stages for name, badge in stage.badges.items()},
         last=last,
         flops=sum(s.evaluation.flops_per_token * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],

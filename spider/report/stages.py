@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from spider.audit.record import Badge
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
 from spider.config.spec import sources_of
@@ -127,6 +128,8 @@ class StageRecord:
     compressed: dict[str, Result]
     """All results of its compressed model, by name."""
     sample: Sample | None
+    badges: dict[str, Badge]
+    """The audits of the stage and of its compressed model, by name."""
     log: Log
     """Log of the training. The span of an unfinished stage ends at its last row; its bytes are its tokens."""
 
@@ -243,6 +246,7 @@ def _read_stage(
         s = plain["settings"]
         tokens = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
         span = Training(steps=last - first, global_step=last, tokens=tokens, bytes=tokens, seconds=0)
+    folders = {spec.stage: folder, f"{spec.stage}, compressed": CompressedFolder(folder.compressed)}
     return StageRecord(
         name=spec.stage,
         folder=folder,
@@ -256,6 +260,7 @@ def _read_stage(
         results=results_of(folder) if evaluation else {},
         compressed=results_of(CompressedFolder(folder.compressed)),
         sample=Sample.read(folder.sample) if folder.sample.exists() else None,
+        badges={name: badge for name, one in folders.items() if (badge := Badge.of(one))},
         log=Log(
             run=plain["run"],
             stage=spec.stage,

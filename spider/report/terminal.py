@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from spider.audit.record import Badge
 from spider.evaluation.records import sum_of_probabilities
 from spider.evaluation.result import CONTEXTS, GIVEN, Row, baselines, best_first
 from spider.report.compare import ComparedRun, ComparedStage, Summary
@@ -116,6 +117,9 @@ def _comparison(runs: dict[str, ComparedRun], foreign: dict[str, ComparedStage])
         yield Text(f"and {len(models) - LISTED} more, in table.md")
     yield Text()
     yield _verdict(ordered[0], one)
+    yield from _audits(
+        {f"{run} {name}": row.audit for run in ordered for name, row in runs[run].rows.items()}
+    )
     for note in _notes(ordered[0], one, runs):
         yield Text(note, style="dim")
     best_last = {name: runs[name].last for name in ordered[:_BESIDE]}
@@ -273,6 +277,16 @@ def _verdict(name: str, one: ComparedRun) -> Text:
     return Text("\n").join(
         Text(f"{name}, {one.context}: {one.text}.", style=styles[one.below]) for one in found
     )
+
+
+def _audits(badges: dict[str, Badge | None]) -> Iterator[Text]:
+    """Yield a line for each audit: a short one if it passed, and else all that is known of it."""
+    passed = [name for name, badge in badges.items() if badge and badge.state == "passed"]
+    if passed:
+        yield Text(f"Audit passed: {', '.join(passed)}.", style="green")
+    for name, badge in badges.items():
+        if badge and badge.state != "passed":
+            yield Text(f"Audit {badge.state.upper()}, {name}: {badge.text}.", style="bold yellow")
 
 
 def _notes(name: str, best: ComparedRun, runs: dict[str, ComparedRun]) -> Iterator[str]:

@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Folders and files of the project that hold code, below `ROOT`.
 CODE = ("spider", "kernels", "rules", "workflow", "Snakefile", "pyproject.toml")
 _SUFFIXES = (".py", ".smk", ".toml", "Snakefile")
+#: Options of `git diff`, so that `git apply` reads the patch whatever the user has configured.
+_PLAIN = ("--no-ext-diff", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 
 
 @functools.cache
@@ -65,9 +67,11 @@ def patch() -> str | None:
     if not (ROOT / ".git").exists():
         return None
     code = [name for name in CODE if (ROOT / name).exists()]
-    changed = _git("diff", "HEAD", "--binary", "--", *code)
+    changed = _git("diff", "HEAD", "--binary", *_PLAIN, "--", *code)
     new = _git("ls-files", "--others", "--exclude-standard", "--", *code).splitlines()
-    added = [_git("diff", "--no-index", "/dev/null", name) for name in new if name.endswith(_SUFFIXES)]
+    added = [
+        _git("diff", "--no-index", *_PLAIN, "/dev/null", name) for name in new if name.endswith(_SUFFIXES)
+    ]
     return "".join([changed, *added])
 
 
@@ -98,10 +102,17 @@ def record(results: Path) -> str:
     return digest(made)
 
 
+def packages() -> dict[str, str]:
+    """Return the version of Python and of each installed package."""
+    return {"Python": platform.python_version()} | {one.name: one.version for one in distributions()}
+
+
 def record_environment(results: Path) -> str:
     """Write the list of installed packages into the results folder, and return its digest."""
-    packages = {f"{one.name}=={one.version}" for one in distributions()}
-    text = "\n".join([f"# Python {platform.python_version()}", *sorted(packages, key=str.lower)]) + "\n"
+    found = packages()
+    python = found.pop("Python")
+    lines = sorted((f"{name}=={version}" for name, version in found.items()), key=str.lower)
+    text = "\n".join([f"# Python {python}", *lines]) + "\n"
     _write_once(results / "tracking" / "code" / f"{digest(text)}.requirements", text)
     return digest(text)
 

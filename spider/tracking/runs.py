@@ -85,6 +85,7 @@ def job(
     inputs: Sequence[Path] = (),
     outputs: Sequence[Path] = (),
     command: str | None = None,
+    config: Path | None = None,
 ) -> Iterator[Run]:
     """Record a job of a rule from its start to its end.
 
@@ -94,6 +95,7 @@ def job(
         name: the values of the rule's wildcards, such as ``demo/000``, or an empty string.
         params: the settings that determine the output together with the inputs.
         command: the command line, from the name of the command on.
+        config: the configuration that the job reads; a snapshot in the results folder is recorded by name.
     """
     values = spool.redact(to_jsonable_python(params or {}))
     read = file_list(results, inputs)
@@ -103,6 +105,8 @@ def job(
     record.command = command
     record._results = results
     record.tags |= {"spider.rule": rule, "spider.name": name, "spider.spec": digest(values)}
+    if config and config.parent.resolve() == (results / "configs").resolve():
+        record.tags["spider.snapshot"] = config.stem
     if before := spool.read_run(spool.record_path(results, "jobs", identity)):
         record.attempt = before.attempt + 1
         record.spent = before.spent

@@ -34,7 +34,16 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.save import Saver
 from spider.config import StageSpec
-from spider.data.loader import Batch, Batches, Loader, MixedLoader, model_arguments, to_device
+from spider.data.loader import (
+    Batch,
+    Batches,
+    Loader,
+    MixedLoader,
+    batch_digest,
+    digest_text,
+    model_arguments,
+    to_device,
+)
 from spider.data.metadata import load_metadata
 from spider.data.mixture import anew, mixes_of
 from spider.data.packing import PackedRows
@@ -240,7 +249,8 @@ class Trainer:
         learned_BT = targets_BT != tokens.pad if batch.learned_BT is None else batch.learned_BT
         counted_B = learned_BT.sum(1)
         bytes_BT = tokens.bytes_of[targets_BT] * learned_BT
-        targets, bytes_ = self.world.total(int(counted_B.sum()), int(bytes_BT.sum()))
+        read = batch_digest(batch.rows_BT1, self.world.rank * self.windows)
+        targets, bytes_, read = self.world.total(int(counted_B.sum()), int(bytes_BT.sum()), read)
         if not targets:
             raise TrainingError(
                 f"step {progress.global_step}: none of {targets_BT.size:,} targets is an assistant's; check "
@@ -277,6 +287,7 @@ class Trainer:
         progress.tokens += self.spec.tokens_per_step
         progress.global_tokens += self.spec.tokens_per_step
         progress.bytes += bytes_
+        progress.batches.append(digest_text(read))
         progress.position = batch.position
         progress.epoch = self.loader.epoch(batch.position)
         progress.validated = None
@@ -417,6 +428,7 @@ class Trainer:
     def _log(self, window: Window, bar: tqdm, validated: dict[str, float]) -> None:
         means = self.means
         self.means = Means()
+        batches, self.progress.batches = self.progress.batches, []
         if self.metrics is None:
             return
         progress = self.progress
@@ -445,7 +457,7 @@ class Trainer:
             loss = row.get("train/cross_entropy", row["train/loss"])
             progress.loss = loss
             progress.best_loss = loss if progress.best_loss is None else min(loss, progress.best_loss)
-        self.metrics.write(progress.global_step, row | validated)
+        progress.batches = self.metrics.write(progress.global_step, row | validated, batches)
         show(row, progress.step, progress.step + left, bar, {**self.model.shown, "reward": "reward {:.3f}"})
 
     def _announce(self, micro_batch: int) -> None:

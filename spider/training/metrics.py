@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ class Row(NamedTuple):
     step: int
     time: float
     metrics: dict[str, float]
+    batches: tuple[str, ...] = ()
+    """Digests of what the steps since the last row read, up to this step (`spider.data.loader`)."""
 
 
 def parse_row(line: bytes) -> Row:
@@ -30,7 +32,7 @@ def parse_row(line: bytes) -> Row:
     try:
         row = json.loads(line)
         metrics = {name: float(value) for name, value in row["metrics"].items()}
-        return Row(int(row["step"]), float(row.get("time", math.nan)), metrics)
+        return Row(int(row["step"]), float(row.get("time", math.nan)), metrics, tuple(row.get("batches", ())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a metrics row ({error})") from None
 
@@ -56,19 +58,33 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.last = -1
+        self._digested = -1
         self._path = path
         path.touch()
         intact = 0
         with open(path, "rb") as f, contextlib.suppress(ValueError):
             for line in f:
                 if line.endswith(b"\n"):
-                    self.last = parse_row(line).step
+                    row = parse_row(line)
+                    self.last = row.step
+                    self._digested = row.step if row.batches else self._digested
                     intact += len(line)
         os.truncate(path, intact)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step > self.last:
-            row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
-            with open(self._path, "ab") as f:
-                f.write((json.dumps(row) + "\n").encode())
-            self.last = step
+    def write(self, step: int, metrics: Mapping[str, float], batches: Sequence[str] = ()) -> list[str]:
+        """Append the row of a step, with the digests of the last batches that the file does not have.
+
+        Return the digests that still wait for a row, because the file has another row of this step.
+        """
+        new = step - self._digested
+        batches = batches[-new:] if new > 0 else []
+        if step <= self.last:
+            return [*batches]
+        if batches:
+            self._digested = step
+        row = {"step": step, "time": time.time(), "metrics": dict(metrics)}
+        row |= {"batches": [*batches]} if batches else {}
+        with open(self._path, "ab") as f:
+            f.write((json.dumps(row) + "\n").encode())
+        self.last = step
+        return []

@@ -97,6 +97,8 @@ class Progress:
     epoch: float | None = None
     """Passes over the data so far. Only a row of metrics needs it, so an older manifest lacks it."""
     means: dict[str, Any] = field(default_factory=lambda: Means().plain())
+    batches: list[str] = field(default_factory=list)
+    """Digests of the batches since the last row of metrics. An older manifest lacks them."""
     validated: dict[str, Any] | None = None
     """Result of the validation after this step, if there was one."""
 

@@ -65,6 +65,7 @@ LAYERS = [
     "training",
     "tracking",
     "provenance",
+    "audit",
     "report",
     "progress",
     "publish",

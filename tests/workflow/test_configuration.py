@@ -19,6 +19,7 @@ nohup env -i PATH="$PATH" HOME="$HOME" PYTHONPATH="$PYTHONPATH" sh "$1" > job.lo
 echo $!
 """
 SUBMITTED = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", "./submit", "--jobs", "2"]
+SUBMITTED += ["--latency-wait", "5", "--seconds-between-status-checks", "1"]
 
 
 def test_a_second_invocation_does_not_change_the_jobs_of_the_first(prepared):
@@ -55,7 +56,7 @@ def test_jobs_of_a_scheduler_do_not_read_an_edited_configuration(tmp_path, kind)
         (tmp_path / "edited.yaml").write_text("runs: [")
     (tmp_path / "submit").write_text(SUBMIT)
     (tmp_path / "submit").chmod(0o755)
-    made("datasets/text", *SUBMITTED, "--latency-wait", "5")
+    made("datasets/text", *SUBMITTED)
     assert (tmp_path / "config.yaml").read_text() == (tmp_path / "edited.yaml").read_text()
     assert read_json(made.results / "shards/text/metadata.json")["validation"] == 0.1
     assert made.planned("datasets/text") == {}

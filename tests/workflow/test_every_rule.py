@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from mlflow import MlflowClient
 
 from spider import load_model
+from spider.audit.record import Badge
+from spider.cli import cli
 from spider.data.packing import Packing
 from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
@@ -24,6 +27,8 @@ from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.model.reading import Reading
 from spider.ngram.store import open_index
+from spider.provenance.lineage import Lineage
+from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from tests import forkserver
@@ -50,7 +55,8 @@ def add_tokens(workflow):
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
-    workflow.config["runs"]["bpe"]["compress"] = {"cap": 1_000_000}
+    workflow.config["runs"]["bpe"] |= {"compress": {"cap": 1_000_000}, "audit": "quick"}
+    workflow.config["runs"]["bytes"]["audit"] = True
     workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
 
@@ -300,6 +306,118 @@ def test_training_reads_the_index_of_the_split_and_scoring_the_full_one(everythi
         load_model(stage, family_module=TOY)
 
 
+def audited(name: str, *options: str) -> tuple[int, str]:
+    """Return the exit status of an audit of digests, and what it printed."""
+    done = CliRunner().invoke(cli, ["audit", name, "--only", "digests", *options])
+    assert isinstance(done.exception, (SystemExit, type(None))), done.exception
+    return done.exit_code, done.output
+
+
+def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
+    results = everything.results
+    folders = ("bytes/first", "bpe/packed", "bpe/packed/compressed")
+    for name in folders:
+        found = read_json(results / "runs" / name / "audit.json")
+        checks = {one["check"]: one for one in found["findings"]}
+        assert found["quick"] == name.startswith("bpe"), name
+        assert checks["digests"]["status"] == checks["code"]["status"] == "passed", checks
+    assert not (results / "runs/bpe/first/audit.json").exists()
+    assert "Audit" in trained[1]
+    page = (results / "report/runs/bpe.html").read_text()
+    assert (
+        "Audit of packed, compressed" in page
+        and "<b>passed</b></a>: digests, splits, distribution, causality, score, replay, code (quick" in page
+    )
+    assert "## Audit" in (results / "report/table.md").read_text()
+    export = everything.folder / "audited"
+    spider(everything, "checkpoint", "export", str(results / "runs/bpe/packed"), str(export))
+    assert "Audit of this score" in (export / "README.md").read_text()
+    client = MlflowClient(f"sqlite:///{results / 'mlflow.db'}")
+    jobs = client.get_experiment_by_name("Pipeline").experiment_id
+    sent = [run.data.metrics for run in client.search_runs([jobs], "tags.`spider.rule` = 'audit'")]
+    assert len(sent) == 3 and all(one["audit/failed"] == 0 < one["audit/passed"] for one in sent)
+
+
+def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPIDER_TRACKING", "off")
+    copied = Workflow(shutil.copytree(everything.folder, tmp_path / "copied", symlinks=True))
+    monkeypatch.chdir(copied.folder)
+    root = copied.results
+    run, stage = root / "runs/bpe", root / "runs/bpe/packed"
+    checkpoint = stage / read_json(stage / "train.json")["checkpoint"]
+
+    def edit(path: Path, **changes: object) -> None:
+        path.write_text(json.dumps(read_json(path) | changes))
+
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    weights = next(checkpoint.glob("model*.safetensors"))
+    spoilt = {
+        "no job wrote": (stage / "evaluation.json", lambda path: edit(path, bpb=0.5)),
+        "loss is": (stage / "train.json", lambda path: edit(path, loss=0.5)),
+        "SHA-256 differs from the manifest": (weights, flip),
+        "is not the raw file": (root / "raw/text/000.parquet", flip),
+        "SHA-256 differs from metadata.json": (root / "shards/text-bpe/train/000.bin", flip),
+        "its digest does not match": (
+            root / "shards/text-bpe/metadata.json",
+            lambda path: edit(path, lossless=False),
+        ),
+        "packed-32.rows": (root / "shards/text-bpe/packed-32.rows", flip),
+        "runs/bpe/first/train.json": (run / "first/train.json", lambda path: edit(path, weights="0" * 16)),
+        "tokenizer.json": (root / "tokenizers/bpe/tokenizer.json", flip),
+    }
+    for reason, (path, spoil) in spoilt.items():
+        content = path.read_bytes()
+        spoil(path)
+        status, printed = audited("bpe/packed")
+        assert status == 1 and printed.startswith("failed") and reason in printed, (reason, printed)
+        path.write_bytes(content)
+    assert "runs/bpe/packed/evaluation.json" in printed, "what depends on the tokenizer"
+    assert audited("bpe/packed")[0] == 0
+    small = stage / "compressed/model.spider"
+    content = small.read_bytes()
+    flip(small)
+    assert audited("bpe/packed", "--compressed")[0] == 1
+    small.write_bytes(content)
+
+    made = next(job for job in Lineage(root).jobs if job.name == "evaluate bpe/packed")
+    code = root / "tracking/code" / f"{made.tags['spider.code']}.json"
+    content = code.read_bytes()
+    edit(code, commit="0" * 40)
+    status, printed = audited("bpe", "--only", "code")
+    assert status == 1 and "was edited, so the code of `evaluate bpe/packed` is unknown" in printed
+    code.write_bytes(content)
+
+    # Files that were deleted break nothing, and an audit of them says so.
+    for path in (root / "raw/text").glob("*.parquet"):
+        path.unlink()
+    status, _ = audited("bpe", "--quick")
+    (found,) = read_json(stage / "audit.json")["findings"]
+    assert status == 0 and "not here any more, so not hashed: raw/text/000.parquet" in " ".join(
+        found["details"]
+    )
+
+    # An audit of a copy compares its weights, and one of an earlier evaluation is stale.
+    spider(copied, "checkpoint", "export", str(run / "first"), "other")
+    spider(copied, "checkpoint", "export", str(stage), "copy")
+    assert audited("copy")[0] == 0
+    edit(copied.folder / "other/config.json", stage="packed")
+    status, printed = audited("other")
+    assert status == 1 and "was not exported from bpe/packed" in printed
+    assert Badge.of(StageFolder(stage)).state == "passed"
+    shutil.move(checkpoint, tmp_path / "moved")
+    assert audited("bpe")[1].startswith("skipped"), "the weights are gone, so nothing is known about them"
+    shutil.move(tmp_path / "moved", checkpoint)
+    assert audited("bpe/packed")[0] == 0
+    edit(stage / "evaluation.json", bpb=0.5)
+    assert Badge.of(StageFolder(stage)).state == "stale"
+    (stage / "evaluation.json").unlink()
+    assert "no score to audit" in str(CliRunner().invoke(cli, ["audit", "bpe/packed"]).exception)
+
+
 def rules() -> set[str]:
     """Return the names of all rules in the files of the workflow."""
     text = "\n".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
@@ -397,5 +515,5 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tm
     figures = re.findall(r"<th>(\w+)</th><td>(\d+)</td>", page.split('id="costs"')[1].split("</table>")[0])
     assert dict(figures) == {rule: str(run.count(rule)) for rule in once} | {
         **{"warmup": "1", "train": "2", "evaluate": "3", "sample": "3", "draw": "2"},
-        **{"harness": "1", "compress": "1"},
+        **{"harness": "1", "compress": "1", "audit": "2"},
     }

@@ -17,7 +17,7 @@ PROFILE = ROOT / "profiles/slurm"
 
 #: Rules whose command runs a model. The others request no GPU.
 WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_checkpoints", "sample", "harness", "compress"}
-WITH_A_MODEL |= {"evaluate_foreign"}
+WITH_A_MODEL |= {"evaluate_foreign", "audit"}
 #: Rules of about a second, which run where Snakemake runs.
 LOCAL = {"draw", "compare", "report", "scaling"}
 
@@ -35,7 +35,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     del small["stages"][1]
     small["resources"] |= {"gpus": gpus}
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
-    small |= {"harness": {}, "compress": {}}
+    small |= {"harness": {}, "compress": {}, "audit": True}
     small["evaluation"] |= {"checkpoints": "all"}
     indexed["data"] = "indexed"
     indexed["model"]["ngram"] = {}

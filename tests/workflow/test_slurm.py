@@ -166,6 +166,7 @@ def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.Temp
         (folder / name).write_text(block)
     (folder / "status").chmod(0o755)
     cluster.profile, cluster.options = folder, ["--latency-wait", "5"]
+    cluster.options += ["--seconds-between-status-checks", "1"]
     return cluster, cluster.start(FIRST)
 
 

@@ -170,7 +170,7 @@ def test_commands_print_the_causes_and_the_lineage(tmp_path, monkeypatch):
     monkeypatch.undo()
     run = CliRunner().invoke
     printed = run(cli, ["diff", *(str(path.parent) for path in results)], catch_exceptions=False).output
-    assert printed == "setting seed: 0 / 1  (train -> evaluate)\n"
+    assert printed == "setting seed: 0 / 1  (can explain train -> evaluate)\n"
     lines = run(cli, ["why", str(results[0])], catch_exceptions=False).output
     assert "raw/web/000.json  (download a)" in lines and "no input and no module" in lines
     (tmp_path / "one/own.txt").write_text("edited")

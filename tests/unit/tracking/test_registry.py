@@ -261,9 +261,10 @@ def test_two_people_on_one_store_have_separate_models(results, tmp_path, weights
 
 
 @pytest.fixture(params=[403, 404, "read-only"])
-def refusing(request, results, tmp_path):
+def refusing(request, results, tmp_path, monkeypatch):
     """Yield the address of a registry that refuses models, and a part of the error message."""
     if request.param == "read-only":
+        monkeypatch.chdir(tmp_path)  # MLflow makes a folder `file:` in the current one
         shutil.copy(results / "mlflow.db", tmp_path / "registry.db")
         yield f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true", "readonly database"
         return

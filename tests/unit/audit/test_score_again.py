@@ -1,0 +1,198 @@
+"""Score tiny trained models again, and show that each kind of false score is found."""
+
+import json
+import shutil
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spider.audit import causality, distribution, score
+from spider.audit.claim import Claim
+from spider.config import load_config
+from spider.data.encode import encode_part
+from spider.data.metadata import build_metadata
+from spider.evaluation.evaluate import evaluate
+from spider.results import write_config
+from spider.training.stage import train
+from tests.forkserver import python
+from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
+
+TOY = "tests.families.toy"
+FAMILY = """
+import torch
+import torch.nn.functional as F
+from tests.families.toy.model import Toy
+from spider.tokens.bytes import ByteTokens
+
+class Model(Toy):
+    {body}
+"""
+#: The model knows a little of the id that follows.
+SEES = """
+    def forward(self, tokens_BT, labels_BT=None, **options):
+        output = super().forward(tokens_BT, labels_BT, **options)
+        if output.logits is not None:
+            ahead_BT = F.pad(tokens_BT[:, 1:], (0, 1))
+            output.logits = output.logits + 0.1 * F.one_hot(ahead_BT, output.logits.shape[-1])
+        return output
+"""
+#: Each byte counts twice.
+DOUBLE = """
+    @property
+    def tokens(self):
+        double = ByteTokens()
+        double.bytes_of = 2 * double.bytes_of
+        return double
+
+    @tokens.setter
+    def tokens(self, given):
+        pass
+"""
+#: The probabilities sum to 1.05, and the evaluation does not look.
+SUMS = """
+    import spider.evaluation.bpb as bpb
+    bpb.check_deviation = lambda deviation, what: None
+
+    class Logits(torch.Tensor):
+        def log_softmax(self, dim):
+            return self.as_subclass(torch.Tensor).log_softmax(dim) + 0.05
+
+    def forward(self, tokens_BT, labels_BT=None, **options):
+        output = super().forward(tokens_BT, labels_BT, **options)
+        if output.logits is not None:
+            output.logits = output.logits.as_subclass(self.Logits)
+        return output
+"""
+
+
+@pytest.fixture
+def claim(tmp_path, monkeypatch):
+    """Return a function that trains and evaluates a stage, and returns the claim of its score."""
+    monkeypatch.setattr(sys, "executable", python())
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(model, name="results", **settings):
+        root = tmp_path / name
+        defaults = {**DEFAULTS, "max_steps": 4, **settings}
+        run = {
+            "data": "text",
+            "model": model,
+            "precision": "fp32",
+            "defaults": defaults,
+            "stages": [{"name": "a"}],
+            "evaluation": {"max_bytes": 3000, "loops_bytes": 0, "batch": 8, "carry_over": 1000},
+            "resources": {"threads": 1},
+        }
+        datasets = {"text": {"source": {"kind": "local", "files": ["text.jsonl"]}, "validation": 0.2}}
+        written = {"results": str(root), "datasets": datasets, "runs": {"r": run}}
+        config = load_config(written)
+        write_config(root, written)
+        one = Claim(config, "r", "a")
+        raw = one.results.raw("text", "000")
+        raw.parent.mkdir(parents=True)
+        texts = [f"Document {i}: the {i * i} brown foxes jump. " * (1 + i % 5) for i in range(150)]
+        pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(150)]}), raw)
+        shards = one.results.shards("text")
+        encode_part(raw, shards, "000", config.dataset("text"))
+        build_metadata(shards, "text", config.dataset("text"), source={}, parts=["000"])
+        train(one.spec, one.folder.path, shards)
+        evaluate(one.folder.receipt, one.spec, shards, one.folder.path, device="cpu")
+        return one
+
+    return make
+
+
+def family(tmp_path, name, body):
+    """Write a family of the user, and return its name."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "config.py").write_text(
+        "from tests.families.toy.config import Config as Toy\n\n\nclass Config(Toy):\n    pass\n"
+    )
+    (folder / "model.py").write_text(FAMILY.format(body=body.strip()))
+    return {"family": name}
+
+
+def found(claim, quick=False):
+    """Return the findings of the three checks in a new claim, by name."""
+    again = Claim(claim.config, claim.run, claim.stage)
+    return {
+        one.check: one for one in (module.check(again, quick) for module in (score, distribution, causality))
+    }
+
+
+def edit(claim, **changes):
+    """Edit an evaluation by hand."""
+    path = claim.folder.evaluation
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL,
+        {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2},
+    ],
+    ids=["spider", "gpt"],
+)
+def test_a_true_score_passes_and_false_ones_do_not(claim, model):
+    one = claim(model)
+    for quick in (True, False):
+        assert {check: finding.status for check, finding in found(one, quick).items()} == {
+            "score": "passed",
+            "distribution": "passed",
+            "causality": "passed",
+        }, found(one, quick)
+    plain = json.loads(one.folder.evaluation.read_text())
+
+    edit(one, bpb=plain["bpb"] - 0.01, nats=plain["nats"] | {"byte": plain["nats"]["byte"] * 0.99})
+    assert "if it is computed again" in " ".join(found(one)["score"].details)
+    edit(one, **plain | {"bpb_carried": plain["bpb_carried"] - 0.01})
+    assert found(one)["score"].reason.startswith("bpb_carried")
+    edit(one, **plain | {"bytes": plain["bytes"] + 1})
+    assert found(one)["score"].reason.startswith("bytes: ")
+    edit(one, **plain)
+
+    shutil.rmtree(one.folder.path / plain["checkpoint"])
+    assert {finding.status for finding in found(one).values()} == {"skipped"}
+
+
+def test_another_checkpoint_in_its_place_is_found(claim):
+    one = claim({"family": TOY})
+    other = claim({"family": TOY}, name="other", lr=1e-3)
+    name = one.evaluation.checkpoint
+    shutil.rmtree(one.folder.path / name)
+    shutil.copytree(other.folder.path / name, one.folder.path / name)
+    finding = found(one)["score"]
+    assert finding.status == "failed"
+    assert "the checkpoint has" in finding.reason
+
+
+def test_averaged_weights_that_are_reported_as_final_are_found(claim):
+    one = claim({"family": TOY}, ema={"decay": 0.9})
+    assert found(one)["score"].status == "passed"
+    edit(one, averaged=False, weights=one.receipt.weights)
+    details = " ".join(found(one)["score"].details)
+    assert "the evaluation says averaged: False" in details
+    assert "if it is computed again" in details
+
+
+@pytest.mark.parametrize(
+    ("body", "check", "reason"),
+    [
+        (SEES, "causality", "change if other bytes come"),
+        (SEES, "score", "nothing after its prefix"),
+        (DOUBLE, "distribution", "counts for 2 bytes, but stands for"),
+        (SUMS, "distribution", "do not sum to one"),
+        (SUMS, "score", "if it is computed again"),
+    ],
+    ids=["sees", "sees-score", "double", "sums", "sums-score"],
+)
+def test_a_family_that_cheats_is_found(claim, tmp_path, body, check, reason):
+    name = f"cheating_{abs(hash((body, check)))}"
+    finding = found(claim(family(tmp_path, name, body)))[check]
+    assert finding.status == "failed"
+    assert reason in " ".join(finding.details)
