@@ -66,10 +66,7 @@ class Claim:
     def datasets(self) -> list[str]:
         """The datasets that the run has learned from by the end of the stage, each once."""
         streams = {spec.data for spec in self.specs if spec.stream}
-        names = [name for spec in self.specs for name in spec.weights if name not in streams]
-        settings = self.config.run(self.run)
-        indexed = [settings.dataset] if settings.model.ngram else []
-        return list(dict.fromkeys([*names, *indexed]))
+        return [name for name in self.config.learned(self.run, self.stage) if name not in streams]
 
     @property
     def held_out(self) -> str:

@@ -1,7 +1,7 @@
 """Compare the code and the packages that made each link of a score with those that stand here now.
 
-Other code is not a failure, because a fixed version of Spider has other code too. The details name it. A record
-of code that is missing or was edited is a failure. Cost: hashing the project's code.
+Other code is not a failure, because a fixed version of Spider has other code too. The details name it. A
+record of code that is missing or was edited is a failure. Cost: hashing the project's code.
 """
 
 from __future__ import annotations

@@ -91,7 +91,10 @@ def _place(place: Place) -> list[str]:
     """Return lines about a place of a stretch."""
     row = "" if place.row is None else f", row {place.row:,}"
     id = "" if place.id is None else f", id {place.id}"
-    return [
+    lines = [
         f"  {place.dataset}/{place.split}/{place.part}, document {place.document:,}{id}",
         f"    raw file {place.file}{row}, SHA-256 {place.sha256[:16]}",
     ]
+    steps = [f"{read.stage} {read.global_step}" for read in place.reads]
+    more = f" and {len(steps) - 8} more" if len(steps) > 8 else ""
+    return lines + ([f"    read at step {', '.join(steps[:8])}{more}"] if steps else [])

@@ -61,11 +61,11 @@ def pieces(config: Config, results: Results, row: Row) -> Iterator[Piece]:
         while begin < last:
             s, first, at, after = shards.document(begin)
             number = int(np.searchsorted(shards.begins(s), at, side="right")) - 1
-            raw_row = int(_rows(shards, s)[max(0, number)])
+            raw_row = int(rows_of(shards, s)[max(0, number)])
             end = min(last, begin + after - at)
             ids = shards.read(begin, end - begin)
             part = shards.files[s].stem
-            id = _id(config, results, row.dataset, part, raw_row)
+            id = id_of(config, results, row.dataset, part, raw_row)
             text = shards.vocabulary.decode(ids.tolist())
             yield Piece(row.dataset, part, raw_row, id, at - first, ids.tolist(), text)
             begin = end
@@ -112,7 +112,7 @@ def copies(config: Config, results: Results, raw: str, part: str, row: int) -> I
             shards = Shards(folder, split)
             for s in (s for s, path in enumerate(shards.files) if path.stem == part):
                 border = int(shards.borders[s])
-                for number in np.flatnonzero(_rows(shards, s) == row).tolist():
+                for number in np.flatnonzero(rows_of(shards, s) == row).tolist():
                     begin = border + int(shards.begins(s)[number])
                     _, first, _, end = shards.document(begin)
                     yield Copy(dataset, split, shards.digest, begin, border + end)
@@ -130,7 +130,7 @@ def left_out(config: Config, results: Results, raw: str, part: str, row: int) ->
                 yield f"{dataset}: left out by cleaning ({reason})"
 
 
-def _rows(shards: Shards, s: int) -> np.ndarray:
+def rows_of(shards: Shards, s: int) -> np.ndarray:
     """Return the row of the raw file of each document of a file of a split."""
     path = shards.files[s].with_suffix(".rows")
     if not path.exists():
@@ -142,7 +142,7 @@ def _rows(shards: Shards, s: int) -> np.ndarray:
     return np.memmap(path, "<u4", "r") if path.stat().st_size else np.zeros(0, "<u4")
 
 
-def _id(config: Config, results: Results, dataset: str, part: str, row: int) -> str | None:
+def id_of(config: Config, results: Results, dataset: str, part: str, row: int) -> str | None:
     ids = _ids(config, results, config.raw(dataset), part)
     return None if ids is None or row >= len(ids) else ids[row].as_py()
 

@@ -9,8 +9,8 @@ takes less than five bytes for each byte of its documents:
     {part}-{split}-{n}.suffixes    positions in the text (int32), sorted by what follows there
     {part}-{split}-{n}.begins      the first position of each document (int32)
 
-Positions with fewer than `SHORTEST` bytes of their document behind them are left out. One core indexes more
-than 8 MB/s. A search takes some microseconds for each byte of the query (``benchmarks/trust_trace.py``).
+Positions with fewer than `SHORTEST` bytes of their document behind them are left out.
+``benchmarks/trust_trace.py`` measures the speed of building and of searching.
 """
 
 from __future__ import annotations

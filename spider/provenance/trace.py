@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from spider.config import Config
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
+from spider.provenance.documents import id_of, rows_of
+from spider.provenance.order import Order, Read
 from spider.provenance.text_index import (
     SHORTEST,
     SPLITS,
@@ -53,6 +53,8 @@ class Place(BaseModel, frozen=True):
     """Id of the document; None without ids, and where the raw file is deleted."""
     file: str
     sha256: str
+    reads: tuple[Read, ...] = ()
+    """Rows of the steps of the run that read it; empty without a run, and for text that is only looked up."""
 
 
 class Stretch(BaseModel, frozen=True):
@@ -85,8 +87,11 @@ class Trace(Record):
 
     @property
     def marked(self) -> Iterator[tuple[str, Stretch | None]]:
-        """Yield the text in pieces, each with the stretch that it belongs to. The first of two stretches
-        has their common bytes, and a character that is not whole in a stretch is outside of it."""
+        """Yield the text in pieces, each with the stretch that it belongs to.
+
+        The first of two stretches has their common bytes. A character that is not whole in a stretch is
+        outside of it.
+        """
         raw = self.text.encode()
         done = 0
         for stretch in self.stretches:
@@ -110,6 +115,8 @@ class Corpus:
     results: Results
     dataset: str
     splits: Sequence[str] = SPLITS
+    order: Order | None = None
+    """The order of the run that learned from it, if its steps are wanted."""
 
     @property
     def parts(self) -> list[str]:
@@ -150,37 +157,24 @@ class Corpus:
         ends = np.cumsum(widths(view.maps[s][first:][: found.begin + length], view.vocabulary), dtype=int)
         inside = np.searchsorted(ends, (found.begin, found.begin + length - 1), side="right")
         begin, last = (int(view.borders[s]) + first + inside).tolist()
-        row = self._row(path.with_suffix(".rows"), found.document - len(begins) + len(view.begins(s)))
+        number = found.document - len(begins) + len(view.begins(s))
+        known = number >= 0 and path.with_suffix(".rows").is_file()
+        row = int(rows_of(view, s)[number]) if known else None
+        tokens = begin, last + 1
+        order = self.order if found.split == "train" else None
         file = self._files.get(found.part, {})
         return Place(
             dataset=self.dataset,
             split=found.split,
             part=found.part,
             document=found.document,
-            tokens=(begin, last + 1),
+            tokens=tokens,
             row=row,
-            id=None if row is None else self._id(found.part, row),
+            id=None if row is None else id_of(self.config, self.results, self.dataset, found.part, row),
+            reads=tuple(order.reads(view.digest, *tokens)) if order else (),
             file=file.get("name", ""),
             sha256=file.get("sha256", ""),
         )
-
-    def _row(self, path: Path, document: int) -> int | None:
-        """Return the row of the raw file of a document of a shard."""
-        return int(np.memmap(path, "<u4", "r")[document]) if path.is_file() else None
-
-    def _id(self, part: str, row: int) -> str | None:
-        """Return the id in a row of a raw file, if both exist."""
-        path = self.results.raw(self.config.raw(self.dataset), part)
-        column = self.config.dataset(self.dataset).id_column
-        if not path.is_file():
-            return None
-        with pq.ParquetFile(path) as file:
-            group = 0
-            while row >= file.metadata.row_group(group).num_rows:
-                row -= file.metadata.row_group(group).num_rows
-                group += 1
-            known = column in file.schema_arrow.names
-            return str(file.read_row_group(group, [column])[column][row]) if known else None
 
 
 def corpora(config: Config, results: Results, run: str | None, stage: str | None) -> list[Corpus]:
@@ -189,7 +183,7 @@ def corpora(config: Config, results: Results, run: str | None, stage: str | None
     Without a run these are the texts of all datasets that are indexed.
 
     Raises:
-        ValueError: a stage was trained on a stream, or no dataset is indexed.
+        ValueError: a stage was trained on a stream or is not trained, or no dataset is indexed.
     """
     if run is None:
         stored = [name for name, one in config.datasets.items() if not one.source.STREAMED]
@@ -204,7 +198,8 @@ def corpora(config: Config, results: Results, run: str | None, stage: str | None
         if config.datasets[name].source.STREAMED:
             raise ValueError(f"{run}: was trained on the stream {name}, whose text is not stored")
     counted = settings.dataset if settings.model.ngram else None
-    return [Corpus(config, results, name, SPLITS if name == counted else ("train",)) for name in names]
+    order = Order(config, run, stage)
+    return [Corpus(config, results, name, SPLITS if name == counted else ("train",), order) for name in names]
 
 
 def trace(
