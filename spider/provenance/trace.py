@@ -6,7 +6,7 @@ beside the shard to a row of the raw file, and ``metadata.json`` to that file's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -84,27 +84,6 @@ class Trace(Record):
     share: float
     """Share of the text's bytes that stand in a stretch."""
     stretches: tuple[Stretch, ...]
-
-    @property
-    def marked(self) -> Iterator[tuple[str, Stretch | None]]:
-        """Yield the text in pieces, each with the stretch that it belongs to.
-
-        The first of two stretches has their common bytes. A character that is not whole in a stretch is
-        outside of it.
-        """
-        raw = self.text.encode()
-        done = 0
-        for stretch in self.stretches:
-            begin, end = max(done, stretch.begin), stretch.end
-            while begin < end and raw[begin] & 0xC0 == 0x80:
-                begin += 1
-            while end > begin and end < len(raw) and raw[end] & 0xC0 == 0x80:
-                end -= 1
-            if begin < end:
-                yield raw[done:begin].decode(), None
-                yield raw[begin:end].decode(), stretch
-                done = end
-        yield raw[done:].decode(), None
 
 
 @dataclass(frozen=True)

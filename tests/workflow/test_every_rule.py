@@ -81,9 +81,7 @@ def trained(tmp_path_factory):
         made = add_tokens(Workflow(folder))
         made.config["datasets"]["text"] |= {"ngram": 0.5, "cleaning": CLEANING}
         made.config["datasets"]["text-bpe"]["ngram"] = 0
-        made.config["datasets"]["text"]["index_text"] = made.config["datasets"]["text-bpe"]["index_text"] = (
-            True
-        )
+        made.config["datasets"]["text"]["index_text"] = True
         texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
         gpt2(folder / "a gpt2", byte_level(texts))
         made.config["foreign"] = {"gpt2": {"model": "a gpt2"}}
