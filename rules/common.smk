@@ -171,6 +171,8 @@ def warn_at_end(reason):
 
 def warn_of_other_code():
     """Print a line for each rule with outputs of this invocation that other code has made."""
+    if workflow.dag is None:  # the Snakefile has an error
+        return
     outputs = {file for job in workflow.dag.jobs for file in job.output}
     try:
         made = other_code(RESULTS).items()

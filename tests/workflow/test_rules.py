@@ -27,7 +27,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     config = workflow.config
     text = config["datasets"]["text"]
     cleaning = {"exact": True, "near": {"containment": 0.9}, "decontaminate": {}}
-    config["datasets"]["indexed"] = {**text, "ngram": 0.3, "cleaning": cleaning}
+    config["datasets"]["indexed"] = {**text, "ngram": 0.3, "cleaning": cleaning, "index_text": True}
     config["datasets"]["deleted"] = {**text, "temp": True}
     config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
     config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
