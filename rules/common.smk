@@ -490,13 +490,9 @@ def receipt(wildcards):
 
 def audited_data(wildcards):
     """Return the files that describe all that a score was made from."""
-    stages = CONFIG.runs[wildcards.run].stages[: stage_spec(wildcards).index + 1]
-    names = [name for stage in stages for name in spec_of(wildcards.run, stage.name).weights]
-    return [
-        file
-        for name in dict.fromkeys([*names, stage_spec(wildcards).evaluation.data])
-        if (file := metadata(name))
-    ]
+    learned = CONFIG.learned(wildcards.run, wildcards.stage)
+    names = dict.fromkeys([*learned, stage_spec(wildcards).evaluation.data])
+    return [file for name in names if (file := metadata(name))]
 
 
 def audit_options(wildcards):

@@ -11,5 +11,5 @@
 `spider.audit.claim.Claim` has what the checks read, `spider.audit.record` what they write.
 """
 
-#: The checks in the order in which they run: modules of this package with a function ``check``.
+#: Names of the checks, in order. Each is a module of this package with a function ``check``.
 CHECKS = ("digests", "splits", "distribution", "causality", "score", "replay", "code")

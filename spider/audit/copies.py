@@ -37,6 +37,7 @@ from spider.data.shards import Shards
 from spider.evaluation.overlap import MATCH_BYTES, StringMatches
 from spider.evaluation.text import Text
 from spider.ngram.contexts import compiled, finalized
+from spider.provenance.text_index import begins_of
 
 KINDS = ("same", "words", "near", "pieces")
 #: Least share of a document's 5-grams in one training document, and in all of them, that makes a copy.
@@ -91,7 +92,7 @@ def pieces_of(folders: Mapping[str, Path]) -> Iterator[Piece]:
         for split in load_metadata(folder).splits:
             shards = Shards(folder, split)
             for file in range(len(shards.maps) if split != "validation" else 0):
-                bounds_T = np.union1d([0], np.append(shards.begins(file), len(shards.maps[file])))
+                bounds_T = np.append(begins_of(shards, file), len(shards.maps[file]))
                 at = 0
                 while at < len(bounds_T) - 1:
                     fits = np.searchsorted(bounds_T, bounds_T[at] + PIECE, side="right") - 1

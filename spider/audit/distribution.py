@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Largest deviation of the sum of a distribution from one.
 TOLERANCE = 1e-4
-#: Bytes at whose positions the mixer's distribution is summed up.
+#: Number of bytes before which the mixer's distribution is summed up, in a full and in a quick check.
 _MIXED, _QUICK_MIXED = 2000, 200
 
 

@@ -30,10 +30,9 @@ from spider.config import StageSpec
 from spider.errors import CheckpointError
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE
-from spider.provenance.order import stage_order
+from spider.provenance.order import logged, stage_order
 from spider.tracking.machine import processor
 from spider.training.loop import Trainer
-from spider.training.metrics import read_rows
 from spider.training.precision import device_name
 from spider.training.stage import data_digest
 
@@ -133,25 +132,20 @@ def _discontinuities(claim: Claim, kept: list[Manifest]) -> list[str]:
 def _batches(claim: Claim, last: Manifest, most: int) -> tuple[list[str], str]:
     """Compare logged digests of batches with the order; return what differs, and what was compared."""
     spec = StageSpec.model_validate(last.spec)
-    folder = claim.results.stage(claim.run, claim.stage)
-    logged = {
-        step: digest
-        for row in read_rows(folder.metrics)
-        for step, digest in enumerate(row.batches, start=row.step - len(row.batches) + 1)
-    }
+    digests = logged(claim.results.stage(claim.run, claim.stage).metrics)
     try:
         order = stage_order(spec, claim.receipt, claim.results.shards(spec.data))
     except ValueError as error:
         return [], f"no batch can be compared with the order: {error}"
     began = order.global_step(0)
-    done = [step - began for step in logged if 1 <= step - began <= claim.receipt.steps]
+    done = [step - began for step in digests if 1 <= step - began <= claim.receipt.steps]
     if not done:
         return [], "the trainer logged no digest of a batch"
     chosen = sorted(random.SystemRandom().sample(done, min(most, len(done))))
     wrong = [
-        f"step {step}: read another batch ({logged[began + step]}) than its order gives"
+        f"step {step}: read another batch ({digests[began + step]}) than its order gives"
         for step in chosen
-        if order.digest(step) != logged[began + step]
+        if order.digest(step) != digests[began + step]
     ]
     return wrong, f"the batches of {len(chosen):,} steps are those that the order gives"
 

@@ -38,7 +38,7 @@ PLACES = 3
 
 
 class Place(BaseModel, frozen=True):
-    """Where a stretch stands in the training text."""
+    """The place of a stretch in the training text."""
 
     dataset: str
     split: str
