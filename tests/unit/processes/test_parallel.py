@@ -45,7 +45,8 @@ def run_together(processes, jobs, scratch, fails=False):
     listed = scratch / f"jobs-{processes}.json"
     listed.write_text(json.dumps(jobs))
     # A connection that the machine resets is not what is tested, and a second start resumes the trainings.
-    options = ["--standalone", "--max-restarts=1", f"--nproc-per-node={processes}"]
+    # It would also resume a training that is killed after its checkpoint, which then ends well.
+    options = ["--standalone", f"--max-restarts={0 if fails else 1}", f"--nproc-per-node={processes}"]
     launch = [python(), "-m", "torch.distributed.run", *options]
     done = subprocess.run(
         [*launch, str(HERE / "parallel_job.py"), str(listed)],
