@@ -3,8 +3,9 @@
 Parsing this file uses no network, and a job that parses it again writes nothing. Snakemake documents no interface
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
-another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `main_snakefile`
-and `config_settings` (the commands in the terminal summary). The tests of the workflow cover each of them.
+another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `dag.forcefiles`
+(`strict_code`), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the
+workflow cover each of them.
 """
 
 import atexit
@@ -179,12 +180,26 @@ def warn_of_other_code():
     except ValueError as error:  # a damaged record
         print(f"Warning: {error}", file=sys.stderr)
         return
+    end = "; it runs again" if CONFIG.strict_code else ""
     for line in by_rule(one for path, one in made if str(RESULTS / path) in outputs):
-        print(line, file=sys.stderr)
+        print(f"{line}{end}", file=sys.stderr)
 
 
 if IS_DRY_RUN:
     atexit.register(warn_of_other_code)
+
+
+@cache
+def force_other_code():
+    """Run the jobs again whose outputs other code has made, as `--forcerun` does."""
+    workflow.dag.forcefiles |= {str(RESULTS / path) for path in checked(other_code, RESULTS)}
+
+
+def strict_code(wildcards):
+    """Return no input. Snakemake calls this for each job before it decides which jobs run."""
+    if workflow.is_main_process:
+        force_other_code()
+    return []
 
 
 def refuse_hopeless():
@@ -580,6 +595,8 @@ def begin():
     """Write the configuration, and open the tracked run of this invocation, before its first job."""
     checked(write_config, RESULTS, config)
     progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
+    if CONFIG.strict_code:
+        warn_of_other_code()
     tracking.open_pipeline(RESULTS, CONFIG)
 
 

@@ -16,7 +16,7 @@ from spider.cli import cleaning, decontaminate
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
-from spider.data.store import Entry, raw_entry
+from spider.data.store import Entry, entry_of, raw_entry
 from spider.files import read_json, sha256, write_json
 from spider.tracking import Job
 
@@ -118,7 +118,7 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
             if session.config.store and file.exists():
                 digests = [one.digest for one in job.inputs]
                 of = {"part": part, "inputs": digests, "settings": spec.encoding()}
-                entry = Entry(Path(session.config.store), "shards", {"encoder": FORMAT, **of})
+                entry = entry_of(session.config, "shards", {"encoder": FORMAT, **of})
 
             def make() -> None:
                 tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES

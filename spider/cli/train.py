@@ -17,6 +17,7 @@ import click
 
 from spider import tracking
 from spider.cli.session import COUNT, FILE, STAGE, THREADS, Model, Session, command, log, prepare_torch
+from spider.codefiles import deciding_code
 from spider.config import Config, ConfigError, Given, with_settings
 from spider.results import StageFolder
 
@@ -205,7 +206,8 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         # Curves and checkpoint are recorded only for a stage in the results folder.
         in_results = folder == results.stage(spec.run, spec.stage).path
         with tracking.training(results.root, spec, datasets=cards) if in_results else nullcontext():
-            receipt = train(**planned._asdict(), world=world)
+            strict = deciding_code() if config.strict_code else None
+            receipt = train(**planned._asdict(), code=strict, world=world)
         if in_results:
             tracking.log_checkpoint(results.root, StageFolder(folder))
             if samples := sorted(StageFolder(folder).samples.glob("*.txt")):

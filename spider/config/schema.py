@@ -37,6 +37,8 @@ class Config(Block):
     """Folder of all results."""
     store: str | None = None
     """Folder of downloaded and encoded parts that several results folders share (null: none)."""
+    strict_code: bool = False
+    """true: run a finished job again if a module that it imported was edited since."""
     datasets: dict[Name, Dataset]
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}

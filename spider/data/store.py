@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from spider.codefiles import deciding_code
 from spider.config import Config
 from spider.files import digest, replacing
 from spider.record import Record
@@ -95,12 +96,19 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def entry_of(config: Config, kind: str, of: dict[str, Any]) -> Entry | None:
+    """Return the entry of files that ``of`` and with ``strict_code`` the code decide; None without a store."""
+    if config.store is None:
+        return None
+    return Entry(Path(config.store), kind, of | ({"code": deciding_code()} if config.strict_code else {}))
+
+
 def raw_entry(config: Config, dataset: str, part: str) -> Entry | None:
     """Return the entry of a downloaded part, or None without a store or if its content may change."""
     spec = config.dataset(dataset)
-    if config.store is None or not spec.source.pinned:
+    if not spec.source.pinned:
         return None
-    return Entry(Path(config.store), "raw", spec.source.identity(spec.source.item(part), spec))
+    return entry_of(config, "raw", spec.source.identity(spec.source.item(part), spec))
 
 
 def is_stored(config: Config, dataset: str, part: str) -> bool:

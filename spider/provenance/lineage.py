@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from spider.codefiles import code_files, short_digest
 from spider.files import read_json, sha256
 from spider.results import StageFolder
 from spider.tracking import spool
-from spider.tracking.code import code_files
 from spider.tracking.records import File, Run, file_digest, relative
 
 
@@ -104,8 +104,10 @@ class Lineage:
 
     def edited(self, job: Run) -> list[str]:
         """Return the modules that a job imported, and that are different now."""
-        now = code_files()
+        now = dict(code_files())
         modules = self.code(job).get("modules", {})
+        users = [name for name in modules if Path(name).is_absolute() and Path(name).is_file()]
+        now |= {name: short_digest(Path(name)) for name in users}
         return [name for name, digest in modules.items() if now.get(name, digest) != digest]
 
     def packages(self, job: Run) -> dict[str, str]:

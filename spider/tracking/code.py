@@ -21,29 +21,17 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from spider.codefiles import CODE, ROOT, SUFFIXES, code_files, short_digest
 from spider.config.imports import allowed_imports
-from spider.files import digest, sha256, write_bytes
+from spider.files import digest, write_bytes
 from spider.tracking.records import git_commit
 from spider.tracking.spool import redact
 from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
-#: The checkout, or the folder that Spider is installed in.
-ROOT = Path(__file__).resolve().parents[2]
-#: Folders and files of the project that hold code, below `ROOT`.
-CODE = ("spider", "kernels", "rules", "workflow", "Snakefile", "pyproject.toml")
-_SUFFIXES = (".py", ".smk", ".toml", "Snakefile")
 #: Options of `git diff`, so that `git apply` reads the patch whatever the user has configured.
 _PLAIN = ("--no-ext-diff", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
-
-
-@functools.cache
-def code_files() -> dict[str, str]:
-    """Return the digest of each file of the project's code, as it is at the first call."""
-    files = [path for name in CODE for path in [ROOT / name, *(ROOT / name).rglob("*")]]
-    found = {path.relative_to(ROOT).as_posix(): path for path in files if path.name.endswith(_SUFFIXES)}
-    return {name: sha256(path)[:16] for name, path in sorted(found.items()) if path.is_file()}
 
 
 def imported() -> dict[str, str]:
@@ -57,7 +45,7 @@ def imported() -> dict[str, str]:
         if path in own:
             modules[own[path]] = files[own[path]]
         elif path and any(name == user or name.startswith(f"{user}.") for user in users):
-            modules[path] = sha256(Path(path))[:16]
+            modules[path] = short_digest(Path(path))
     return dict(sorted(modules.items()))
 
 
@@ -70,7 +58,7 @@ def patch() -> str | None:
     changed = _git("diff", "HEAD", "--binary", *_PLAIN, "--", *code)
     new = _git("ls-files", "--others", "--exclude-standard", "--", *code).splitlines()
     added = [
-        _git("diff", "--no-index", *_PLAIN, "/dev/null", name) for name in new if name.endswith(_SUFFIXES)
+        _git("diff", "--no-index", *_PLAIN, "/dev/null", name) for name in new if name.endswith(SUFFIXES)
     ]
     return "".join([changed, *added])
 

@@ -25,6 +25,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from spider.checkpoints.records import Receipt
+from spider.codefiles import code_files
 from spider.config import StageSpec
 from spider.errors import RESUME_ME
 from spider.evaluation import result
@@ -50,7 +51,7 @@ def _recorded(results: Path, record: Run, *, live: bool) -> Iterator[None]:
     In a workflow its own sender does so.
     """
     alone = target.workflow() is None
-    code.code_files()  # the code as it is now, which may be edited while the job runs
+    code_files()  # the code as it is now, which may be edited while the job runs
     spool.write(results, record)
     sender = Sender(results) if alone and live else None
     try:

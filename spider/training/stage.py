@@ -145,6 +145,7 @@ def train(
     reset_steps: bool = False,
     warmup: Path | None = None,
     indexes: tuple[Path, Path] | None = None,
+    code: str | None = None,
     on_step: Callable[[int], None] | None = None,
     world: World = ALONE,
 ) -> Receipt:
@@ -154,6 +155,7 @@ def train(
 
     Args:
         resume: as in `Plan`, or any path that `Checkpoint.at` accepts.
+        code: digest of the code, if a training by other code is not to be continued.
         on_step: called after every step (and its checkpoint) with the number of completed steps.
         world: the processes that train together; each calls this with the same arguments.
 
@@ -189,7 +191,7 @@ def train(
         if chats := _conversations(spec, data, resume or previous):
             origin["conversations"] = chats
         try:
-            fields = {**spec.deciding(), **origin}
+            fields = {**spec.deciding(), **origin, **({"code": code} if code else {})}
             own = Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields)
             good = world.from_first(lambda: claim(folder, own))
             if good is None or not good.training.final:

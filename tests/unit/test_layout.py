@@ -52,6 +52,7 @@ LAYERS = [
     "cluster",
     "tokens",
     "config",
+    "codefiles",
     "requests",
     "data",
     "ngram",

@@ -84,7 +84,9 @@ def finished(
         raise
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 90) -> None:
+def wait_for(
+    condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = PATIENCE
+) -> None:
     """Wait until a condition holds, while the process lives."""
     deadline = time.monotonic() + seconds
     while not condition():

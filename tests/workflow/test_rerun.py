@@ -12,7 +12,7 @@ import pytest
 from spider.files import read_json
 from spider.tracking import code, job
 
-from .conftest import ROOT
+from .conftest import ROOT, jobs_in
 
 
 @pytest.fixture
@@ -182,8 +182,37 @@ def test_outputs_of_other_code_are_reused_and_named(workflow, monkeypatch):
     assert f"sample: made by other code ({module})" in workflow("--dry-run")
     assert workflow.planned() == {}
 
+    workflow.config["strict_code"] = True
+    printed = workflow("--dry-run")
+    assert jobs_in(printed)["sample"] == 1
+    assert f"sample: made by other code ({module}); it runs again" in printed
+
+    workflow.config["strict_code"] = False
     (record,) = (workflow.results / "tracking/jobs").glob("*.json")
     record.write_text("{")
     printed = workflow("--dry-run")
     assert f"Warning: {record.relative_to(workflow.folder)}: not valid JSON" in printed
     assert "Traceback" not in printed
+
+
+def test_strict_code_trains_again_what_other_code_has_trained(workflow, monkeypatch):
+    module, before = "spider/training/loop.py", workflow.receipt("second")["weights"]
+    workflow.config |= {"strict_code": True, "tracking": {"enabled": True}}
+    assert workflow.planned() == {}, "no job has recorded its code"
+    with monkeypatch.context() as patched:
+        patched.setenv("SPIDER_WORKFLOW", "w")  # nothing is sent
+        patched.setattr(code, "imported", lambda: {module: "0" * 16})
+        with job(
+            "train",
+            "small/second",
+            results=workflow.results,
+            outputs=[workflow.stage("second") / "train.json"],
+        ):
+            pass
+    target = "results/runs/small/second/train.json"
+    assert workflow.planned(target) == {"train": 1}
+    printed = workflow(target)
+    assert f"train: made by other code ({module}); it runs again" in printed
+    assert list(workflow.stage("second").glob("superseded-*/checkpoints/step-*")), "it was not trained again"
+    assert workflow.receipt("second")["weights"] == before
+    assert workflow.planned(target) == {}

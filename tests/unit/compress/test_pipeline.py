@@ -204,7 +204,9 @@ def test_the_clip_that_fits_the_cap_is_found(files, trained, tmp_path):
 
 
 def test_an_impossible_cap_is_an_error_and_nothing_is_left(files, trained, tmp_path):
-    one = files["gpt"][1].compressed
+    one = compressed(trained, "gpt", tmp_path / "one", clip=8.0, method="nearest").compressed
+    folder = tmp_path / "folder"
+    folder.mkdir()
     for message, settings in (
         (r"runs.r.compress.cap: the code alone is [\d,]+ bytes", {"cap": 1000}),
         (r"[\d,]+ bytes even at clip 96, cap is .*fewer parameters", {"cap": one.code_bytes + 2000}),
@@ -214,8 +216,8 @@ def test_an_impossible_cap_is_an_error_and_nothing_is_left(files, trained, tmp_p
          {"cap": one.code_bytes + 2000, "clip": 8.0}),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            compressed(trained, "gpt", tmp_path, method="nearest", **settings)
-    assert not list(tmp_path.iterdir())
+            compressed(trained, "gpt", folder, method="nearest", **settings)
+    assert not list(folder.iterdir())
 
 
 def test_the_size_is_predicted(files, trained):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spider.config import load_config
+from spider.data import store
 from spider.data.store import MANIFEST, Entry, raw_entry
 from tests.forkserver import python
 
@@ -96,14 +97,24 @@ def test_a_store_that_cannot_be_written_is_a_warning(entry, tmp_path, caplog):
     assert "not put into the store" in caplog.text and not entry.take({"parquet": tmp_path / "taken"})
 
 
-def test_only_pinned_files_of_a_hub_are_shared(tmp_path):
-    def one(store="store", **source):
-        block = {"kind": "hub", "repo": "a/b", "revision": "1" * 40, "files": ["a.parquet"]} | source
-        runs = {"r": {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 2}]}}
-        return raw_entry(
-            load_config({"store": store, "datasets": {"d": {"source": block}}, "runs": runs}), "d", "000"
-        )
+def stored(strict_code=False, store="store", **source):
+    """Return the entry of a file of a hub."""
+    block = {"kind": "hub", "repo": "a/b", "revision": "1" * 40, "files": ["a.parquet"]} | source
+    runs = {"r": {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 2}]}}
+    whole = {"store": store, "strict_code": strict_code, "datasets": {"d": {"source": block}}, "runs": runs}
+    return raw_entry(load_config(whole), "d", "000")
 
+
+def test_with_strict_code_other_code_makes_another_entry(monkeypatch):
+    paths = []
+    for code in ("a", "b"):
+        monkeypatch.setattr(store, "deciding_code", lambda code=code: code)
+        paths += [stored().path, stored(strict_code=True).path]
+    assert paths[0] == paths[2] and len({*paths}) == 3
+
+
+def test_only_pinned_files_of_a_hub_are_shared(tmp_path):
+    one = stored
     assert one().path == one(files=["a.parquet", "b.parquet"]).path != one(repo="a/c").path
     assert one(store=None) is None and one(revision="main") is None
     arithmetic = {"datasets": {"d": {"source": {"kind": "arithmetic"}, "format": "chat"}}, "store": "store"}

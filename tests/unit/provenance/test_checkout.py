@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.trust_checkout import EDITS, RUNS, again
+from spider import codefiles
 from spider.cli import cli
 from spider.files import write_json
 from spider.provenance.checkout import checkout
@@ -42,10 +43,11 @@ def made(tmp_path, monkeypatch):
     (project / "spider/new.py").write_text("NEW = 'é'\n")
     monkeypatch.setenv("SPIDER_WORKFLOW", "w")  # nothing is sent
     monkeypatch.setattr(code, "ROOT", project)
+    monkeypatch.setattr(codefiles, "ROOT", project)
     monkeypatch.setattr(code, "git_commit", lambda: f"{commit}-dirty")
-    code.code_files.cache_clear()
+    codefiles.code_files.cache_clear()
     code.patch.cache_clear()
-    monkeypatch.setattr(code, "imported", code.code_files)
+    monkeypatch.setattr(code, "imported", codefiles.code_files)
     monkeypatch.chdir(tmp_path)
     root = Path("results")
     snapshot = write_config(root, CONFIG)
@@ -55,7 +57,7 @@ def made(tmp_path, monkeypatch):
     with job("train", "r/a", results=root, inputs=own, outputs=[receipt], config=snapshot):
         write_json(receipt, {"weights": "w"})
     yield root
-    code.code_files.cache_clear()
+    codefiles.code_files.cache_clear()
     code.patch.cache_clear()
 
 

@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from spider.cli import cli
+from spider.codefiles import short_digest
 from spider.files import digest, write_json
 from spider.provenance.differences import Comparison
 from spider.provenance.lineage import Lineage
+from spider.provenance.stale import other_code
 from spider.results import Results
 from spider.tracking import close_pipeline, code, job, open_pipeline
 
@@ -135,6 +137,17 @@ def test_a_users_file_is_the_only_cause(pair):
     found, (cause,) = pair(text="other text")
     assert found == [("file", "own.txt")]
     assert cause.rules == ("download", "encode", "index", "train", "evaluate")
+
+
+def test_an_edited_module_of_the_user_is_named(tmp_path, monkeypatch):
+    own = tmp_path / "family.py"
+    own.write_text("A = 1")
+    root = tmp_path / "results"
+    root.mkdir()
+    workflow(root, monkeypatch, modules={str(own): short_digest(own)})
+    assert str(own) not in {name for _, names in other_code(root).values() for name in names}
+    own.write_text("A = 2")
+    assert all(str(own) in names for _, names in other_code(root).values())
 
 
 def test_an_edited_module_is_the_only_cause(pair):

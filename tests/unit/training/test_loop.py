@@ -422,6 +422,16 @@ def test_a_finished_training_under_another_spec_is_moved_aside_and_trained_again
     assert (tmp_path / f"superseded-{old.identity}-1").is_dir()
 
 
+def test_a_training_by_other_code_is_not_continued_if_the_code_is_given(tmp_path, make_spec, shards, caplog):
+    spec = make_spec(max_steps=5)
+    first = train(spec, tmp_path, shards, code="a")
+    assert train(spec, tmp_path, shards, code="a") == train(spec, tmp_path, shards) == first
+    assert "superseded" not in caplog.text, "without a digest, any code may continue"
+    train(spec, tmp_path, shards, code="b")
+    assert train(spec, tmp_path, shards, code="c").weights == first.weights
+    assert "code: b -> c" in caplog.text and len(list(tmp_path.glob("superseded-*"))) == 2
+
+
 def test_a_training_without_a_checkpoint_starts_again_under_another_spec(tmp_path, make_spec, shards):
     with pytest.raises(Stop):
         train(make_spec(log_every=1), tmp_path, shards, on_step=crash_at(4))
