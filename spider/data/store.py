@@ -97,7 +97,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def entry_of(config: Config, kind: str, of: dict[str, Any]) -> Entry | None:
-    """Return the entry of files that ``of`` and with ``strict_code`` the code decide; None without a store."""
+    """Return the entry of files that ``of`` decides, or None without a store.
+
+    With ``strict_code`` the code decides them too.
+    """
     if config.store is None:
         return None
     return Entry(Path(config.store), kind, of | ({"code": deciding_code()} if config.strict_code else {}))
