@@ -6,8 +6,10 @@ import ast
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,21 @@ def is_held_out(row: Row) -> bool:
 def named(text: str, held_out: bool, name: str) -> Row:
     """Return a document with an id that the rule puts into this split."""
     return next(row for n in range(1000) if is_held_out(row := (f"{name}-{n}", text)) == held_out)
+
+
+def held_out() -> list[Row]:
+    return [row for row in rows() if is_held_out(row)]
+
+
+def edited(text: str, share: float) -> str:
+    """Replace a share of the words."""
+    rng = random.Random(0)
+    return " ".join(f"x{rng.random()}" if rng.random() < share else word for word in text.split(" "))
+
+
+def learned(change: Callable[[str], str] = str, count: int | None = None) -> list[Row]:
+    """Return documents that the rule puts into the train split: changed copies of held-out ones."""
+    return [named(change(text), False, f"copy of {id}") for id, text in held_out()[:count]]
 
 
 class World:

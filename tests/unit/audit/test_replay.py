@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 
 from spider.audit.claim import Claim
 from spider.audit.replay import check
-from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
+from spider.checkpoints.records import MANIFEST, Manifest, steps
 from spider.config import load_config
-from spider.files import write_json
 from spider.results import Results
-from spider.sealed import content_digest
 from spider.training.loop import Trainer
 from spider.training.stage import train
+from tests.unit.audit.frauds import receipt_of, sealed_again
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread, shards  # noqa: F401
 
 
@@ -63,19 +61,6 @@ def copied(honest, tmp_path):
 
 def contents(root):
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-def sealed_again(path, **fields):
-    """Change fields of a manifest, with a digest that holds."""
-    plain = json.loads((path / MANIFEST).read_text()) | fields
-    write_json(path / MANIFEST, plain | {"digest": content_digest(plain)})
-    return Manifest.read(path / MANIFEST)
-
-
-def receipt_of(folder):
-    """Write a receipt that agrees with the last checkpoint."""
-    last = steps(folder.checkpoints)[-1]
-    Receipt.of(Manifest.read(last / MANIFEST), f"checkpoints/{last.name}").write(folder.receipt)
 
 
 def found_by_digests(claim):

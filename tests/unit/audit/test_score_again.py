@@ -17,54 +17,10 @@ from spider.evaluation.evaluate import evaluate
 from spider.results import write_config
 from spider.training.stage import train
 from tests.forkserver import python
+from tests.unit.audit.frauds import DOUBLE, SEES, SUMS, family
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
 
 TOY = "tests.families.toy"
-FAMILY = """
-import torch
-import torch.nn.functional as F
-from tests.families.toy.model import Toy
-from spider.tokens.bytes import ByteTokens
-
-class Model(Toy):
-    {body}
-"""
-#: The model knows a little of the id that follows.
-SEES = """
-    def forward(self, tokens_BT, labels_BT=None, **options):
-        output = super().forward(tokens_BT, labels_BT, **options)
-        if output.logits is not None:
-            ahead_BT = F.pad(tokens_BT[:, 1:], (0, 1))
-            output.logits = output.logits + 0.1 * F.one_hot(ahead_BT, output.logits.shape[-1])
-        return output
-"""
-#: Each byte counts twice.
-DOUBLE = """
-    @property
-    def tokens(self):
-        double = ByteTokens()
-        double.bytes_of = 2 * double.bytes_of
-        return double
-
-    @tokens.setter
-    def tokens(self, given):
-        pass
-"""
-#: The probabilities sum to 1.05, and the evaluation does not look.
-SUMS = """
-    import spider.evaluation.bpb as bpb
-    bpb.check_deviation = lambda deviation, what: None
-
-    class Logits(torch.Tensor):
-        def log_softmax(self, dim):
-            return self.as_subclass(torch.Tensor).log_softmax(dim) + 0.05
-
-    def forward(self, tokens_BT, labels_BT=None, **options):
-        output = super().forward(tokens_BT, labels_BT, **options)
-        if output.logits is not None:
-            output.logits = output.logits.as_subclass(self.Logits)
-        return output
-"""
 
 
 @pytest.fixture
@@ -102,18 +58,6 @@ def claim(tmp_path, monkeypatch):
         return one
 
     return make
-
-
-def family(tmp_path, name, body):
-    """Write a family of the user, and return its name."""
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "config.py").write_text(
-        "from tests.families.toy.config import Config as Toy\n\n\nclass Config(Toy):\n    pass\n"
-    )
-    (folder / "model.py").write_text(FAMILY.format(body=body.strip()))
-    return {"family": name}
 
 
 def found(claim, quick=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 
@@ -16,22 +15,17 @@ from spider.audit.splits import check
 from spider.cleaning.evidence import table, write_removed
 from spider.evaluation.result import Result
 from spider.ngram.store import open_index
-from tests.unit.audit.small_claims import World, conversation, documents, is_held_out, named, rows
-
-
-def held_out():
-    return [row for row in rows() if is_held_out(row)]
-
-
-def edited(text, share):
-    """Replace a share of the words."""
-    rng = random.Random(0)
-    return " ".join(f"x{rng.random()}" if rng.random() < share else word for word in text.split(" "))
-
-
-def learned(change=lambda text: text, count=None):
-    """Return documents that the rule puts into the train split: changed copies of held-out ones."""
-    return [named(change(text), False, f"copy of {id}") for id, text in held_out()[:count]]
+from tests.unit.audit.small_claims import (
+    World,
+    conversation,
+    documents,
+    edited,
+    held_out,
+    is_held_out,
+    learned,
+    named,
+    rows,
+)
 
 
 def found(world, quick=False):
