@@ -142,9 +142,9 @@ def _differing(one: Any, other: Any, path: Path) -> Iterator[tuple[Path, tuple[A
 
 
 def _decides(path: Path) -> bool:
-    """Return whether a setting decides weights or scores. The other settings of a model replace a preset."""
+    """Return whether a setting decides weights or scores. A block has all settings of its preset."""
     match path:
-        case ("resources" | "parallel", *_) | ("model", "preset"):
+        case ("resources" | "parallel", *_) | ("model" | "optimizer", "preset"):
             return False
         case ("stages", _, key, *_):
             return key not in StageSettings.BOOKKEEPING
