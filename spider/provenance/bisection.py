@@ -194,14 +194,13 @@ class Bisection:
         if search.share(value) > 0.5:
             return [f"{', '.join(map(str, suspect))} moves {moved} ({trained})"]
         smallest = search.smallest()
+        found = "no hybrid"
         if smallest:
-            chosen, most = smallest
-            found = f"the smallest set that was found to do so is {named(chosen)} ({self.metric} {most:.5g})"
-        else:
-            found = f"no hybrid did so, only {self.runs[1]} with {named(self.suspects)}"
+            found = f"{named(smallest[0])} ({self.metric} {smallest[1]:.5g})"
         return [
             f"no single cause: {named([suspect])} alone moves {moved} ({trained})",
-            f"several causes together move {self.metric} by more than half of the difference; {found}",
+            f"several causes together move {self.metric} by more than half of it; the smallest set that was "
+            f"found to do so: {found}",
         ]
 
     def warnings(self) -> list[str]:
