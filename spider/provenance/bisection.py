@@ -125,11 +125,10 @@ class Bisection:
             raise ValueError(f"{made[0].path} and {made[1].path}: bisection needs stages of two runs")
         self.runs = [parts[1] for parts in places]
         self.stages = [parts[2] for parts in places]
-        jobs = [one.job for one in made]
-        assert jobs[0] is not None and jobs[1] is not None
-        self.configs = [load_config(lineage.configuration(job)) for job in jobs if job]
-        #: Both configurations, the older one first.
-        self._by_age = sorted(self.configs, key=lambda one: jobs[self.configs.index(one)].started)  # type: ignore
+        jobs = [one.job for one in made if one.job]
+        self.configs = [load_config(lineage.configuration(job)) for job in jobs]
+        older = min((0, 1), key=lambda i: jobs[i].started)
+        self._by_age = self.configs[older], self.configs[1 - older]
         self._check_text()
         self.search = Search(*self._values())
         blocks = zip(self.configs, self.runs, self.stages, strict=True)
