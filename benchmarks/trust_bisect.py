@@ -30,7 +30,7 @@ SETTINGS: dict[str, tuple[Any, Any, Any]] = {
     "lr": (3e-3, 3.03e-3, 2e-3),
     "max_steps": (60, 61, 52),
     "warmup_steps": (4, 5, 600),
-    "min_lr_ratio": (0.1, 0.11, 0.1),
+    "min_lr_ratio": (0.1, 0.11, 0.11),
     "seed": (0, 1, 1),
     "optimizer.weight_decay": (0.1, 0.11, 0.11),
     "optimizer.betas": ([0.9, 0.95], [0.9, 0.951], [0.9999, 0.99999]),
