@@ -148,7 +148,7 @@ def test_datasets_and_seeds_are_suspects():
 
 
 def test_settings_that_are_only_valid_together_are_one_suspect():
-    """32 channels have no three heads, so the heads need the width. The seed needs neither."""
+    """Three heads need a width of 48. The seed needs neither."""
     found = suspects(RUN, changed(model__hidden=48, model__heads=3, seed=1))
     names = {frozenset(setting.name for setting in one) for one in found}
     assert names == {frozenset({"model.hidden", "model.heads"}), frozenset({"seed"})}
