@@ -134,6 +134,10 @@ class Results:
         """
         return self.root / "ngram" / dataset / counted / text
 
+    def bisection(self, one: str, other: str) -> Path:
+        """Return the configuration of the runs between two runs."""
+        return self.root / "bisect" / f"{one}-{other}.yaml"
+
     @property
     def report(self) -> Path:
         return self.root / "report"

@@ -17,14 +17,39 @@ from spider.results import root_of
 @click.command()
 @click.argument("one")
 @click.argument("other")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF SNAKEMAKE]")
+@click.option(
+    "--bisect",
+    "metric",
+    metavar="METRIC",
+    is_flag=False,
+    flag_value="bpb",
+    help="Train runs between both, and name the setting that moves METRIC of evaluation.json (default: bpb).",
+)
+@click.option("--dry-run", "-n", is_flag=True, help="With --bisect: print the settings, and train nothing.")
 @JSON
 @click.pass_obj
-def diff(session: Session, one: str, other: str, as_json: bool) -> None:
+def diff(
+    session: Session,
+    one: str,
+    other: str,
+    options: tuple[str, ...],
+    metric: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Print the first causes of the difference between two results.
 
     ONE and OTHER are RUN (its last stage), RUN/STAGE, or the folder of a stage in any results folder.
+
+    With --bisect the workflow trains hybrids: ONE with half of the differing settings as in OTHER, then with
+    a quarter, and so on. OPTIONS of Snakemake follow two dashes, such as `-- --profile profiles/slurm`. Give
+    the same command again after an interruption.
     """
     from spider.provenance.differences import Comparison
+
+    if metric is None and (options or dry_run):
+        raise click.UsageError("options of Snakemake and --dry-run need --bisect")
 
     names = (one, other)
     files = [_result(session, name) for name in names]
@@ -33,6 +58,9 @@ def diff(session: Session, one: str, other: str, as_json: bool) -> None:
     for name, path, result in zip(names, files, made, strict=True):
         if result.job is None:
             raise ValueError(f"{name}: no job recorded {path} as it is now; it was edited, or made untracked")
+    if metric is not None:
+        _bisect(lineages, made, metric, options, dry_run, as_json)
+        return
     causes = Comparison(*lineages).causes(*made)
     if as_json:
         click.echo(json.dumps([asdict(cause) for cause in causes], indent=2))
@@ -80,6 +108,38 @@ def _result(session: Session, name: str) -> Path:
         return result_of(Path(name))
     run, stage = session.names(name)
     return result_of(session.results.stage(run, stage or session.config.run(run).stages[-1].name).path)
+
+
+def _bisect(
+    lineages: list[Lineage],
+    made: list[Made],
+    metric: str,
+    options: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Name the setting that moves a metric between two results."""
+    from spider.provenance.bisection import Bisection
+    from spider.provenance.hybrids import named
+
+    one, other = (lineage.root.resolve() for lineage in lineages)
+    if one != other:
+        raise ValueError(
+            f"{one} and {other}: bisection needs two runs of one results folder; train both in one"
+        )
+    bisection = Bisection(lineages[0], (made[0], made[1]), metric)
+    for line in bisection.warnings():
+        click.echo(f"warning: {line}", err=True)
+    if dry_run:
+        for suspect in bisection.suspects:
+            click.echo(", ".join(map(str, suspect)))
+        first = bisection.first()
+        click.echo(f"at most {bisection.most} trainings, the first: {bisection.name(first)} ({named(first)})")
+        return
+    found = bisection.find(options, lambda line: click.echo(line, err=as_json))
+    lines = [json.dumps(bisection.as_json(found), indent=2)] if as_json else bisection.verdict(found)
+    for line in lines:
+        click.echo(line)
 
 
 def _lineage(path: Path) -> Lineage:

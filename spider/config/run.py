@@ -554,6 +554,11 @@ class Run(RunSettings):
         """Return what a stage is trained on."""
         return stage.data or self.defaults.data or self.data
 
+    def settings_of(self, stage: Stage) -> StageSettings:
+        """Return the settings of a stage. Those that it sets itself override the defaults of the run."""
+        own = {key: getattr(stage, key) for key in stage.model_fields_set - {"name"}}
+        return self.defaults.model_copy(update=own)
+
 
 class ForeignConfig(Block):
     """A causal language model of transformers with its own tokenizer, scored as a run is

@@ -80,8 +80,7 @@ class Config(Block):
             raise ConfigError(f"runs.{run_name}: {none_such('stage', stage_name, names)}")
         index = names.index(stage_name)
         stage = run.stages[index]
-        own = {k: getattr(stage, k) for k in stage.model_fields_set - {"name"}}
-        settings = run.defaults.model_copy(update=own)
+        settings = run.settings_of(stage)
         data = run.data_of(stage)
         loops = settings.n_loops or run.model.loops
         first = next(iter(weights_of(data)))

@@ -47,7 +47,7 @@ def checkout(lineage: Lineage, run: str, stage: str, folder: Path) -> list[str]:
     recorded = lineage.code(made.job) if made.job else {}
     if made.job is None or not recorded.get("commit"):
         raise ValueError(f"{receipt}: no job recorded the commit of the code that made it")
-    config = _configuration(lineage, made.job)
+    config = lineage.configuration(made.job)
     with writing(folder) as beside:
         _restore_code(lineage.root, recorded, beside)
         lines = _link_own_files(lineage, made, config, beside)
@@ -78,19 +78,6 @@ def _restore_code(root: Path, recorded: dict[str, Any], folder: Path) -> None:
         _git("-C", folder, "apply", "--whitespace=nowarn", (root / f"tracking/code/{patch}.patch").resolve())
 
 
-def _configuration(lineage: Lineage, job: Run) -> dict[str, Any]:
-    """Return the snapshot of the configuration that a job read."""
-    name = job.tags.get("spider.snapshot")
-    path = lineage.root / "configs" / f"{name}.yaml"
-    if not name or not path.is_file():
-        raise ValueError(
-            f"{path if name else job.name}: the configuration of this job is not here; "
-            "only jobs of a workflow have a snapshot"
-        )
-    config: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
-    return config
-
-
 def _environment(lineage: Lineage, job: Run) -> str | None:
     if job.workflow is None:
         return None
@@ -104,8 +91,7 @@ def _link_own_files(lineage: Lineage, made: Made, config: dict[str, Any], folder
     These are the files that the configuration names, those that jobs read, and the user's own modules.
     """
     assert made.job is not None
-    root, named = lineage.root.resolve(), Path(config.get("results", "results"))
-    base = Path.cwd() if named.is_absolute() else root.parents[len(named.parts) - 1]
+    root, base = lineage.root.resolve(), lineage.base(config)
     read = {one.path: one.digest for one in lineage.ancestry(made) if one.job is None}
     changed = [name for name, digest in read.items() if digest not in (None, file_digest(root / name))]
     texts = [text for text in _texts(config) if text and not Path(text).is_absolute()]

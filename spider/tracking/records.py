@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 #: Size of the largest file that is uploaded as an artifact, in bytes.
 ARTIFACT_LIMIT = 10 << 20
 
+#: Name of the file that Snakemake writes into a folder that is the output of a rule.
+TIMESTAMP = ".snakemake_timestamp"
+
 Status = Literal["running", "finished", "failed", "killed"]
 
 
@@ -108,6 +111,7 @@ def file_digest(path: Path) -> str | None:
 
     A file is identified by ``sha256:`` and its hash. A folder is identified by ``record:`` and the hash of
     the small JSON in it that holds its files' hashes, or else by ``files:`` and a digest of names and hashes.
+    `TIMESTAMP` is left out, because Snakemake writes it into a folder after the job that made the folder.
     """
     if not path.exists():
         return None
@@ -117,7 +121,7 @@ def file_digest(path: Path) -> str | None:
         description = path / name
         if description.is_file() and b'"sha256"' in description.read_bytes():
             return f"record:{sha256(description)}"
-    files = sorted(filter(Path.is_file, path.rglob("*")))
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != TIMESTAMP)
     return f"files:{digest([(str(file.relative_to(path)), sha256(file)) for file in files])}"
 
 
