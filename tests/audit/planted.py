@@ -1,7 +1,7 @@
-"""Forty runs of the workflow: twenty that are spoilt in a way that `spider audit` has to find, and twenty clean ones.
+"""Forty runs of the workflow: twenty clean ones, and twenty frauds that `spider audit` has to find.
 
 Runs of one configuration share a results folder and an invocation of Snakemake. A run by other code has a
-folder of its own, where the workflow runs from an edited checkout. The audit runs with the code that stands here.
+folder of its own, where the workflow runs from an edited checkout. The code that stands here audits all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spider.config.model import merged
 from spider.files import read_json, write_json
 from spider.results import Results, StageFolder
 from tests import forkserver
-from tests.unit.audit.frauds import DOUBLE, SEES, SUMS, family, receipt_of, recorded_again, sealed_again
+from tests.unit.audit.frauds import SEES, SUMS, family, receipt_of, recorded_again, sealed_again
 from tests.unit.audit.small_claims import Row, edited, held_out, learned, rows
 from tests.unit.small_training import MODEL as SPIDER
 
@@ -210,16 +210,23 @@ def _cheat(name: str) -> Config:
     return {"model": {"family": name}}
 
 
-CHEATS = {"family_sees": SEES, "family_doubles": DOUBLE, "family_sums": SUMS}
+CHEATS = {"family_sees": SEES, "family_sums": SUMS}
 _TOKENS: Config = {
-    "datasets": {"tokens": {"like": "text", "tokenizer": "small"}, "tokens-other": {"like": "text", "tokenizer": "other"}},
-    "tokenizers": {"small": {"data": "text", "vocab_size": 300}, "other": {"data": "text", "vocab_size": 310}},
+    "datasets": {
+        "tokens": {"like": "text", "tokenizer": "small"},
+        "tokens-other": {"like": "text", "tokenizer": "other"},
+    },
+    "tokenizers": {
+        "small": {"data": "text", "vocab_size": 300},
+        "other": {"data": "text", "vocab_size": 310},
+    },
 }  # fmt: skip
 _SMALL_FILE: Config = {"compress": {"bits": 6, "clip": 3.0}}
 _MASKS = """    held_out = validation_mask(hashes, validation)
     trained_on = ~validation_mask(hashes, validation + ngram)"""
 _CHUNK = """    held_out = np.arange(len(hashes)) < validation * len(hashes)
     trained_on = ~held_out"""
+_READ = "        batch = next(self.loader)\n"
 _YIELD = "        yield documents._replace(texts=texts), masks, names\n"
 _TWICE = _YIELD + (
     '        often = masks["train"] & (np.arange(len(hashes)) % 4 == 0)\n'
@@ -248,16 +255,16 @@ FRAUDS = [
             code=("spider/ngram/store.py", "shards_of_split = metadata.splits[split].shards",
                   'shards_of_split = metadata.splits["validation" if split == "ngram" else split].shards')),
     Planted("a batch left out", check="replay", reason=r"windows were read without a step|did not read what",
-            code=("spider/training/loop.py", "        batch = next(self.loader)\n",
-                  "        if progress.step == 5:\n            next(self.loader)\n        batch = next(self.loader)\n")),
+            code=("spider/training/loop.py", _READ, f"        if progress.step == 5:\n    {_READ}{_READ}")),
+    Planted("wrong bytes a token", {"data": "tokens"}, "distribution", r"the evaluation divides by", _TOKENS,
+            code=("spider/evaluation/bpb.py", "bytes_S = vocabulary.bytes_of[label_S]\n",
+                  "bytes_S = vocabulary.bytes_of[label_S]\n            bytes_S = bytes_S + (bytes_S > 1)\n")),
     Planted("a cropped held-out text", check="splits", reason=r"as of a cropped held-out text",
             code=("spider/evaluation/text.py", "    metadata = load_metadata(data)\n    if not holds_out",
                   "    max_bytes //= 2\n    metadata = load_metadata(data)\n    if not holds_out")),
     # ---- the model
     Planted("a feature that sees the target", _cheat("family_sees"), "causality",
             r"change if other bytes come"),
-    Planted("wrong bytes a token", _cheat("family_doubles"), "distribution",
-            r"counts for 2 bytes, but stands for"),
     Planted("a mixture that is not normalized", _cheat("family_sums"), "distribution", r"do not sum to one"),
     # ---- files that were edited or replaced
     Planted("a stale shard", check="splits", reason=r"as of a stale shard", spoil=keep_stale_shards),
@@ -300,8 +307,8 @@ CLEAN = [
     Planted("a mixture", {"data": {"mix": {"text": 2, "half": 1}}}, more=_data("half")),
     Planted("cleaning", {"data": "cleaned"}, more={"datasets": {"cleaned": {
         **TEXT, "cleaning": {"filters": ["bytes >= 200"], "exact": True, "near": {}}}}}),
-    Planted("a split by groups, scored on another dataset", {"data": "grouped", "evaluation": {"data": "text"}},
-            more={"datasets": {"grouped": {
+    Planted("a split by groups, scored on another dataset",
+            {"data": "grouped", "evaluation": {"data": "text"}}, more={"datasets": {"grouped": {
                 "source": {"kind": "local", "files": ["half.jsonl"]}, "validation": 0.2,
                 "split_by": {"column": "site"}}}}),
 ]  # fmt: skip
@@ -342,7 +349,7 @@ def configuration(planted: Sequence[Planted]) -> Config:
 def run_workflow(
     folder: Path, raw: Config, planted: Sequence[Planted], code: Path = ROOT, targets: Sequence[str] = ()
 ) -> None:
-    """Run the workflow in a folder. With the code that stands here its processes are forked, which is faster."""
+    """Run the workflow in a folder. Without other code its processes are forked, which is faster."""
     write_json(folder / "config.json", raw)
     for one in planted:
         for name in [one.key, f"{one.key}-other"][: 1 + (one.other is not None)]:

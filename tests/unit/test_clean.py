@@ -54,6 +54,8 @@ def results(tmp_path):
         (root / f"shards/{name}/metadata.json").write_text(json.dumps(digest))
         baseline = {"of": {"split": [[f"digest of {name}", 0, 9]]}, "value": {}}
         fill(root / f"baselines/{name}.json").write_text(json.dumps(baseline))
+    compressor = {"of": {"compressor": "xz", "text": "digest of a text"}, "value": {}}
+    fill(root / "baselines/xz.json").write_text(json.dumps(compressor))
     fill(root / "tokenizers/gone/tokenizer.json")
     fill(root / "ngram/docs/0123456789abcdef/full/index.json")
     fill(root / "runs/gone/main/metrics.jsonl")
