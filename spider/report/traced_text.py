@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     number: int
     stretch: Stretch
     strength: int
-    """From 1 to 4: one more for twice the shortest length, for four times, and for a single occurrence."""
+    """Strength from 1 to 4. Twice the shortest length, four times, and a single occurrence each add one."""
 
     @property
     def size(self) -> int:
