@@ -13,7 +13,7 @@ import click
 from spider.cli.session import COUNT, JSON, NEW_FILE, Session, command, log
 
 if TYPE_CHECKING:
-    from spider.provenance.trace import Place, Stretch
+    from spider.provenance.traces import Place, Stretch
 
 #: Bytes of the shortest stretch that is reported by default.
 LEAST = 20
@@ -82,8 +82,9 @@ def _bytes(text: str) -> bytes:
 
 def _described(stretch: Stretch) -> list[str]:
     """Return lines about a stretch."""
-    times = "once" if stretch.count == 1 else f"{stretch.count:,} times"
-    lines = [f"\n{stretch.end - stretch.begin} bytes, {times}: {stretch.text!r}"]
+    from spider.report.formatting import times
+
+    lines = [f"\n{stretch.end - stretch.begin} bytes, {times(stretch.count)}: {stretch.text!r}"]
     return lines + [line for place in stretch.places for line in _place(place)]
 
 

@@ -23,19 +23,9 @@ from spider.data.mixture import Mixture, positions_of, read_of_each
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.evaluation.training_text import orders
+from spider.provenance.traces import Read
 from spider.results import Results
 from spider.training.metrics import read_rows
-
-
-class Read(NamedTuple):
-    """A row of a step that read a token. Steps count from 1, as in ``metrics.jsonl``; rows from 0."""
-
-    stage: str
-    step: int
-    """Step of the stage."""
-    global_step: int
-    """Step of the run."""
-    row: int
 
 
 class Row(NamedTuple):

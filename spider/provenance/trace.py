@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel
 
 from spider.config import Config
 from spider.data.metadata import load_metadata
 from spider.data.shards import Shards
 from spider.provenance.documents import id_of, rows_of
-from spider.provenance.order import Order, Read
+from spider.provenance.order import Order
 from spider.provenance.text_index import (
     SHORTEST,
     SPLITS,
@@ -30,60 +28,11 @@ from spider.provenance.text_index import (
     stretches,
     widths,
 )
-from spider.record import Record
+from spider.provenance.traces import Place, Stretch, Trace
 from spider.results import Results
 
 #: Occurrences of a stretch that are described.
 PLACES = 3
-
-
-class Place(BaseModel, frozen=True):
-    """The place of a stretch in the training text."""
-
-    dataset: str
-    split: str
-    part: str
-    document: int
-    """Number of the document in its shard, from 0."""
-    tokens: tuple[int, int]
-    """First token of the stretch in the split, and its end."""
-    row: int | None
-    """Row of the raw file; None for imported token ids, and for shards of an earlier version."""
-    id: str | None
-    """Id of the document; None without ids, and where the raw file is deleted."""
-    file: str
-    sha256: str
-    reads: tuple[Read, ...] = ()
-    """Rows of the steps of the run that read it; empty without a run, and for text that is only looked up."""
-
-
-class Stretch(BaseModel, frozen=True):
-    """A stretch of the text that stands in the training text. It is as long as possible."""
-
-    begin: int
-    """First byte in the text."""
-    end: int
-    text: str
-    count: int
-    """Occurrences in the training text."""
-    places: tuple[Place, ...]
-    """The first `PLACES` of them."""
-
-
-class Trace(Record):
-    """``trace.json``: the stretches of a text, in its order. They may overlap."""
-
-    WHAT: ClassVar[str] = "a trace"
-    REMEDY: ClassVar[str] = "trace the text again"
-
-    run: str | None
-    stage: str | None
-    datasets: tuple[str, ...]
-    text: str
-    least: int
-    share: float
-    """Share of the text's bytes that stand in a stretch."""
-    stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True)

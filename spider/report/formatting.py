@@ -63,6 +63,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def times(count: int) -> str:
+    """Return ``once`` or ``1,200 times``."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def printable(text: str) -> str:
     """Replace characters that would move a terminal's cursor or change its colours."""
     return "".join(

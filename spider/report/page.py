@@ -33,6 +33,7 @@ from spider.report.scores import (
     verdicts,
 )
 from spider.report.stages import StageRecord, read_stages
+from spider.report.traced_text import STEPS, is_traced, traced_text
 from spider.results import Results
 from spider.tracking import spool
 from spider.tracking.records import Run
@@ -91,6 +92,8 @@ def render(config: Config, results: Results, run: str) -> str:
             {stage.name: figures.figures_of(stage.results) for stage in stages if stage.evaluation},
         ),
         samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
+        traced={stage.name: traced_text(stage) for stage in stages if is_traced(stage)},
+        STEPS=STEPS,
         datasets=datasets,
         links=chain(stages, datasets),
         costs=costs(results, needed, jobs),

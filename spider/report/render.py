@@ -14,6 +14,7 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from markupsafe import Markup
 from spider.evaluation.result import BITS, HeatMap, Note
 from spider.files import write_text
 from spider.report.charts import Figure, Label, Series, draw, mark, named
-from spider.report.formatting import bits, duration, number, printable, quantity, titles
+from spider.report.formatting import bits, duration, number, printable, quantity, times, titles
 
 HERE = Path(__file__).parent
 #: Number of tints of a text in segments: the variables ``--t0``, ``--t1``, ... of `page.css`.
@@ -76,6 +77,8 @@ _TEMPLATES.filters |= {
     "bits4": "{:.4f}".format,
     "count": "{:,}".format,
     "draw": in_page,
+    "shell": shlex.quote,
+    "times": times,
     "titles": titles,
 }
 

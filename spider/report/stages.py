@@ -25,6 +25,7 @@ from spider.config.spec import sources_of
 from spider.data.mixture import read_of_each
 from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
+from spider.provenance.traces import Trace
 from spider.report.formatting import duration
 from spider.results import CompressedFolder, Results, StageFolder
 from spider.training.metrics import Row, read_rows
@@ -128,6 +129,8 @@ class StageRecord:
     compressed: dict[str, Result]
     """All results of its compressed model, by name."""
     sample: Sample | None
+    trace: Trace | None
+    """The stretches of the sample that stand in the training text."""
     badges: dict[str, Badge]
     """The audits of the stage and of its compressed model, by name."""
     log: Log
@@ -189,6 +192,9 @@ class StageRecord:
             yield f"{stage} has written no sample: `spider sample {arguments}`."
         elif self.sample.weights != self.evaluation.weights:
             yield f"The sample of stage {self.name} is of other weights: `spider sample {arguments}`."
+        if self.sample and self.trace and self.trace.text != self.sample.text:
+            command = f"spider trace {arguments} --output {self.folder.trace}"
+            yield f"The trace of stage {self.name} is of another sample: `{command}`."
         for name, reason in self.left_out.items():
             yield f"The checkpoint {name} of stage {self.name} has no score: {reason}"
 
@@ -260,6 +266,7 @@ def _read_stage(
         results=results_of(folder) if evaluation else {},
         compressed=results_of(CompressedFolder(folder.compressed)),
         sample=Sample.read(folder.sample) if folder.sample.exists() else None,
+        trace=Trace.read(folder.trace) if folder.trace.exists() else None,
         badges={name: badge for name, one in folders.items() if (badge := Badge.of(one))},
         log=Log(
             run=plain["run"],

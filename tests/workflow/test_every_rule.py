@@ -185,6 +185,14 @@ def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, e
     }
 
 
+def test_the_page_shows_the_trace_of_a_sample(everything):
+    trace = read_json(everything.results / "runs/bytes/first/trace.json")
+    page = (everything.results / "report/runs/bytes.html").read_text()
+    assert f"{100 * trace['share']:.0f}% of this text stands in the training text" in page
+    assert ('<li id="first-stretch-1">' in page) == bool(trace["stretches"])
+    assert "stands in the training text" not in (everything.results / "report/runs/bpe.html").read_text()
+
+
 def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everything):
     left_out = {"text !~ 'Document 7 '": 1}
     described = read_json(everything.results / "shards/text/metadata.json")

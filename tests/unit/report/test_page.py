@@ -11,6 +11,7 @@ import yaml
 
 from spider.config import load_config
 from spider.files import read_json, write_json
+from spider.provenance.traces import Place, Read, Stretch, Trace
 from spider.report.figures import draw_stage
 from spider.report.formatting import quantity
 from spider.report.page import render, settings_of
@@ -185,6 +186,86 @@ def test_a_missing_sample_and_one_of_other_weights_are_named(copied):
     page = render(config, results, "small")
     assert "Stage second has written no sample: <code>spider sample small/second</code>" in page
     assert "after stage second" not in section(page, "text")
+
+
+def traced(results, text, *spans):
+    """Give the second stage a sample and a trace with these stretches: bytes and number of occurrences."""
+    folder = results.stage("small", "second")
+    write_json(folder.sample, read_json(folder.sample) | {"text": text})
+    place = Place(
+        dataset="text",
+        split="train",
+        part="000",
+        document=4,
+        tokens=(10, 40),
+        row=1700,
+        id="<img src=x>",
+        file="<script>raw</script>",
+        sha256="5a" * 32,
+        reads=tuple(Read("first", step, step, 0) for step in range(1, 12)),
+    )
+    raw = text.encode()
+    stretches = [
+        Stretch(
+            begin=begin,
+            end=end,
+            text=raw[begin:end].decode(errors="replace"),
+            count=count,
+            places=(place,),
+        )
+        for begin, end, count in spans
+    ]
+    Trace(
+        format=Trace.FORMAT,
+        run="small",
+        stage="second",
+        datasets=("text",),
+        text=text,
+        least=5,
+        share=0.5,
+        stretches=tuple(stretches),
+    ).write(folder.trace)
+    return folder
+
+
+def test_traced_stretches_of_the_sample_lead_to_their_documents(copied):
+    config, results = copied
+    before = render(config, results, "small")
+    assert "Underlined stretches" not in before and 'class="traced' not in before
+    traced(results, "A<script>evil</script> and more", (1, 22, 1), (26, 31, 7))
+    shown = section(render(config, results, "small"), "text")
+    linked = (
+        '<a class="traced s4" id="second-text-1" href="#second-stretch-1" title="stretch 1: 21 bytes, once'
+    )
+    assert f'A{linked} in the training text">&lt;script&gt;evil&lt;/script&gt;<sup>1</sup></a>' in shown
+    assert '<a class="traced s1" id="second-text-2"' in shown and "> more<sup>2</sup></a>" in shown
+    entry, other = shown.split('<li id="second-stretch-')[1:3]
+    assert "<b>text/000:1700</b>, id &lt;img src=x&gt;" in entry and "5a" * 32 in entry
+    assert "raw file &lt;script&gt;raw&lt;/script&gt;, row 1,700" in entry
+    assert "first 1, first 2, " in entry and "first 8 and 3 more" in entry and "first 9" not in entry
+    assert "<code>spider seen text/000:1700 --run small</code>" in entry
+    assert "5 bytes, 7 times; the first 1:" in other
+    assert "<script>" not in shown and "<img" not in shown
+
+
+def test_the_longest_of_overlapping_stretches_has_the_text_and_may_end_inside_a_character(copied):
+    config, results = copied
+    # Bytes: each ä has two. The first stretch begins and ends inside one, and the third is hidden.
+    traced(results, "xäabcdefgäyz12", (2, 11, 2), (8, 15, 2), (4, 9, 2))
+    shown = section(render(config, results, "small"), "text")
+    text = shown.split("<blockquote>")[1].split("</b>", 1)[1].split("</blockquote>")[0]
+    words = re.findall(r"<a [^>]*>(.*?)<sup>(\d)</sup></a>", text)
+    assert words == [("abcdefgä", "1"), ("yz1", "2")]
+    assert re.sub(r"<sup>\d</sup>|<[^>]*>", "", text) == "xäabcdefgäyz12"
+    assert shown.count('<li id="second-stretch-') == 2
+
+
+def test_a_trace_of_another_sample_is_named(copied):
+    config, results = copied
+    folder = traced(results, "Document and more", (0, 8, 1))
+    write_json(folder.sample, read_json(folder.sample) | {"text": "another text"})
+    page = render(config, results, "small")
+    assert "The trace of stage second is of another sample" in page and 'class="traced' not in page
 
 
 def test_changed_settings_are_named_and_the_trained_ones_are_shown(copied):
