@@ -299,7 +299,7 @@ CLEAN = [
     Planted("gpt, a task", _quiz(told=False)),
     Planted("gpt, a mixer", {"evaluation": {"mixer": {}}}),
     Planted("gpt, test-time training", {"evaluation": {"ttt": {"chunk": 64}, "max_bytes": 20_000}}),
-    Planted("golf", {"model": {"preset": "golf-cpu", "hidden": 32, "heads": 2, "layers": 2}}),
+    Planted("golf", {"model": "golf-tiny"}),
     Planted("spider", {"model": SPIDER, "evaluation": {"max_bytes": 20_000}}),
     Planted("a family of the user", {"model": TOY}),
     Planted("an n-gram index", {"data": "counted", "model": {**TOY, "ngram": NGRAM}},
@@ -340,9 +340,9 @@ def configuration(planted: Sequence[Planted]) -> Config:
     raw: Config = {"datasets": {"text": TEXT}, "runs": {}}
     for one in planted:
         raw = merged(raw, one.more)
-        raw["runs"][one.key] = merged(RUN, one.run)
-        if one.other is not None:
-            raw["runs"][f"{one.key}-other"] = merged(RUN, one.other)
+        for name, change in ((one.key, one.run), (f"{one.key}-other", one.other)):
+            if change is not None:  # another model replaces the one of `RUN`
+                raw["runs"][name] = merged(RUN, change) | {"model": change.get("model", RUN["model"])}
     return raw
 
 
