@@ -76,7 +76,7 @@ class Planted:
     more: Config = field(default_factory=dict)
     """Further blocks of the configuration."""
     other: Config | None = None
-    """Changes of another run, ``NAME-other``, from which the fraud takes files."""
+    """Changes of another run, ``NAME-other``. The fraud takes files from it."""
     spoil: Callable[[Spoilt], None] | None = None
     code: tuple[str, str, str] | None = None
     """A module of the project, a text in it, and what stands there while the workflow runs."""
