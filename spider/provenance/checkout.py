@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from spider.files import sha256, write_text
+from spider.codefiles import short_digest
+from spider.files import write_text
 from spider.provenance.lineage import Lineage, Made
 from spider.provenance.stale import by_rule
 from spider.results import NEWEST, Results
@@ -121,7 +122,7 @@ def _differing(lineage: Lineage, made: Made, folder: Path) -> list[str]:
         modules = lineage.code(job).get("modules", {})
         paths = {name: folder / name for name in modules}  # an absolute name stays itself
         return [
-            name for name, path in paths.items() if not path.is_file() or sha256(path)[:16] != modules[name]
+            name for name, path in paths.items() if not path.is_file() or short_digest(path) != modules[name]
         ]
 
     assert made.job is not None
