@@ -11,5 +11,8 @@
 `spider.audit.claim.Claim` has what the checks read, `spider.audit.record` what they write.
 """
 
-#: Names of the checks, in order. Each is a module of this package with a function ``check``.
+#: The checks that score again, in a process of their own (`spider.audit.fresh`). The causality comes last
+#: there, because it makes the model float64. Their modules have a function ``examine``.
+SCORED_AGAIN = ("score", "distribution", "causality")
+#: Names of the checks, in order. Each other check is a module of this package with a function ``check``.
 CHECKS = ("digests", "splits", "distribution", "causality", "score", "replay", "code")

@@ -1,28 +1,39 @@
-"""The process that `spider.audit.fresh` starts: read a claim, examine it, and print the findings as JSON."""
+"""Examine a claim in the process that `spider.audit.fresh` forks."""
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-import sys
 import time
+from multiprocessing.connection import Connection
 
-from spider.audit import causality, distribution, score
+import torch
+
+from spider.audit import SCORED_AGAIN, causality, distribution, score
 from spider.audit.claim import Claim
-from spider.audit.fresh import CHECKS, alike
-from spider.audit.record import Finding
+from spider.audit.record import Finding, alike
 from spider.audit.scoring import Predictor, Rescored, reason_not_here
-from spider.config.schema import load_config
 
 
-def _main() -> dict[str, Finding]:
+def send(claim: Claim, quick: bool, sending: Connection, receiving: Connection) -> None:
+    """Send the findings, and end the process."""
+    receiving.close()
+    logging.getLogger("spider").setLevel(logging.ERROR)  # the lines about kernels would come twice
+    try:
+        found = _examined(claim, quick)
+    except Exception as error:  # the message must reach the user, whatever it is
+        reason = f"the process that scores again ended with {type(error).__name__}: {error}"
+        found = alike("skipped", reason.splitlines()[0])
+    sending.send(found)
+    os._exit(0)  # neither the forked process nor torch's threads need to end in order
+
+
+def _examined(claim: Claim, quick: bool) -> dict[str, Finding]:
     began = time.perf_counter()
-    given = json.load(sys.stdin)
-    quick = given.pop("quick")
-    claim = Claim(load_config(given.pop("config")), **given)
+    torch.set_num_threads(claim.config.run(claim.run).resources.threads)
+    predictor = Predictor(claim)
     if reason := reason_not_here(claim):
         return alike("skipped", reason)
-    predictor = Predictor(claim)
     try:
         rescored = Rescored(claim, quick)
     except ValueError as error:
@@ -33,7 +44,7 @@ def _main() -> dict[str, Finding]:
         "distribution": lambda: distribution.examine(rescored),
         "causality": lambda: causality.examine(rescored),
     }
-    for check in CHECKS:
+    for check in SCORED_AGAIN:
         problems, passed = examined[check]()
         reason = problems[0] if problems else passed
         status = "failed" if problems else "passed"
@@ -43,9 +54,3 @@ def _main() -> dict[str, Finding]:
         )
         began = time.perf_counter()
     return found
-
-
-if __name__ == "__main__":
-    printed = {check: one.model_dump() for check, one in _main().items()}
-    print(json.dumps(printed), flush=True)
-    os._exit(0)  # neither the forked process nor torch's threads need to end in order

@@ -13,22 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spider.audit.claim import Claim
-from spider.audit.fresh import finding
-from spider.audit.record import Finding
-
 if TYPE_CHECKING:
     from spider.audit.scoring import Rescored, Window
 
 #: Largest difference of a logit, in float64 and in float32.
 TOLERANCE, TOLERANCE_FP32 = 1e-6, 1e-4
 #: Positions, for each of the two figures, and windows that are read up to each.
-_POSITIONS, _QUICK_POSITIONS, _WINDOWS = 32, 2, 4
-
-
-def check(claim: Claim, quick: bool) -> Finding:
-    """Replace what comes after a position, and compare the predictions up to there."""
-    return finding("causality", claim, quick)
+_POSITIONS, _WINDOWS = 32, 4
+_QUICK_POSITIONS, _QUICK_WINDOWS = 2, 2
 
 
 def examine(rescored: Rescored) -> tuple[list[str], str]:
@@ -67,7 +59,7 @@ def _differing(rescored: Rescored, cut: int, carry_over: int, windows: list[Wind
     """Return how many predictions up to a position change if all ids after it do."""
     tokens = rescored.model.tokens
     at = next(i for i, one in enumerate(windows) if one.scored <= cut < one.end)
-    chosen = windows[max(0, at + 1 - _WINDOWS) : at + 1]
+    chosen = windows[max(0, at + 1 - (_QUICK_WINDOWS if rescored.quick else _WINDOWS)) : at + 1]
     texts = np.flatnonzero(tokens.bytes_of)
     other_N = rescored.tokens_N.copy()
     other_N[cut + 1 :] = rescored.random.choice(texts, len(other_N) - cut - 1)

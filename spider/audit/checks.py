@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from spider.audit import CHECKS
+from spider.audit import CHECKS, SCORED_AGAIN, fresh
 from spider.audit.claim import Claim
 from spider.audit.record import Audit, Finding
 from spider.config import nearest
@@ -58,7 +58,10 @@ def _finding(name: str, claim: Claim, quick: bool) -> Finding:
     """Run a check. If a file that it needs is missing, the reason says so."""
     began = time.monotonic()
     try:
-        found: Finding = import_module(f"spider.audit.{name}").check(claim, quick)
+        if name in SCORED_AGAIN:
+            found = fresh.finding(name, claim, quick)
+        else:
+            found = import_module(f"spider.audit.{name}").check(claim, quick)
     except ValueError as error:
         first, *others = str(error).splitlines()
         found = Finding(check=name, status="skipped", reason=first, details=others)

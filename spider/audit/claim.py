@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +25,10 @@ class Claim:
     compressed: bool = False
     exported: Path | None = None
     """A copy of the model outside of its stage: an exported folder, or a compressed model."""
-    found: dict[bool, dict[str, Finding]] = field(default_factory=dict, compare=False, repr=False)
-    """Findings of several checks at once (`spider.audit.fresh`), by whether they were quick."""
+    scored_again: dict[bool, Callable[[], Mapping[str, Finding]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Functions that wait for the findings of `spider.audit.fresh`, by whether the audit is quick."""
 
     @cached_property
     def results(self) -> Results:

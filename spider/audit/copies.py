@@ -43,7 +43,7 @@ KINDS = ("same", "words", "near", "pieces")
 #: Least share of a document's 5-grams in one training document, and in all of them, that makes a copy.
 NEAR, PIECES = 0.9**LENGTH, 0.8
 #: Tokens of training text that are read at a time.
-PIECE = 1 << 22
+PIECE = 1 << 20
 #: Two counts differ if chance gives such a difference less often than this.
 CHANCE = 1e-4
 _BITS = 26

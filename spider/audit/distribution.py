@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.audit.claim import Claim
-from spider.audit.fresh import finding
-from spider.audit.record import Finding
 from spider.data.metadata import load_metadata
 
 if TYPE_CHECKING:
@@ -24,11 +22,8 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 #: Number of bytes before which the mixer's distribution is summed up, in a full and in a quick check.
 _MIXED, _QUICK_MIXED = 2000, 200
-
-
-def check(claim: Claim, quick: bool) -> Finding:
-    """Sum up the probabilities of all ids at each position, and count bytes again."""
-    return finding("distribution", claim, quick)
+#: Documents that a quick check looks for in the raw files, the first ones.
+_QUICK_DOCUMENTS = 10
 
 
 def examine(rescored: Rescored) -> tuple[list[str], str]:
@@ -107,13 +102,14 @@ def _of_documents(rescored: Rescored) -> tuple[str, list[str]]:
         return " (the raw files are missing)", []
     tokens = rescored.checkpoint.tokens
     begins = np.flatnonzero(rescored.tokens_N == tokens.bos)
-    documents = map(tokens.raw, np.split(rescored.tokens_N, begins[1:]))
+    parts_N = np.split(rescored.tokens_N, begins[1:])[: _QUICK_DOCUMENTS if rescored.quick else None]
+    documents = map(tokens.raw, parts_N)
     texts = _raw_texts(claim, raw, parts)
     for number, document in enumerate(documents):
         # The scored documents are some of the raw ones, in their order. The last one may be cut.
         if not any(text.startswith(document) for text in texts):
             return "", [f"document {number} of the scored text is not in the raw files, in their order"]
-    return f" and of {len(begins):,} raw documents", []
+    return f" and of {len(parts_N):,} raw documents", []
 
 
 def _raw_texts(claim: Claim, raw: str, parts: list[Path]) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from spider.audit import SCORED_AGAIN
 from spider.files import sha256
 from spider.record import Record
 from spider.results import StageFolder
@@ -26,6 +27,11 @@ class Finding(BaseModel):
     details: list[str] = []
     """Documents, files or positions that are concerned."""
     seconds: float = 0.0
+
+
+def alike(status: Literal["passed", "failed", "skipped"], reason: str) -> dict[str, Finding]:
+    """Return the same finding for each check of `SCORED_AGAIN`."""
+    return {check: Finding(check=check, status=status, reason=reason) for check in SCORED_AGAIN}
 
 
 class Audit(Record):

@@ -20,7 +20,7 @@ from spider.audit.copies import hashes_of_words
 from spider.cleaning.evidence import moved, read, removed_by_reason
 from spider.cleaning.words import words
 from spider.data.encode import Encoded, encoded
-from spider.data.metadata import DTYPE, Metadata, load_metadata
+from spider.data.metadata import DTYPE, Metadata, Shard, load_metadata
 from spider.data.shards import mapped
 
 #: Documents of an unknown text that are compared with the raw texts, of each part.
@@ -56,16 +56,20 @@ class _Stored(NamedTuple):
     tokens_N: np.ndarray
 
 
-def compare(claim: Claim, name: str, part: str) -> Compared:
-    """Compare the shards of a part with its raw file.
+def compare(claim: Claim, name: str, part: str, until: int | None = None) -> Compared:
+    """Compare the shards of a part with its raw file, or the documents of its rows before ``until``.
+
+    Shards without recorded rows are compared in full.
 
     Raises:
         ValueError: the raw file, or the evidence of its cleaning, is missing or damaged.
     """
     metadata = load_metadata(claim.results.shards(name))
+    if not all(_rows_path(claim.results.shards(name) / one.file).exists() for one in _shards(metadata, part)):
+        until = None
     ruled: dict[bytes, list[Encoded]] = {}
     ids = {}
-    for one in _encoded(claim, name, part, metadata):
+    for one in _encoded(claim, name, part, metadata, until):
         ids[one.row] = one.id
         ruled.setdefault(_digest(one.tokens_N), []).append(one._replace(tokens_N=one.tokens_N[:0]))
     left = Counter((key, one.split) for key, ones in ruled.items() for one in ones)
@@ -74,6 +78,8 @@ def compare(claim: Claim, name: str, part: str) -> Compared:
     unknown: list[_Stored] = []
     others: set[bytes] = set()
     for stored in _stored(claim.results.shards(name), metadata, part):
+        if until is not None and stored.row is not None and stored.row >= until:
+            continue
         key = _digest(stored.tokens_N)
         if key not in ruled:
             unknown.append(stored)
@@ -127,25 +133,34 @@ def _fault(by_rule: list[str], split: str) -> str:
     return "held" if split == "validation" else "moved"
 
 
-def _encoded(claim: Claim, name: str, part: str, metadata: Metadata) -> Iterator[Encoded]:
+def _encoded(
+    claim: Claim, name: str, part: str, metadata: Metadata, until: int | None = None
+) -> Iterator[Encoded]:
     config, raw = claim.config, claim.config.raw(name)
     evidence = read(claim.results.cleaning(raw, "removed", part)) if config.cleaning(name) else None
     removed, others = (removed_by_reason(evidence), moved(evidence)) if evidence else (None, None)
     parquet = claim.results.raw(raw, part)
-    return encoded(parquet, config.dataset(name), metadata.vocabulary, removed, others)
+    return encoded(parquet, config.dataset(name), metadata.vocabulary, removed, others, until)
+
+
+def _shards(metadata: Metadata, part: str) -> list[Shard]:
+    return [shard for one in metadata.splits.values() for shard in one.shards if shard.part == part]
+
+
+def _rows_path(shard: Path) -> Path:
+    return shard.with_suffix(".rows")
 
 
 def _stored(folder: Path, metadata: Metadata, part: str) -> Iterator[_Stored]:
     """Yield the documents of a part in the shards. What stands before the first one counts as a document."""
-    shards = [(split, shard) for split, one in metadata.splits.items() for shard in one.shards]
-    for split, shard in shards:
+    for shard in _shards(metadata, part):
         path = folder / shard.file
-        if shard.part != part or not path.exists() or not path.stat().st_size:
+        split = path.parent.name
+        if not path.exists() or not path.stat().st_size:
             continue
         tokens = mapped(path, 0, path.stat().st_size // DTYPE.itemsize)
         begins = np.fromfile(path.with_suffix(".idx"), "<u8").astype(np.int64) // DTYPE.itemsize
-        rows_path = path.with_suffix(".rows")
-        rows = np.fromfile(rows_path, "<u4").tolist() if rows_path.exists() else []
+        rows = np.fromfile(_rows_path(path), "<u4").tolist() if _rows_path(path).exists() else []
         for number, tokens_N in enumerate(np.split(tokens, begins[begins > 0])):
             yield _Stored(split, number, rows[number] if number < len(rows) else None, tokens_N)
 

@@ -4,8 +4,10 @@ All windows of the text are read by a plain loop (`spider.audit.scoring`), and t
 within `TOLERANCE`. Then a process that never holds the text after a position predicts the ids at a random
 sample of positions. Its nats must be those of the windows.
 
-A quick check reads a random sample of the windows, so it can only say whether the recorded score is within
-the sampling error of its mean.
+A quick check reads a random sample of documents. Each must have the score that the evaluation records for it,
+and all recorded documents together must have the recorded score. With what came before, and where an
+evaluation records no documents, it reads a sample of the windows. Then it can only say whether the recorded
+score is within the sampling error of their mean.
 """
 
 from __future__ import annotations
@@ -18,8 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.audit.claim import Claim
-from spider.audit.fresh import finding
-from spider.audit.record import Finding
 from spider.data.metadata import load_metadata
 from spider.results import CompressedFolder
 
@@ -32,31 +32,26 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 #: Largest difference of the nats of one target between two batches of other sizes, by precision.
 _NATS = {"fp32": 1e-3, "bf16": 0.1}
+#: Largest difference of the bits per byte of one document, by precision.
+_DOCUMENT = {"fp32": TOLERANCE, "bf16": 0.02}
 #: Positions that are predicted from their prefix, for each of the two figures.
-_POSITIONS, _QUICK_POSITIONS = 64, 4
+_POSITIONS, _QUICK_POSITIONS = 64, 2
 #: Standard errors of the mean of a sample within which the recorded score must be.
 _ERRORS = 6.0
 
 
-def check(claim: Claim, quick: bool) -> Finding:
-    """Compare a score with one that is computed again."""
-    return finding("score", claim, quick)
-
-
 def examine(rescored: Rescored, predictor: Predictor) -> tuple[list[str], str]:
     """Return what is wrong with the score, and what was checked."""
-    problems = [*_of_model(rescored), *_of_text(rescored), *_of_scores(rescored)]
+    count, of_documents = _of_documents(rescored)
+    problems = [*_of_model(rescored), *_of_text(rescored), *_of_scores(rescored), *of_documents]
     asked, differing = _from_prefixes(rescored, predictor)
-    problems += differing
+    what = f"all of the text gives the recorded score within {TOLERANCE}"
     if rescored.quick:
-        return problems, (
-            f"a sample of the windows has the recorded score within its error, and {asked} positions have "
-            "the same prediction from their prefix alone"
-        )
-    return problems, (
-        f"all of the text gives the recorded score within {TOLERANCE}, and {asked} positions have the same "
-        "prediction from their prefix alone"
-    )
+        what = "a sample of the windows has the recorded score within its error"
+        of = rescored.claim.evaluation.documents
+        what = f"{count} of {of} documents have their recorded scores" if count else what
+    passed = f"{what}, and {asked} positions have the same prediction from their prefix alone"
+    return problems + differing, passed
 
 
 def _of_model(rescored: Rescored) -> Iterator[str]:
@@ -130,6 +125,8 @@ def _of_scores(rescored: Rescored) -> Iterator[str]:
     bytes_N = np.array([len(tokens.raw([i])) for i in range(tokens.size)])[tokens_N]
     marks_N = (tokens_N == tokens.bos) | (tokens_N == tokens.eos)
     for carry_over, scored in rescored.passes.items():
+        if rescored.quick and not carry_over and rescored.recorded_D is not None:
+            continue  # the documents are compared instead
         for strict in (False, True):
             name = f"bpb{'_strict' * strict}{'_carried' * bool(carry_over)}"
             recorded = getattr(evaluation, name)
@@ -137,6 +134,34 @@ def _of_scores(rescored: Rescored) -> Iterator[str]:
             if not abs(value - recorded) <= TOLERANCE + _ERRORS * error:
                 margin = f" within {_ERRORS * error:.4f}" if error else ""
                 yield f"{name}: {recorded:.6f} in the evaluation, {value:.6f}{margin} if it is computed again"
+
+
+def _of_documents(rescored: Rescored) -> tuple[int, list[str]]:
+    """Return how many documents were read in full, and which of their recorded scores differ."""
+    evaluation, tokens_N, recorded = rescored.claim.evaluation, rescored.tokens_N, rescored.recorded_D
+    if recorded is None:
+        return 0, []
+    problems = []
+    tokens = rescored.checkpoint.tokens
+    length_V = np.array([len(tokens.raw([i])) for i in range(tokens.size)])
+    begins_D = np.flatnonzero(tokens_N == tokens.bos)
+    bytes_N, nats_N = length_V[tokens_N], rescored.passes[0].nats_N
+    bytes_D = np.add.reduceat(bytes_N, begins_D)
+    bits_D = np.add.reduceat(np.where(bytes_N > 0, nats_N, 0), begins_D) / math.log(2)
+    if not np.array_equal(bytes_D, recorded.bytes_D):
+        wrong = int((bytes_D != recorded.bytes_D).sum())
+        problems.append(f"{wrong:,} documents have another number of bytes than in the evaluation")
+    total = recorded.bits_D.sum() / recorded.bytes_D.sum()
+    if not abs(total - evaluation.bpb) <= TOLERANCE:
+        problems.append(f"bpb: {evaluation.bpb:.6f} in the evaluation, but its documents have {total:.6f}")
+    read_D = ~np.isnan(bits_D)
+    differs_D = np.abs(bits_D - recorded.bits_D) > _DOCUMENT[evaluation.precision] * np.maximum(1, bytes_D)
+    for d in np.flatnonzero(read_D & differs_D).tolist():
+        was, now = recorded.bits_D[d] / max(1, bytes_D[d]), bits_D[d] / max(1, bytes_D[d])
+        problems.append(
+            f"document {d}: {was:.6f} bits per byte in the evaluation, {now:.6f} if it is computed again"
+        )
+    return int(read_D.sum()), problems
 
 
 def _mean(scored: Scored, bytes_N: np.ndarray, counted_N: np.ndarray) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from spider.audit.claim import Claim
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Manifest
+from spider.evaluation.records import Evaluation
 from spider.evaluation.text import validation_stream
 from spider.model import choose_kernels
 from spider.model.interface import Model
@@ -30,8 +31,8 @@ from spider.model.reading import Reading
 from spider.ngram.candidates import history_of
 from spider.processes.device import choose_tf32
 
-#: Windows of a quick check, for each of the two figures.
-_QUICK_WINDOWS = 32
+#: Ids that a quick check reads, for each of the two figures.
+_QUICK = 4096
 #: Most bytes of the logits of a batch.
 _LOGITS = 1 << 30
 
@@ -144,7 +145,11 @@ class Scored(NamedTuple):
 
 
 class Rescored(Reader):
-    """A claim whose text is read again: all of it, or a random sample of its windows if ``quick``."""
+    """A claim whose text is read again: all of it, or a random sample if ``quick``.
+
+    The sample has whole documents where the evaluation records their scores and each is read alone, else
+    windows.
+    """
 
     def __init__(self, claim: Claim, quick: bool) -> None:
         self.claim, self.quick = claim, quick
@@ -158,6 +163,7 @@ class Rescored(Reader):
             settings.largest_group,
         )
         self.random = np.random.default_rng([*claim.evaluation.weights.encode()])
+        self.recorded_D = documents(claim.evaluation, int((self.tokens_N == self.model.tokens.bos).sum()))
         carried = [claim.evaluation.carry_over] if claim.evaluation.bpb_carried is not None else []
         self.passes = {carry_over: self._score(carry_over) for carry_over in [0, *carried]}
 
@@ -167,8 +173,7 @@ class Rescored(Reader):
 
     def _score(self, carry_over: int) -> Scored:
         found = self.windows(carry_over)
-        count = min(len(found), _QUICK_WINDOWS) if self.quick else len(found)
-        chosen = [found[i] for i in np.sort(self.random.choice(len(found), count, replace=False)).tolist()]
+        chosen = self._sample(found, carry_over) if self.quick else found
         nats_N, deviation_N = np.full((2, len(self.tokens_N)), np.nan)
         for batch, logits in self.batches(chosen, carry_over):
             for row, one in enumerate(batch):
@@ -178,10 +183,42 @@ class Rescored(Reader):
                 nats_N[at], deviation_N[at] = nats_of(logits_SV, target_S)
         return Scored(found, nats_N, deviation_N)
 
+    def _sample(self, found: list[Window], carry_over: int) -> list[Window]:
+        """Return a random sample of windows, those of whole documents if their scores are recorded."""
+        most = max(1, _QUICK // self.alone.seq_len)
+        if not carry_over and self.recorded_D is not None:
+            begins_D = np.flatnonzero(self.tokens_N == self.model.tokens.bos)
+            document_W = np.searchsorted(begins_D, [one.scored for one in found], side="right") - 1
+            count_D = np.bincount(document_W, minlength=len(begins_D))
+            order_D = self.random.permutation(np.flatnonzero(count_D <= most))
+            chosen_D = order_D[np.cumsum(count_D[order_D]) <= most]
+            if len(chosen_D):
+                return [found[w] for w in np.flatnonzero(np.isin(document_W, chosen_D)).tolist()]
+        count = min(len(found), most)
+        return [found[w] for w in np.sort(self.random.choice(len(found), count, replace=False)).tolist()]
+
     def batches(self, chosen: Sequence[Window], carry_over: int) -> Iterator[tuple[Sequence[Window], Tensor]]:
         for first in range(0, len(chosen), self.alone.batch):
             batch = chosen[first : first + self.alone.batch]
             yield batch, self.read(self.tokens_N, batch, carry_over)
+
+
+class Documents(NamedTuple):
+    """What an evaluation records of each document."""
+
+    bytes_D: np.ndarray
+    bits_D: np.ndarray
+    """Bits of the bytes, each document read alone."""
+
+
+def documents(evaluation: Evaluation, count: int) -> Documents | None:
+    """Return what an evaluation records of each of so many documents; None if it records it of others."""
+    overlap = evaluation.results.get("overlap")
+    recorded = overlap.details.get("by_document", []) if overlap else []
+    if len(recorded) != count:
+        return None
+    bytes_D, bpb_D = (np.array([one[name] for one in recorded]) for name in ("bytes", "bpb"))
+    return Documents(bytes_D, bytes_D * bpb_D)
 
 
 def nats_of(logits_SV: Tensor, target_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ normal, so the check fails only if the evaluation recorded another share.
 training text with their answers. A question of 8 words or more does if a document has 80% of its 5-grams. One
 question in twenty may.
 
-A quick check reads a sample of the parts and of the training text.
+A quick check reads the first rows of a sample of the parts, and a sample of the training text.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from spider.audit.claim import Claim
 from spider.audit.copies import KINDS, Found, Index, by_chance, drawn, pieces_of
@@ -51,8 +52,8 @@ from spider.ngram.store import open_index
 from spider.tokens import BYTES
 
 THREADS = 2
-#: Bytes of raw files, and tokens of training text, that a quick check reads.
-QUICK = 12 << 20
+#: Bytes of raw files, and bytes of training text, that a quick check reads.
+QUICK_RAW, QUICK_TEXT = 1 << 20, 4 << 20
 #: Training documents that the scored ones are compared with, and in a quick check.
 SAMPLE, QUICK_SAMPLE = 4096, 512
 #: Lines of details of a problem.
@@ -119,8 +120,8 @@ def check(claim: Claim, quick: bool) -> Finding:
 
 def _rule(claim: Claim, quick: bool) -> Step:
     """Return what differs from the rule of the split."""
-    parts: list[tuple[str, str]] = []
-    without, problems = 0, []
+    parts: list[tuple[str, str, int | None]] = []
+    without, of, problems = 0, 0, []
     for name in dict.fromkeys([*claim.datasets, claim.held_out]):
         known, raw = list(claim.config.parts(name)), claim.config.raw(name)
         described = load_metadata(claim.results.shards(name))
@@ -129,18 +130,21 @@ def _rule(claim: Claim, quick: bool) -> Step:
             problems.append(Problem(f"{name} {has}: {', '.join(sorted(more))}", []))
         files = {part: claim.results.raw(raw, part) for part in known if not described.imported}
         sizes = {part: path.stat().st_size for part, path in files.items() if path.exists()}
-        without += len(known) - len(sizes)
-        parts += [(name, part) for part in _sample(sizes, QUICK if quick else None)]
+        without, of = without + len(known) - len(sizes), of + len(known)
+        for part in _sample(sizes, QUICK_RAW if quick else None):
+            rows = pq.ParquetFile(files[part]).metadata.num_rows if quick else 0
+            parts.append((name, part, rows * QUICK_RAW // max(QUICK_RAW, sizes[part]) if quick else None))
     with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda of: compare(claim, *of), parts))
+        found = list(pool.map(lambda part: compare(claim, *part), parts))
     problems += [Problem(reason, places[:SHOWN]) for reason, places in faults(found)]
-    phrase = f"each document of {len(parts)} parts is in the split that the rule gives"
+    which = f"the first documents of {len(parts)} of {of}" if quick else f"each document of {len(parts)}"
+    phrase = f"{which} parts {'are' if quick else 'is'} in the split that the rule gives"
     absent = f"; the rule could not be computed again for {without} parts, whose raw text is not here"
     return problems, phrase + (absent if without else "")
 
 
 def _sample(sizes: Mapping[T, int], most: int | None) -> list[T]:
-    """Return a random sample of about ``most`` bytes or tokens, in its order; all without a limit."""
+    """Return a random sample of about ``most`` bytes, in its order; all without a limit."""
     names = random.Random(0).sample([*sizes], len(sizes))
     before = np.cumsum([0, *(sizes[name] for name in names)])
     chosen = {name for name, size in zip(names, before, strict=False) if most is None or size < most}
@@ -179,8 +183,12 @@ def _copies(claim: Claim, quick: bool) -> Step:
     """Return the copies of scored documents and of questions in the training text."""
     _, text, _ = _text(claim)
     pieces = list(pieces_of({name: claim.results.shards(name) for name in claim.datasets}))
-    sizes = {number: int(np.ptp(piece.bounds_T)) for number, piece in enumerate(pieces)}
-    searched = [pieces[number] for number in _sample(sizes, QUICK if quick else None)]
+    bytes_per_token = {name: _bytes_per_token(claim, name) for name in claim.datasets}
+    sizes = {
+        number: int(np.ptp(piece.bounds_T) * bytes_per_token[piece.dataset])
+        for number, piece in enumerate(pieces)
+    }
+    searched = [pieces[number] for number in _sample(sizes, QUICK_TEXT if quick else None)]
     raw = claim.config.raw(claim.held_out)
     alike = [piece for piece in searched if claim.config.raw(piece.dataset) == raw]
     sample = drawn(alike or searched, QUICK_SAMPLE if quick else SAMPLE)
@@ -195,6 +203,12 @@ def _copies(claim: Claim, quick: bool) -> Step:
     problems += _overlap(claim, share) if len(searched) == len(pieces) else []
     stretches = f"{share:.1%} of their bytes are in stretches of {MATCH_BYTES} bytes that it has as well"
     return problems, f"{phrase}; {stretches}"
+
+
+def _bytes_per_token(claim: Claim, name: str) -> float:
+    """Return the mean number of bytes that a token of a dataset stands for."""
+    splits = load_metadata(claim.results.shards(name)).splits.values()
+    return sum(one.bytes for one in splits) / max(1, sum(one.tokens for one in splits))
 
 
 def _copied(found: Found, held_out: int, training: int) -> Step:

@@ -47,6 +47,7 @@ def audit(
     Name a run (its last stage), RUN/STAGE, a stage's folder, a receipt, an exported folder or a compressed
     model.
     """
+    from spider.audit import SCORED_AGAIN, fresh
     from spider.audit.checks import audit
     from spider.evaluation.result import Result
 
@@ -57,6 +58,9 @@ def audit(
     chosen = [one for one in only.split(",") if one]
     label = folder.path.relative_to(root / "runs").as_posix()
     tracking.configure(claim.config)
+    prepare_torch(threads)
+    if (not chosen or {*SCORED_AGAIN} & {*chosen}) and folder.evaluation.is_file():
+        fresh.begin(claim, quick)  # before the job starts threads
     with tracking.job(
         "audit",
         label,
@@ -66,7 +70,6 @@ def audit(
         outputs=[output] if output else [],
         command=command_line(),
     ) as job:
-        prepare_torch(threads)
         found = audit(claim, quick=quick, only=chosen, tell=lambda one: None if as_json else _print(one))
         counts: dict[str, float] = {}
         counts |= {f"audit/{status}": found.count(status) for status in ("passed", "failed", "skipped")}

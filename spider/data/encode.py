@@ -125,12 +125,19 @@ def encoded(
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
     moved: tuple[np.ndarray, np.ndarray] | None = None,
+    until: int | None = None,
 ) -> Iterator[Encoded]:
-    """Yield each document of the shards that `encode_part` writes. The arguments are its own."""
+    """Yield each document of the shards that `encode_part` writes, or those of the rows before ``until``.
+
+    The other arguments are those of `encode_part`.
+    """
     encode = _encoder(dataset, tokens)
     for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved):
+        wanted = np.full(len(found.rows), True) if until is None else np.asarray(found.rows) < until
+        if len(wanted) and not wanted.any():
+            return
         for split in dataset.splits:
-            chosen = found.filter(pa.array(masks[split]))
+            chosen = found.filter(pa.array(masks[split] & wanted))
             rows = zip(chosen.rows.tolist(), chosen.ids.to_pylist(), _bytes(chosen.texts), strict=True)
             yield from (Encoded(split, row, id, encode(text)) for row, id, text in rows)
 

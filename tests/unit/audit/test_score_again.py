@@ -1,22 +1,22 @@
 """Score tiny trained models again, and show that each kind of false score is found."""
 
 import json
+import re
 import shutil
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.audit import causality, distribution, score
+from spider.audit import SCORED_AGAIN, causality, score
 from spider.audit.claim import Claim
+from spider.audit.fresh import finding
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.results import write_config
 from spider.training.stage import train
-from tests.forkserver import python
 from tests.unit.audit.frauds import DOUBLE, SEES, SUMS, family
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 (a fixture)
 
@@ -26,8 +26,9 @@ TOY = "tests.families.toy"
 @pytest.fixture
 def claim(tmp_path, monkeypatch):
     """Return a function that trains and evaluates a stage, and returns the claim of its score."""
-    monkeypatch.setattr(sys, "executable", python())
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(score, "_POSITIONS", 8)
+    monkeypatch.setattr(causality, "_POSITIONS", 8)
 
     def make(model, name="results", **settings):
         root = tmp_path / name
@@ -63,9 +64,7 @@ def claim(tmp_path, monkeypatch):
 def found(claim, quick=False):
     """Return the findings of the three checks in a new claim, by name."""
     again = Claim(claim.config, claim.run, claim.stage)
-    return {
-        one.check: one for one in (module.check(again, quick) for module in (score, distribution, causality))
-    }
+    return {check: finding(check, again, quick) for check in SCORED_AGAIN}
 
 
 def edit(claim, **changes):
@@ -92,12 +91,22 @@ def test_a_true_score_passes_and_false_ones_do_not(claim, model):
         }, found(one, quick)
     plain = json.loads(one.folder.evaluation.read_text())
 
-    edit(one, bpb=plain["bpb"] - 0.01, nats=plain["nats"] | {"byte": plain["nats"]["byte"] * 0.99})
+    lower = {"bpb": plain["bpb"] - 0.01, "nats": plain["nats"] | {"byte": plain["nats"]["byte"] * 0.99}}
+    edit(one, **lower)
     assert "if it is computed again" in " ".join(found(one)["score"].details)
+    details = " ".join(found(one, quick=True)["score"].details)
+    assert f"bpb: {lower['bpb']:.6f} in the evaluation, but its documents have {plain['bpb']:.6f}" in details
     edit(one, **plain | {"bpb_carried": plain["bpb_carried"] - 0.01})
     assert found(one)["score"].reason.startswith("bpb_carried")
     edit(one, **plain | {"bytes": plain["bytes"] + 1})
     assert found(one)["score"].reason.startswith("bytes: ")
+    edit(one, **plain)
+    results = json.loads(json.dumps(plain["results"]))
+    for document in results["overlap"]["details"]["by_document"]:
+        document["bpb"] -= 0.01
+    edit(one, **lower, results=results)
+    details = " ".join(found(one, quick=True)["score"].details)
+    assert re.search(r"document \d+: [\d.]+ bits per byte in the evaluation, [\d.]+ if it is", details)
     edit(one, **plain)
 
     shutil.rmtree(one.folder.path / plain["checkpoint"])
@@ -110,9 +119,9 @@ def test_another_checkpoint_in_its_place_is_found(claim):
     name = one.evaluation.checkpoint
     shutil.rmtree(one.folder.path / name)
     shutil.copytree(other.folder.path / name, one.folder.path / name)
-    finding = found(one)["score"]
-    assert finding.status == "failed"
-    assert "the checkpoint has" in finding.reason
+    scored = found(one)["score"]
+    assert scored.status == "failed"
+    assert "the checkpoint has" in scored.reason
 
 
 def test_averaged_weights_that_are_reported_as_final_are_found(claim):
@@ -137,6 +146,6 @@ def test_averaged_weights_that_are_reported_as_final_are_found(claim):
 )
 def test_a_family_that_cheats_is_found(claim, tmp_path, body, check, reason):
     name = f"cheating_{abs(hash((body, check)))}"
-    finding = found(claim(family(tmp_path, name, body)))[check]
-    assert finding.status == "failed"
-    assert reason in " ".join(finding.details)
+    checked = found(claim(family(tmp_path, name, body)))[check]
+    assert checked.status == "failed"
+    assert reason in " ".join(checked.details)
