@@ -29,7 +29,7 @@ from spider.cli.data import data
 from spider.cli.doctor import doctor
 from spider.cli.harness import harness
 from spider.cli.order import batch, seen
-from spider.cli.provenance import checkout, diff, why
+from spider.cli.provenance import checkout, crate, diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.trace import trace
 from spider.config.imports import allow_import
@@ -61,6 +61,7 @@ _COMMANDS = (
     why,
     trace,
     checkout,
+    crate,
     batch,
     seen,
     clean,

@@ -21,7 +21,7 @@ from spider.files import write_text
 from spider.provenance.lineage import Lineage, Made
 from spider.provenance.stale import by_rule
 from spider.results import NEWEST, Results
-from spider.sealed import writing
+from spider.sealed import check_new, writing
 from spider.tracking import code, spool
 from spider.tracking.machine import processor
 from spider.tracking.records import Run, file_digest
@@ -36,8 +36,7 @@ def checkout(lineage: Lineage, run: str, stage: str, folder: Path) -> list[str]:
     Raises:
         ValueError: the folder is not empty, no repository is here, or code or configuration are not recorded.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: exists and is not an empty folder; name a new one")
+    check_new(folder)
     if not (code.ROOT / ".git").exists():
         raise ValueError(
             f"{code.ROOT}: an installed Spider without a git repository, which checkout needs; clone the "
