@@ -20,6 +20,7 @@ from spider import config
 from spider.config import Block, ModelConfig, families, family_config, presets, tasks
 from spider.config.cleaning import Cleaning, DecontaminateConfig, NearConfig
 from spider.config.data import SplitBy, kinds, source_class
+from spider.config.ladders import LadderConfig, RungConfig
 from spider.config.model import model_block
 from spider.config.ngram import NgramConfig
 from spider.config.run import Mixture, Switch
@@ -45,6 +46,8 @@ CHAPTERS: dict[str, list[tuple[str, type[Block]]]] = {
         ("runs.NAME.defaults, and each of runs.NAME.stages", config.Stage),
         ("runs.NAME.data, and data of a stage, of several datasets", Mixture),
         ("runs.NAME.data.switches", Switch),
+        ("ladders.NAME, beside the keys of a run", LadderConfig),
+        ("ladders.NAME.rungs, and target", RungConfig),
     ],
     "Training": [
         ("runs.NAME.optimizer", config.OptimizerConfig),
@@ -114,6 +117,12 @@ EXAMPLES: dict[str, str] = {
         {mix: {web: 0.8, code: 0.2}, max_epochs: {code: 2}}
     """,
     "runs.NAME.data.switches": "[{sample: 100_000, mix: {web: 0.5, code: 0.5}}]",
+    "ladders.NAME": """
+        {data: docs, model: gpt-cpu, stages: [{name: main}], size: model.hidden,
+        links: {lr: 0.032 * sqrt(64 / hidden)}, rungs: [{flops: 1.0e+11, sizes: [8, 16, 32], seeds: [1, 2]},
+        {flops: 3.0e+11, sizes: [16, 32, 48]}], target: {flops: 3.0e+12, sizes: [64]}}
+    """,
+    "ladders.NAME.rungs": "[{flops: 1.0e+11, sizes: [8, 16, 32], seeds: [1, 2]}]",
     "runs.NAME.defaults.ema": "{decay: 0.997, start_step: 500}",
     "runs.NAME.evaluation.ttt": "{chunk: 4096, lr: 0.005, parameters: ffn_down}",
     "runs.NAME.evaluation.mixer": "{prime: 200_000}",
@@ -252,7 +261,10 @@ def section(title: str, block: type[Block]) -> Iterator[str]:
     yield f"```yaml\n{written}```\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     used = used_keys(title)
+    elsewhere = set(config.Run.model_fields) if block is LadderConfig else set()
     for name, field in sorted(block.model_fields.items(), key=lambda item: item[0] not in used):
+        if name in elsewhere:
+            continue
         meaning = " ".join((field.description or "").split())
         yield f"| `{name}` | {type_name(field.annotation)} | {default(field)} | {meaning} |"
 

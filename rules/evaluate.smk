@@ -170,7 +170,7 @@ rule harness:
 
 rule compare:
     input:
-        scores(*CONFIG.runs),
+        scores(*CONFIG.shown),
         expand("<results>/foreign/{name}/evaluation.json", name=CONFIG.foreign),
     output:
         "<results>/report/table.md",

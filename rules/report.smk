@@ -1,4 +1,4 @@
-"""A page for each run, which Snakemake's report includes, and a scaling law for a sweep."""
+"""A page for each run, which Snakemake's report includes, and a page for all ladders."""
 
 
 rule report:
@@ -26,24 +26,23 @@ rule report:
         "{params.spider} --log {log:q} report page {wildcards.run} --output {output:q}"
 
 
-if CONFIG.scaling:
-
-    rule scaling:
-        input:
-            expand("{folder}/evaluation.json", folder=stage_folders(*CONFIG.sweeps[CONFIG.scaling])),
-        output:
-            "<results>/report/scaling.md",
-            shown("report/scaling.svg", "Comparison", "scaling law"),
-            law="<results>/report/scaling.json",
-        log:
-            "<logs>/scaling.log",
-        benchmark:
-            "<benchmarks>/scaling/report/scaling.tsv"
-        localrule: True
-        resources:
-            mem_mb=growing(2000),
-            runtime=growing(10),
-        params:
-            spider=command,
-        shell:
-            "{params.spider} --log {log:q} report scaling --output {output.law:q}"
+rule ladders:
+    input:
+        forecasts(),
+        expand("{folder}/evaluation.json", folder=waiting_folders()),
+    output:
+        "<results>/report/ladders.json",
+        shown("report/ladders.svg", "Comparison", "ladders"),
+        page="<results>/report/ladders.html",
+    log:
+        "<logs>/ladders.log",
+    benchmark:
+        "<benchmarks>/ladders/report/ladders.tsv"
+    localrule: True
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(10),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} report ladders --output {output.page:q}"

@@ -37,6 +37,7 @@ rule train:
         previous=previous_receipt,
         indexes=indexes("split", "full"),
         warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",
+        forecast=forecast_before,
     output:
         "<results>/runs/{run}/{stage}/train.json",
     log:

@@ -48,6 +48,7 @@ class StageFolder:
     scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
     audit = _Inside("audit.json")
+    forecast = _Inside("forecast.json")  # the forecast that the training began with
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
     trace = _Inside("trace.json")  # stretches of the sample that stand in the training text
@@ -134,6 +135,9 @@ class Results:
         """
         return self.root / "ngram" / dataset / counted / text
 
+    def forecast(self, ladder: str) -> Path:
+        return self.root / "ladders" / ladder / "forecast.json"
+
     def bisection(self, one: str, other: str) -> Path:
         """Return the configuration of the runs between two runs."""
         return self.root / "bisect" / f"{one}-{other}.yaml"
@@ -141,6 +145,11 @@ class Results:
     @property
     def report(self) -> Path:
         return self.root / "report"
+
+    @property
+    def ladders(self) -> Path:
+        """Return the page of all ladders."""
+        return self.report / "ladders.html"
 
     def page(self, run: str) -> Path:
         return self.report / "runs" / f"{run}.html"

@@ -23,7 +23,7 @@ from spider.cli.session import (
     log,
     prepare_torch,
 )
-from spider.config import ForeignConfig, StageSpec
+from spider.config import ForeignConfig, StageSpec, nearest
 from spider.results import CompressedFolder, StageFolder
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def compare(session: Session, output: Path) -> None:
     """Compare all evaluations: write a table, figures and summary.json."""
     from spider.report.compare import compare
 
-    evaluations = session.evaluations(session.config.runs)
+    evaluations = session.evaluations(session.config.shown)
     compressed = session.compressed()
     checkpoints = [
         path for one in evaluations if (path := StageFolder(one.parent).checkpoint_scores).exists()
@@ -266,28 +266,52 @@ def page(session: Session, run: str, output: Path | None) -> None:
 
 
 @command()
-@click.option("--output", type=FILE, help="scaling.json to write (default: in the results folder).")
-def scaling(session: Session, output: Path | None) -> None:
-    """Fit a scaling law to the sweep that the key `scaling` of the configuration names."""
-    from spider.report.scaling import write_scaling
+@click.argument("ladder")
+def forecast(session: Session, ladder: str) -> None:
+    """Forecast larger runs from the finished runs of LADDER, before they start."""
+    from spider.ladders.forecast import forecast
 
-    config = session.config
-    path = output or session.results.report / "scaling.json"
-    evaluations = session.evaluations(config.sweeps.get(config.scaling or "", []))
-    files = [path.with_suffix(suffix) for suffix in (".json", ".md", ".svg")]
-    with session.tracked("scaling", config.scaling or "", {}, evaluations, files) as job:
-        fitted = write_scaling(config, session.results, path)
+    config, results = session.config, session.results
+    if ladder not in config.rungs:
+        raise ValueError(f"ladders: no ladder {ladder!r}{nearest(ladder, config.rungs)}")
+    evaluations = session.evaluations(config.rungs[ladder].rungs)
+    output = results.forecast(ladder)
+    with session.tracked("forecast", ladder, {}, evaluations, [output]) as job:
+        found = forecast(config, results, ladder).write(output)
+        job.artifact(output)
+        for one in found.predictions:
+            job.metric("forecast/bpb", one.bpb)
+            job.metric("forecast/low", one.low)
+            job.metric("forecast/high", one.high)
+    for line in found.left_out:
+        log.warning("%s: left out, %s", ladder, line)
+    for one in found.predictions:
+        log.info("%s: %.4f (%.4f to %.4f) at %.3g FLOPs", output, one.bpb, one.low, one.high, one.flops)
+    if found.problem:
+        log.warning("%s: no forecast, %s", output, found.problem)
+
+
+@command()
+@click.option("--output", type=NEW_FILE, help="HTML file to write (default: in the results folder).")
+def ladders(session: Session, output: Path | None) -> None:
+    """Write the page of all ladders: laws, forecasts and the results that came later."""
+    from spider.report.ladders import write_ladders
+
+    config, results = session.config, session.results
+    output = output or results.ladders
+    files = [output, *(output.with_suffix(suffix) for suffix in (".svg", ".json"))]
+    waiting = [run for run, block in config.runs.items() if block.forecast]
+    inputs = [*map(results.forecast, config.rungs), *session.evaluations(waiting)]
+    with session.tracked("ladders", "report", {}, inputs, files) as job:
+        for view in write_ladders(config, results, output):
+            for line in view.stale:
+                log.warning("%s", line)
         for file in files:
             job.artifact(file)
-        for name, law in fitted.laws.items():
-            job.metric(f"exponent/{name}", law.exponent)
-    for curve in fitted.curves:
-        if curve.problem:
-            log.warning("%.2g FLOPs: not used, %s", curve.budget, curve.problem)
-    log.info("%s; %s", fitted.problem or "a law", path.with_suffix(".md"))
+    log.info("%s", output)
 
 
-for one in (page, draw, compare, scaling):
+for one in (page, draw, compare, forecast, ladders):
     report.add_command(one)
 
 

@@ -196,7 +196,10 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     inputs = [*shards, planned.resume or planned.previous, planned.warmup, *session.indexes(run)]
     found = [path for path in inputs if path and path.exists()]
     name = f"{spec.run}/{spec.stage}"
-    with session.tracked("train", name, spec.deciding(), found, [StageFolder(folder).receipt]) as job:
+    outputs = [StageFolder(folder).receipt]
+    # A later forecast must not look like another input, so the copy that the training began with is recorded.
+    outputs += [StageFolder(folder).forecast] if planned.forecast else []
+    with session.tracked("train", name, spec.deciding(), found, outputs) as job:
         cards = []
         for dataset, path in spec.folders(data).items():
             digest = load_metadata(path).digest if spec.mixed else data_digest(spec, data)

@@ -49,6 +49,7 @@ def json_schema() -> dict[str, Any]:
     definitions["OptimizerConfig"] = {"anyOf": [{"enum": sorted(OPTIMIZERS)}, optimizer]}
     definitions["Dataset"]["required"] = []
     definitions["Dataset"]["anyOf"] = [{"required": ["source"]}, {"required": ["like"]}]
+    definitions["LadderConfig"]["required"] = ["rungs"]  # the rest may come from `like`
     whole = define(Config)
     return {"title": "Configuration of Spider", **_numbers_as_text({**whole, "$defs": definitions})}
 

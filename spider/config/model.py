@@ -10,7 +10,7 @@ be imported.
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cache, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from types import ModuleType
@@ -109,6 +109,7 @@ def default_family() -> str:
     return ModelConfig.model_fields["family"].default
 
 
+@cache
 def families() -> list[str]:
     """Return the names of the families that come with Spider."""
     return sorted(path.parent.name for path in Path(__file__).parents[1].glob("model/*/config.py"))

@@ -302,6 +302,8 @@ class StageSettings(Block):
     """Length of the decay of ``schedule: wsd``, as a share of the stage's steps."""
     warmup_steps: Annotated[int, Field(ge=0)] = 200
     """Number of steps of the warm-up, which raises the learning rate linearly from 0."""
+    warmup_share: Fraction | None = None
+    """Length of the warm-up as a share of the stage's steps, instead of ``warmup_steps``."""
     min_lr_ratio: Fraction = 0.1
     """Learning rate at the end of the schedule, as a share of ``lr``."""
     ema: EmaConfig | None = None
@@ -544,6 +546,10 @@ class Run(RunSettings):
     """Resources of the run's jobs."""
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Values of settings to sweep. Each combination becomes a run of its own (docs/sweeps.md)."""
+    links: dict[str, str | float] = {}
+    """Formulas of settings that follow from those of the grid: ``{lr: 0.032 * sqrt(64 / hidden)}``."""
+    forecast: Name | None = None
+    """Ladder whose forecast for this run's FLOPs has to be written before the run starts."""
 
     @property
     def dataset(self) -> str:

@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError
 
-from spider.config.block import Block, ConfigError, Name, explain, nearest, none_such
+from spider.config.block import Block, ConfigError, Name, explain, none_such
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
+from spider.config.ladders import Ladder, LadderConfig, expand_ladders, inherited
 from spider.config.leaks import leak_problems, shared_file
 from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
@@ -43,16 +44,17 @@ class Config(Block):
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
     """Tokenizers by name, which datasets may name."""
-    runs: Annotated[dict[Name, Run], Field(min_length=1)]
-    """Runs by name."""
+    runs: Annotated[dict[Name, Run], Field(min_length=1)] = {}
+    """Runs by name. There must be one, or a ladder."""
     foreign: dict[Name, ForeignConfig] = {}
     """Models that others trained, by name, which stand beside the runs in the comparison."""
     tracking: TrackingConfig = TrackingConfig()
     """Records in MLflow."""
-    scaling: str | None = None
-    """Run with a grid over models and ``target_flops``, to fit a scaling law (docs/sweeps.md; null: none)."""
+    ladders: dict[Name, LadderConfig] = {}
+    """Runs of a family at several budgets of FLOPs, from which larger runs are forecast (docs/sweeps.md)."""
     _written: dict[str, Any] = {}
     _sweeps: dict[str, list[str]] = {}
+    _rungs: dict[str, Ladder] = {}
 
     @property
     def sweeps(self) -> dict[str, list[str]]:
@@ -60,8 +62,33 @@ class Config(Block):
         return self._sweeps
 
     @property
+    def rungs(self) -> dict[str, Ladder]:
+        """The runs of each ladder, by its name. Runs that name a ladder as their ``forecast`` wait for it."""
+        return self._rungs
+
+    @property
+    def shown(self) -> list[str]:
+        """Runs with a page and a row of the comparison: all but those that a forecast is fitted to.
+
+        A configuration that has only those shows them.
+        """
+        fitted = {run for ladder in self.rungs.values() for run in ladder.rungs}
+        return [run for run in self.runs if run not in fitted] or [*self.runs]
+
+    def forecast_at(self, ladder: str) -> list[float]:
+        """Return the FLOPs that a ladder is to forecast, in rising order."""
+        waiting = [
+            budget
+            for run in self.runs.values()
+            if run.forecast == ladder
+            for stage in run.stages
+            if (budget := run.settings_of(stage).target_flops)
+        ]
+        return sorted({*waiting, *([at] if (at := self.rungs[ladder].at) else [])})
+
+    @property
     def written(self) -> dict[str, Any]:
-        """The mapping that this was read from, with grids replaced by their runs."""
+        """The mapping that this was read from, with grids and ladders replaced by their runs."""
         return self._written
 
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
@@ -253,9 +280,13 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
     if allow_imports:
         for name in named_imports(written):
             allow_import(name)
-    if isinstance(runs := written.get("runs"), dict):
+    ladders = inherited(written.get("ladders"))
+    of_ladders, rungs = expand_ladders(ladders)
+    if isinstance(runs := written.get("runs", {}), dict):
         runs, sweeps = expand_grids(runs)
-        written = {**written, "runs": runs}
+        if twice := runs.keys() & of_ladders.keys():
+            raise ConfigError(f"runs.{min(twice)}: a ladder makes a run of this name")
+        written = {**written, "runs": runs | of_ladders, "ladders": ladders or {}}
     try:
         datasets = expand_likes(written.get("datasets"))
         config = Config.model_validate({**written, "datasets": datasets} if datasets else written)
@@ -266,7 +297,11 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
         raise ConfigError("\n".join(problems))
     runs = {name: sized(run, *known) for name, run in config.runs.items()}
     config = config.model_copy(update={"runs": runs})
-    config._written, config._sweeps = written, sweeps
+    if ladders != {}:  # else the ladders of this mapping are expanded already
+        problems = list(_forecast_problems(config, rungs))
+        if problems:
+            raise ConfigError("\n".join(problems))
+    config._written, config._sweeps, config._rungs = {**written, "ladders": {}}, sweeps, rungs
     problems = list(_problems(config))
     if allow_imports:
         problems += [
@@ -340,8 +375,6 @@ def _problems(config: Config) -> Iterator[str]:
         if foreign.like is not None and foreign.like not in config.runs:
             yield f"foreign.{name}.like: {none_such('run', foreign.like, config.runs)}"
     yield from _cleaning_problems(config)
-    if config.scaling is not None:
-        yield from _scaling_problems(config, config.scaling)
 
 
 def _cleaning_problems(config: Config) -> Iterator[str]:
@@ -565,20 +598,15 @@ def _rollout_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         )
 
 
-def _scaling_problems(config: Config, sweep: str) -> Iterator[str]:
-    """Yield the reasons why no scaling law can be fitted, before its runs are trained."""
-    if sweep not in config.sweeps:
-        yield f"scaling: no run {sweep!r} with a grid{nearest(sweep, config.sweeps)}"
-        return
-    runs = {name: config.runs[name] for name in config.sweeps[sweep]}
-    if (count := len(next(iter(runs.values())).stages)) != 1:
-        yield f"runs.{sweep}.stages: a run of a scaling law has one stage (here are {count})"
-        return
-    budgets = {config.stage(name, run.stages[0].name).settings.target_flops for name, run in runs.items()}
-    models = {run.model.model_dump_json() for run in runs.values()}
-    if None in budgets or len(budgets) < 2 or len(models) < 3:
-        needs = "a scaling law needs at least 3 models and 2 values of target_flops"
-        yield f"runs.{sweep}.grid: {needs} (here are {len(models)} and {len(budgets - {None})})"
+def _forecast_problems(config: Config, ladders: dict[str, Ladder]) -> Iterator[str]:
+    """Yield the runs that wait for a forecast which no ladder can give."""
+    for name, run in config.runs.items():
+        if run.forecast is None:
+            continue
+        if run.forecast not in ladders:
+            yield f"runs.{name}.forecast: {none_such('ladder', run.forecast, ladders)}"
+        if len(run.stages) > 1 or not run.settings_of(run.stages[0]).target_flops:
+            yield f"runs.{name}.forecast: needs target_flops, and a single stage"
 
 
 # --------------------------------------------------------------- settings of command line and environment
@@ -617,9 +645,7 @@ def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) 
         ConfigError: a setting does not exist or is given twice, or the new configuration is not valid.
     """
     index = config.stage(run, stage).index
-    plain = copy.deepcopy(
-        {**config.written, "scaling": None}
-    )  # a law needs grids, which are expanded already
+    plain = copy.deepcopy(config.written)
     block = plain["runs"][run]
     used: dict[tuple[str, ...], Given] = {}
     for one in sorted(given, key=lambda one: (one.yields, one.key.count("."))):  # a model before its parts

@@ -21,11 +21,14 @@ from decimal import Decimal
 from typing import Any, get_args
 
 from spider.config.block import Block, ConfigError, check_name, nearest
+from spider.config.formulas import evaluate
 from spider.config.model import ModelConfig, family_config, model_block
 from spider.config.run import Run, StageSettings
 
 Path = tuple[str, ...]
 
+#: Keys of a run that are not settings of its training.
+_NOT_SWEPT = ("grid", "links", "forecast", "stages")
 #: Name for the setting of recomputed activations, whose path differs between families.
 _CHECKPOINTING = "model.gradient_checkpointing"
 
@@ -62,7 +65,7 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
         block = StageSettings
         steps = path[2:]
     for step in steps:
-        fields = [f for f in block.model_fields if f not in ("grid", "stages")] if block else []
+        fields = [f for f in block.model_fields if f not in _NOT_SWEPT] if block else []
         if step not in fields:
             bare = list(StageSettings.model_fields) if block is Run else []
             hint = nearest(step, {*fields, *bare}) if fields else ""
@@ -148,7 +151,8 @@ def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[s
     for name, run in runs.items():
         blocks = {name: run}
         if isinstance(run, dict) and "grid" in run:
-            blocks = _expand(str(name), {k: v for k, v in run.items() if k != "grid"}, run["grid"])
+            block = {k: v for k, v in run.items() if k != "grid"}
+            blocks = expand(str(name), block, run["grid"], where=f"runs.{name}")
             sweeps[name] = list(blocks)
         for one, block in blocks.items():
             if one in expanded or (one != name and one in runs):
@@ -158,10 +162,21 @@ def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[s
     return expanded, sweeps
 
 
-def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
-    where = f"runs.{name}.grid"
+def expand(name: str, run: dict[str, Any], grid: Any, *, where: str) -> dict[str, Any]:
+    """Return a block for each combination of the values of a grid, by the name of its run.
+
+    The ``links`` of the run are evaluated with the values of the grid.
+
+    Raises:
+        ConfigError: the grid or a link is wrong; ``where`` is the path of the run's block.
+    """
+    run = dict(run)
+    links = run.pop("links", None) or {}
+    linked, where = f"{where}.links", f"{where}.grid"
     if not isinstance(grid, dict) or not grid:
         raise ConfigError(f"{where}: must be a mapping from settings to their values, at least one")
+    if not isinstance(links, dict):
+        raise ConfigError(f"{linked}: must be a mapping from settings to formulas")
     paths = {key: resolve(f"{where}.{key}", str(key), run) for key in grid}
     for one, other in itertools.combinations(paths, 2):
         if paths[one] == paths[other]:
@@ -186,6 +201,8 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
         chosen = zip(paths.values(), combination, strict=True)
         for path, (_, value) in sorted(chosen, key=lambda item: len(item[0])):  # a model before its parts
             put(block, path, value)
+        values = {path[-1]: value for path, (_, value) in zip(paths.values(), combination, strict=True)}
+        _put_links(block, links, values, linked)
         full = "-".join([name, *(label for label, _ in combination)])
         if full in expanded:
             problem = f"two combinations are both named {full!r}"
@@ -194,12 +211,26 @@ def _expand(name: str, run: dict[str, Any], grid: Any) -> dict[str, Any]:
     return expanded
 
 
+def _put_links(block: dict[str, Any], links: dict[str, Any], values: dict[str, Any], where: str) -> None:
+    """Set the linked settings of a run. A formula may use the grid's numbers and the links before it."""
+    names = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    for key, formula in links.items():
+        path = resolve(f"{where}.{key}", str(key), block)
+        if path[-1] in values:
+            raise ConfigError(f"{where}.{key}: is a setting of the grid too")
+        try:
+            names[path[-1]] = evaluate(str(formula), names)
+        except ConfigError as error:
+            raise ConfigError(f"{where}.{key}: {error}") from None
+        put(block, path, names[path[-1]])
+
+
 def _values(label: str, axis: Any) -> list[tuple[str, Any]]:
     """Return the name and the value of each point of an axis of a grid."""
     if isinstance(axis, dict):
         named = [(str(name), value) for name, value in axis.items()]
     elif isinstance(axis, list):
-        named = [(label + _written(value), value) for value in axis]
+        named = [(label + written_value(value), value) for value in axis]
     else:
         raise ConfigError("must be a list of values, or a mapping from names to values")
     if not named:
@@ -211,7 +242,7 @@ def _values(label: str, axis: Any) -> list[tuple[str, Any]]:
     return named
 
 
-def _written(value: Any) -> str:
+def written_value(value: Any) -> str:
     """Write a value as a part of a folder's name: ``4e-3``, ``15e-1``, ``true``, ``adamw8bit``."""
     if value is None or isinstance(value, int):  # bool is an int
         return json.dumps(value)

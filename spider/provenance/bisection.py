@@ -274,7 +274,7 @@ class Bisection:
         The other runs do matter: held-out text of all runs is kept out of a dataset with ``decontaminate``.
         """
         older, newer = (config.written for config in self._by_age)
-        plain = {key: value for key, value in newer.items() if key not in ("scaling", "foreign")}
+        plain = {key: value for key, value in newer.items() if key not in ("ladders", "foreign")}
         for key in ("datasets", "tokenizers"):
             plain[key] = {**older.get(key, {}), **newer.get(key, {})}
         runs = {**older["runs"], **newer["runs"]} if all_runs else {}

@@ -3,7 +3,7 @@
     stages, costs, provenance     read the results folder: stages and logged rows, costs, digests
     formatting, scores            format numbers and text; order scores and fill tables of scores
     charts, render                draw figures, and put them into a page or a file
-    figures, scaling, text_view   define the figures
+    figures, ladders, text_view   define the figures
     compare, page, terminal       compare runs, write a run's page, print the terminal summary
     card                          write the model card
 

@@ -129,7 +129,8 @@ def _rankings(run: str, last: Evaluation) -> dict[str, list[tuple[str, bool, flo
 
 def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:
     """Return the evaluations of last stages and of foreign models on the same text, best first."""
-    paths = [results.stage(name, run.stages[-1].name).evaluation for name, run in config.runs.items()]
+    last_stages = {name: config.runs[name].stages[-1].name for name in config.shown}
+    paths = [results.stage(*names).evaluation for names in last_stages.items()]
     evaluations = [Evaluation.read(path) for path in (*paths, *results.foreign_scores) if path.exists()]
     same_text = [one for one in evaluations if one.text_sha256 == last.text_sha256]
     return best_stages_first(same_text) if len(same_text) > 1 else []

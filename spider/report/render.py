@@ -26,7 +26,7 @@ from markupsafe import Markup
 from spider.evaluation.result import BITS, HeatMap, Note
 from spider.files import write_text
 from spider.report.charts import Figure, Label, Series, draw, mark, named
-from spider.report.formatting import bits, duration, number, printable, quantity, times, titles
+from spider.report.formatting import bits, duration, flops_label, number, printable, quantity, times, titles
 
 HERE = Path(__file__).parent
 #: Number of tints of a text in segments: the variables ``--t0``, ``--t1``, ... of `page.css`.
@@ -77,6 +77,7 @@ _TEMPLATES.filters |= {
     "bits4": "{:.4f}".format,
     "count": "{:,}".format,
     "draw": in_page,
+    "flops_label": flops_label,
     "shell": shlex.quote,
     "times": times,
     "titles": titles,

@@ -1,8 +1,8 @@
 """The length of a stage, and its learning rate as a pure function of the step.
 
 A stage ends at the first limit it reaches. Once the model's size is known, each limit but ``max_hours`` is a
-number of steps (`horizon`), so the rate needs no state. A stage warms up linearly over ``warmup_steps`` and
-follows its schedule over the remaining steps:
+number of steps (`horizon`), so the rate needs no state. A stage warms up linearly over ``warmup_steps``,
+or over the share ``warmup_share`` of its steps, and follows its schedule over the remaining steps:
 
     cosine, linear   decays from the end of the warm-up
     wsd              stays constant, then decays linearly in the last ``decay_fraction`` of the steps
@@ -64,7 +64,7 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
     ``steps`` is None while ``max_hours`` has not yet fixed the end.
     """
     assert step >= 0 and (steps is None or step < steps), f"step {step} is not one of the stage's"
-    warmup = settings.warmup_steps if steps is None else min(settings.warmup_steps, steps)
+    warmup = _warmup(steps, settings)
     if step < warmup:
         return (step + 1) / warmup
     if steps is None:
@@ -72,6 +72,15 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
     progress = _progress(step, _decay_start(steps, settings), steps)
     decay = 0.5 * (1 - math.cos(math.pi * progress)) if settings.schedule == "cosine" else progress
     return 1.0 - (1.0 - settings.min_lr_ratio) * decay
+
+
+def _warmup(steps: int | None, settings: StageSettings) -> int:
+    """Return the number of steps of the warm-up."""
+    if steps is None:
+        return settings.warmup_steps
+    if settings.warmup_share is not None:
+        return round(settings.warmup_share * steps)
+    return min(settings.warmup_steps, steps)
 
 
 def scheduled(
@@ -123,7 +132,7 @@ def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSet
 
 def _decay_start(steps: int, settings: StageSettings) -> int:
     """Return the last step at the peak rate."""
-    warmup = min(settings.warmup_steps, steps)
+    warmup = _warmup(steps, settings)
     if settings.schedule == "constant":
         return steps
     if settings.schedule == "wsd":

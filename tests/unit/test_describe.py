@@ -316,7 +316,7 @@ def test_a_billion_parameters_are_described_without_being_made():
 #: Bytes that `describe` may count for a preset, below the memory of the GPU that it is for. The rest is left
 #: for temporaries, and for the error of the estimate.
 IN_THE_TABLE = {"spider-1b": 72e9, "spider-1b-25gb": 22e9, "spider-400m": 21e9, "spider-150m": 7e9}
-WHOLE_RUNS = ("gpt-d12", "gpt-d20", "golf-16mb", "golf-seed", "spider-seed", "scaling-gpt", "miniseries-gpt")
+WHOLE_RUNS = ("gpt-d12", "gpt-d20", "golf-16mb", "golf-seed", "spider-seed", "ladder-gpt", "miniseries-gpt")
 ON_GPUS = IN_THE_TABLE | dict.fromkeys(WHOLE_RUNS, 72e9)
 
 

@@ -63,6 +63,7 @@ LAYERS = [
     "compress",
     "sources",
     "evaluation",
+    "ladders",
     "training",
     "tracking",
     "provenance",

@@ -90,8 +90,8 @@ def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
         plain = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load(block)
         (tmp_path / "grid.yaml").write_text(yaml.safe_dump(plain))
         options += ["--configfile", str(tmp_path / "grid.yaml")]
-    if line == ("scaling",):
-        options += ["--configfile", "presets/scaling-cpu.yaml"]
+    if line == ("ladders/gpt",):
+        options += ["--configfile", "presets/ladder-cpu.yaml"]
     command = [python(), SNAKEMAKE, "--cores", "1", "--dry-run", "--quiet=all", *options, "--", *targets]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -186,11 +186,11 @@ def test_results_of_another_version_are_refused_and_kept(workflow):
 
 def test_the_linter_finds_only_what_the_docs_explain():
     """Each rule runs in the environment of Snakemake itself (docs/extending.md)."""
-    command = [str(SNAKEMAKE), "--lint", "--configfile", "presets/scaling-cpu.yaml"]
+    command = [str(SNAKEMAKE), "--lint", "--configfile", "presets/ladder-cpu.yaml"]
     lints = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
     about = [line.split()[2:4] for line in lints if line.startswith("Lints for")]
     assert {kind for kind, _ in about} == {"rule"}
-    assert {rule for _, rule in about} >= {"download", "train", "report", "scaling"}
+    assert {rule for _, rule in about} >= {"download", "train", "report", "forecast", "ladders"}
     found = {line.strip() for line in lints if line.startswith("    * ")}
     assert found == {"* Specify a conda environment or container for each rule.:"}
 

@@ -15,7 +15,7 @@ from tests.unit.data.published import SIZE, publish
 from .conftest import PATIENCE, ROOT, SNAKEMAKE, jobs_in
 
 STAGES = {"gpt-d12": 4, "gpt-d20": 4, "golf-16mb": 2, "golf-seed": 1, "spider-seed": 1, "mixture-cpu": 2}
-RUNS = {"scaling-gpt": 28, "miniseries-gpt": 11}
+RUNS = {"ladder-gpt": 35, "miniseries-gpt": 11}
 TINY = {
     "gpt-d12": {"depth": 2},
     "gpt-d20": {"depth": 2},
@@ -67,7 +67,7 @@ def test_a_whole_run_is_planned_without_a_network(preset, tmp_path):
     planned = jobs_in(snakemake(tmp_path, ROOT / f"presets/{preset}.yaml", "--dry-run"))
     assert planned["train"] == STAGES.get(preset) or RUNS.get(preset)
     assert planned.get("compress", 0) == preset.startswith("golf")
-    assert planned.get("scaling", 0) == (preset == "scaling-gpt")
+    assert planned.get("ladders", 0) == planned.get("forecast", 0) == (preset == "ladder-gpt")
 
 
 def small(preset: str) -> dict:

@@ -19,7 +19,7 @@ PROFILE = ROOT / "profiles/slurm"
 WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_checkpoints", "sample", "harness", "compress"}
 WITH_A_MODEL |= {"evaluate_foreign", "audit"}
 #: Rules of about a second, which run where Snakemake runs.
-LOCAL = {"draw", "compare", "report", "scaling"}
+LOCAL = {"draw", "compare", "report", "forecast", "ladders"}
 
 
 def with_every_rule(workflow: Workflow, gpus: int) -> None:
@@ -41,11 +41,13 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     indexed["model"]["ngram"] = {}
     packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}
     packed["stages"][0]["packing"] = "best_fit"
-    swept["grid"] = {"target_flops": [1e9, 2e9], "model.hidden": [32, 64, 96]}
+    sizes = [32, 64, 96]
+    rungs = [{"flops": flops, "sizes": sizes} for flops in (1e9, 2e9)]
+    swept |= {"size": "model.hidden", "rungs": rungs, "target": {"flops": 1e10, "sizes": [128]}}
     swept["data"] = "deleted"
     swept["stages"][0].pop("max_steps")
-    config["runs"] |= {"indexed": indexed, "packed": packed, "swept": swept}
-    config["scaling"] = "swept"
+    config["runs"] |= {"indexed": indexed, "packed": packed}
+    config["ladders"] = {"swept": swept}
     config["foreign"] = {"gpt2": {"model": "gpt2"}}
     (workflow.folder / "gpt2").mkdir()
 

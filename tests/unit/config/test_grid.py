@@ -111,11 +111,39 @@ def test_the_error_about_the_name_of_a_sweep_lists_its_runs():
         load_config(config_with("{lr: [4e-3]}")).run("demo")
 
 
-def test_settings_apply_to_a_run_of_a_sweep_with_a_scaling_law():
-    models = "{a: tiny, b: {preset: tiny, hidden: 64}, c: {preset: tiny, hidden: 32}}"
-    plain = config_with(f"{{model: {models}, target_flops: [1.0e+9, 2.0e+9]}}", stages=[{"name": "main"}])
-    config = load_config(plain | {"scaling": "demo"})
-    spec = config.stage("demo-a-target_flops1e9", "main")
+def test_a_link_follows_from_the_grid_and_from_the_links_before_it():
+    links = {"model.ffn_hidden": "max(64, 4 * hidden)", "lr": "0.1 / sqrt(hidden)", "min_lr_ratio": "lr * 2"}
+    config = load_config(config_with("{model.hidden: [16, 64]}", links=links))
+    found = {name: (run.model.ffn_hidden, run.defaults.lr) for name, run in config.runs.items()}
+    assert found == {"demo-hidden16": (64, 0.025), "demo-hidden64": (256, 0.0125)}
+    assert config.runs["demo-hidden64"].defaults.min_lr_ratio == 0.025
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        (
+            {"lr": "hiden * 2"},
+            r"runs.demo.links.lr: uses 'hiden'; did you mean \"hidden\"\?; it may use hidden",
+        ),
+        ({"lrr": "1"}, r"runs.demo.links.lrr: unknown key; did you mean \"lr\"\?"),
+        ({"lr": "hidden / 0"}, r"'hidden / 0' has no value \(division by zero\)"),
+        ({"lr": "hidden.bit_length()"}, "is not a part of a formula; write numbers, names"),
+        ({"lr": "2 *"}, "has no value"),
+        ({"model.hidden": "3"}, "is a setting of the grid too"),
+    ],
+)
+def test_a_wrong_link_is_named(links, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_with("{model.hidden: [16]}", links=links))
+
+
+def test_settings_apply_to_a_run_of_a_ladder():
+    plain = yaml.safe_load(BASE)
+    ladder = plain["runs"].pop("demo") | {"stages": [{"name": "main"}], "size": "model.hidden"}
+    ladder["rungs"] = [{"flops": flops, "sizes": [16, 32, 64]} for flops in (1e9, 2e9)]
+    config = load_config(plain | {"ladders": {"demo": ladder}})
+    spec = config.stage("demo-c1e9-hidden32-seed1", "main")
     assert with_settings(config, spec.run, "main", [])[0].stage(spec.run, "main") == spec
     changed, _ = with_settings(config, spec.run, "main", [Given("--lr", "lr", 0.5)])
     assert changed.stage(spec.run, "main").settings.lr == 0.5
