@@ -227,14 +227,19 @@ def kept(folder: StageFolder) -> tuple[Forecast, str | None] | None:
     return Forecast.read(folder.forecast), recorded
 
 
-def compared(forecast: Forecast, flops: float, bpb: float) -> str:
-    """Return a phrase that compares a result with its forecast."""
-    found = forecast.at(flops)
-    assert found is not None, "the run could not have started without a prediction"
-    inside = "inside" if found.low <= bpb <= found.high else "OUTSIDE"
+def against(folder: StageFolder, bpb: float) -> str | None:
+    """Return a phrase that compares a result with the forecast that its training began with, if any."""
+    if not (folder.forecast.is_file() and folder.origin.is_file()):
+        return None
+    fields = Origin.read(folder.origin).fields
+    forecast = Forecast.read(folder.forecast)
+    found = forecast.at(fields["settings"]["target_flops"])
+    if found is None or forecast.digest != fields.get("forecast"):
+        return "the forecast was edited after the training began"
+    inside = "inside" if found.low <= bpb <= found.high else "outside"
     return (
-        f"forecast {found.bpb:.4f} ({found.low:.4f} to {found.high:.4f}), result {bpb:.4f}: "
-        f"{(found.bpb - bpb) / bpb:+.1%}, {inside} the interval"
+        f"forecast by the ladder {forecast.ladder} before it started: {found.bpb:.4f} ({found.low:.4f} to "
+        f"{found.high:.4f}), {found.bpb / bpb - 1:+.1%} from the result, which is {inside} the interval"
     )
 
 

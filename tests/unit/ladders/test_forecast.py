@@ -12,8 +12,10 @@ from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.files import read_json
-from spider.ladders.forecast import Forecast, forecast, kept
+from spider.ladders.forecast import Forecast, against, forecast, kept
+from spider.report.compare import compare
 from spider.report.ladders import write_ladders
+from spider.report.page import render
 from spider.results import Results, write_config
 from spider.training.stage import Places, plan, train
 from tests.unit.ladders.test_fit import loss
@@ -133,6 +135,11 @@ def test_a_run_does_not_start_without_its_forecast_and_keeps_the_one_that_it_beg
     assert not view.stale and [one.run for one in view.targets] == ["toy-c1e9-width64-seed1"]
     page = results.ladders.read_text()
     assert "toy at 1e9: forecast" in page or "forecast <strong>" in page
+    phrase = against(folder, Evaluation.read(folder.evaluation).bpb)
+    assert phrase.startswith("forecast by the ladder toy before it started: ") and "the interval" in phrase
+    assert phrase.capitalize() in render(config, results, "toy-c1e9-width64-seed1")
+    compare([folder.evaluation], benchmarks=None, output=results.report)
+    assert f"toy-c1e9-width64-seed1: {phrase}." in (results.report / "table.md").read_text()
     assert "after its forecast" in page and results.ladders.with_suffix(".svg").stat().st_size > 3000
 
     # A rung changes later: another forecast, the same copy, and the finished run is not trained again.
