@@ -204,7 +204,7 @@ class Rescored(Reader):
 
 
 class Documents(NamedTuple):
-    """What an evaluation records of each document."""
+    """The sizes and scores of documents in an evaluation."""
 
     bytes_D: np.ndarray
     bits_D: np.ndarray

@@ -1,4 +1,4 @@
-"""Ladders: runs of one family at several budgets of FLOPs, from which larger runs are forecast.
+"""Ladders: runs of one family at several budgets of FLOPs. Larger runs are forecast from them.
 
 A ladder is the block of a run, with the sizes and the seeds of each budget. Each combination becomes an
 ordinary run, such as ``gpt-c1e11-hidden16-seed1``. What follows from the size and the budget, such as the

@@ -32,7 +32,7 @@ MOST_E = 0.45
 DRAWS = 2000
 #: Share of the draws that an interval holds.
 COVERAGE = 0.9
-#: Standard deviations of the noise by which a parabola may miss the means of a budget, on the average.
+#: A parabola may miss the means of a budget by so many standard deviations of their noise.
 MOST_MISSED = 2.5
 
 
@@ -82,9 +82,9 @@ class Noise:
     """Standard deviations of a seed, in bits per byte."""
 
     own: float
-    """Of each run alone."""
+    """Noise of each run alone."""
     common: float
-    """Of all sizes of a budget together."""
+    """Noise that all sizes of a budget share."""
 
     @property
     def total(self) -> float:
@@ -175,7 +175,7 @@ def _noise(budgets: list[dict[float, list[Point]]]) -> Noise | None:
         shared = sorted(set.intersection(*map(set, several))) if several else []
         if not several:
             continue
-        if len(several) < 2 or len(shared) < 2:  # the two parts cannot be told apart here
+        if len(several) < 2 or len(shared) < 2:  # too few runs to separate the two parts
             for one in several:
                 own += float(np.var([*one.values()]) * len(one))
                 own_freedom += len(one) - 1

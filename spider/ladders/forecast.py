@@ -45,7 +45,7 @@ class Rung(BaseModel, frozen=True):
 
 
 class Prediction(BaseModel, frozen=True):
-    """What a run of some FLOPs will give, if it has the best size."""
+    """The forecast for a run of some FLOPs that has the best size."""
 
     flops: float
     bpb: float
