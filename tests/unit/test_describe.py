@@ -345,7 +345,8 @@ def test_the_table_of_presets_for_gpus_shows_what_describe_counts(preset):
 @pytest.mark.parametrize("preset", ON_GPUS)
 def test_presets_for_gpus_fit_on_1_to_16_of_them(preset, gpus):
     plain = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())
-    plain["runs"][preset]["resources"] |= {"gpus": gpus}
+    (block,) = (plain.get("runs") or plain["ladders"]).values()
+    block["resources"] |= {"gpus": gpus}
     config = load_config(plain)
     name = list(config.runs)[-1]  # of a sweep, the largest model
     found = describe(config, name)

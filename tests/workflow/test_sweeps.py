@@ -1,4 +1,4 @@
-"""A grid plans its runs, and a sweep goes from its text to the figure of its scaling law."""
+"""A grid plans its runs, and a ladder plans its forecast before the run that waits for it."""
 
 import re
 
@@ -12,50 +12,56 @@ BUDGETS = {"small": 1e8, "large": 4e8}
 
 @pytest.fixture
 def sweep(workflow):
-    """Return a workflow with a sweep over sizes and budgets, and a scaling law."""
+    """Return a workflow with a sweep over sizes and budgets."""
     run = workflow.run
     base = run["model"]
     models = {name: base | {"engram": base["engram"] | {"layers": []}} | size for name, size in SIZES.items()}
     run["stages"] = [{"name": "only", "schedule": "constant", "warmup_steps": 5}]
     run["grid"] = {"model": models, "target_flops": BUDGETS}
     run["evaluation"] |= {"loops_bytes": 0}
-    workflow.config["scaling"] = "small"
     return workflow
 
 
-def test_a_plan_lists_every_run_of_a_grid_and_the_scaling_law(sweep):
+@pytest.fixture
+def ladder(workflow):
+    """Return a workflow with a ladder, and a run that waits for its forecast."""
+    run = workflow.config["runs"].pop("small")
+    run["model"]["engram"] |= {"layers": []}
+    run["stages"] = [{"name": "only", "schedule": "constant", "warmup_share": 0.1}]
+    run |= {"size": "model.hidden", "links": {"lr": "0.01 * sqrt(16 / hidden)"}}
+    run["rungs"] = [{"flops": flops, "sizes": [16, 32, 64]} for flops in BUDGETS.values()]
+    run["target"] = {"flops": 1e9, "sizes": [64]}
+    workflow.config |= {"runs": {}, "ladders": {"steps": run}}
+    return workflow
+
+
+def test_a_plan_lists_every_run_of_a_grid(sweep):
     assert sweep.planned() == {
-        "download": 1, "encode": 1, "index": 1, "compare": 1, "scaling": 1,
+        "download": 1, "encode": 1, "index": 1, "compare": 1,
         **dict.fromkeys(["warmup", "train", "evaluate", "sample", "draw", "report"], 6),
     }  # fmt: skip
     for target, runs in (("runs/small-d32-large", "1"), ("runs/small", "6")):
         assert set(re.findall(r"^train +(\d+)", sweep("--dry-run", target), re.M)) == {runs}
 
 
-def test_a_law_that_cannot_be_fitted_is_refused_before_anything_is_trained(sweep):
-    del sweep.run["grid"]["model"]["d64"]
-    assert "needs at least 3 models and 2 values of target_flops (here are 2 and 2)" in sweep(fails=True)
-    sweep.config["scaling"] = "smal"
-    assert "scaling: no run 'smal' with a grid; did you mean \"small\"?" in sweep(fails=True)
-    assert not sweep.results.exists()
+def test_a_plan_of_a_ladder_has_its_forecast_and_a_page_of_the_run_that_waits(ladder):
+    assert ladder.planned() == {
+        "download": 1, "encode": 1, "index": 1, "compare": 1, "forecast": 1, "ladders": 1, "report": 1,
+        "sample": 1, "draw": 1, **dict.fromkeys(["warmup", "train", "evaluate"], 7),
+    }  # fmt: skip
+    for target, runs in (("results/ladders/steps/forecast.json", "6"), ("ladders/steps", "7")):
+        assert set(re.findall(r"^train +(\d+)", ladder("--dry-run", target), re.M)) == {runs}
 
 
 @pytest.mark.long
-def test_a_sweep_is_trained_and_its_law_fitted(sweep):
-    sweep()
-    law = read_json(sweep.results / "report/scaling.json")
-    assert [curve["budget"] for curve in law["curves"]] == sorted(BUDGETS.values())
-    for curve in law["curves"]:
-        assert len(curve["points"]) == len(SIZES)
-        for point in curve["points"]:
-            assert 0.7 * curve["budget"] < point["flops"] <= curve["budget"]  # A run trains whole steps.
-            found = read_json(sweep.results / "runs" / point["run"] / "only/evaluation.json")
-            assert point["bpb"] == found["bpb"]
-    assert (sweep.results / "report/scaling.svg").stat().st_size > 3_000
-    pages = {path.stem for path in (sweep.results / "report/runs").glob("*.html")}
-    assert pages == {f"small-{size}-{budget}" for size in SIZES for budget in BUDGETS}
-    assert sweep.planned() == {}
-    sweep.run["grid"]["target_flops"] = BUDGETS | {"larger": 5e8}
-    again = dict.fromkeys(["warmup", "train", "evaluate", "sample", "draw"], 3)
-    again |= {"report": 9, "compare": 1, "scaling": 1}
-    assert sweep.planned() == again
+def test_a_ladder_of_short_runs_gives_no_forecast_and_the_run_that_waits_does_not_start(ladder):
+    """Its seven runs take a minute, and none has 300 steps."""
+    printed = ladder(fails=True)
+    assert "this run needs a forecast before it starts" in printed
+    results = ladder.results
+    forecast = read_json(results / "ladders/steps/forecast.json")
+    assert not forecast["predictions"] and "a run needs 300" in forecast["left_out"][0]
+    assert len(forecast["rungs"]) == 6
+    for rung in forecast["rungs"]:
+        assert 0.7 * rung["budget"] < rung["flops"] <= rung["budget"]  # A run trains whole steps.
+    assert not (results / "runs/steps-c1e9-hidden64-seed1/only/checkpoints").exists()
