@@ -374,7 +374,7 @@ def test_a_crate_holds_the_history_of_a_score(everything, tmp_path):
     croissant = read_json(folder / "croissant-text.json")
     (parquet,) = croissant["distribution"]
     assert parquet["sha256"] == sha256(everything.results / parquet["contentUrl"])
-    assert [field["name"] for field in croissant["recordSet"][0]["field"]] == ["text"]
+    assert [field["name"] for field in croissant["recordSet"][0]["field"]] == ["text", "id"]
     done = CliRunner().invoke(cli, ["crate", "bytes/first", str(folder)])
     assert "not an empty folder" in str(done.exception)
 
