@@ -5,7 +5,8 @@ fitted to the loss, the mean over seeds. N is the FLOPs a token over 6, so that 
 
     N* = k C^a    L = E + A C^-b
 
-A few budgets do not identify E. So E is drawn from a range, and what it changes is a part of the interval.
+Two budgets do not identify E, and a few hardly do. So E is drawn from a range, by how well its law fits the
+minima (two fit exactly, whatever E is), and what it changes is a part of the interval.
 
 The interval is that of `DRAWS` refits. Each moves the means by the noise of a seed, pooled over all budgets
 that have several seeds. A part of that noise is common to all sizes of a budget, because they read the data
@@ -27,8 +28,8 @@ import numpy as np
 LEAST_STEPS = 300
 #: Fewest sizes of a parabola, and fewest minima of a law.
 LEAST_SIZES, LEAST_BUDGETS = 3, 2
-#: Largest share of the lowest measured loss that E may be.
-MOST_E = 0.45
+#: Largest share of the lowest measured loss that E may be, and values of E that are tried.
+MOST_E, VALUES_E = 0.75, 400
 DRAWS = 2000
 #: Share of the draws that an interval holds.
 COVERAGE = 0.9
@@ -241,12 +242,25 @@ def _draws(curves: list[Curve], noise: Noise) -> np.ndarray:
     """Return E, A, b and the noise of a run in each draw: (R, 4)."""
     random = np.random.default_rng(0)
     lowest = min(min(curve.means) for curve in curves)
-    E_R = random.uniform(0, MOST_E * lowest, DRAWS)
     log_C = np.log([curve.flops for curve in curves])
     minima_RB = np.stack([_minima(curve, noise, random) for curve in curves], axis=1)
+    E_R = _drawn_E(log_C, minima_RB.mean(0), minima_RB.std(0), MOST_E * lowest, random)
     left_RB = np.log(np.maximum(minima_RB - E_R[:, None], 1e-3))
     slope_R, height_R = np.polyfit(log_C, left_RB.T, 1)
     return np.stack([E_R, np.exp(height_R), -slope_R, random.normal(0, noise.total, DRAWS)], axis=1)
+
+
+def _drawn_E(
+    log_C: np.ndarray, minima_B: np.ndarray, sigma_B: np.ndarray, most: float, random: np.random.Generator
+) -> np.ndarray:
+    """Draw E from 0 to ``most``, by the likelihood of the minima under the law that fits them best."""
+    tried_E = np.linspace(0, most, VALUES_E)
+    left_EB = minima_B - tried_E[:, None]
+    slope_E, height_E = np.polyfit(log_C, np.log(left_EB).T, 1)
+    rest_EB = left_EB - np.exp(height_E[:, None] + slope_E[:, None] * log_C)
+    likelihood_E = np.exp(-0.5 * ((rest_EB / np.maximum(sigma_B, 1e-6)) ** 2).sum(1))
+    drawn: np.ndarray = random.choice(tried_E, DRAWS, p=likelihood_E / likelihood_E.sum())
+    return drawn
 
 
 def _minima(curve: Curve, noise: Noise, random: np.random.Generator) -> np.ndarray:
