@@ -151,10 +151,11 @@ def _forecast_row(view: View, one: Prediction) -> list[str]:
 
 
 def _multipliers(views: list[View]) -> Rows:
-    """Return how much compute a ladder needs for the loss of another that was scored on the same text."""
+    """Return how much compute a ladder needs for the loss of another that has other runs on the same text."""
     rows = []
     for one, other in permutations([view for view in views if not view.fit.problem], 2):
-        if one.forecast.held_out == other.forecast.held_out:
+        shared = {rung.run for rung in one.forecast.rungs} & {rung.run for rung in other.forecast.rungs}
+        if one.forecast.held_out == other.forecast.held_out and not shared:
             flops = one.fit.largest
             factor, (low, high) = multiplier(one.fit, other.fit, flops)
             rows.append([other.name, one.name, str(flops), f"{factor:.2g} ({low:.2g} to {high:.2g})"])
