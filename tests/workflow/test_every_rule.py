@@ -347,7 +347,7 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     assert len(sent) == 3 and all(one["audit/failed"] == 0 < one["audit/passed"] for one in sent)
 
 
-def test_a_crate_holds_the_history_of_a_score(everything, tmp_path):
+def test_a_crate_holds_the_history_of_a_score(everything, tmp_path, monkeypatch):
     spider(everything, "crate", "bytes/first", str(tmp_path / "crate"))
     folder = tmp_path / "crate"
     plain = read_json(folder / "ro-crate-metadata.json")
@@ -375,6 +375,7 @@ def test_a_crate_holds_the_history_of_a_score(everything, tmp_path):
     (parquet,) = croissant["distribution"]
     assert parquet["sha256"] == sha256(everything.results / parquet["contentUrl"])
     assert [field["name"] for field in croissant["recordSet"][0]["field"]] == ["text", "id"]
+    monkeypatch.chdir(everything.folder)
     done = CliRunner().invoke(cli, ["crate", "bytes/first", str(folder)])
     assert "not an empty folder" in str(done.exception)
 
