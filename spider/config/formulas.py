@@ -20,7 +20,8 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "log": math.log,
     "exp": math.exp,
 }
-_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
+#: The operators of two numbers, which `spider.evaluation.calculator` has too.
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -28,7 +29,6 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
-    ast.USub: operator.neg,
 }
 
 
@@ -57,10 +57,11 @@ def _value(node: Any, names: Mapping[str, float]) -> float:
             if name not in names:
                 raise ConfigError(f"uses {name!r}{nearest(name, names)}; it may use {', '.join(names)}")
             return names[name]
-        case ast.BinOp() if type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](_value(node.left, names), _value(node.right, names))
-        case ast.UnaryOp() if type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](_value(node.operand, names))
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
+            result: float = BINARY[type(op)](_value(left, names), _value(right, names))
+            return result
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, names)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_value(one, names) for one in node.args))
     known = "numbers, names, + - * / // % **, and " + ", ".join(_FUNCTIONS)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import re
 import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
+from spider.config.formulas import BINARY
 from spider.tokens import Tokens
 from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
@@ -24,15 +22,6 @@ MOST_CHARACTERS, MOST_PARENTHESES, MOST_BITS = 250, 32, 250
 #: Significant digits of a result that is not an integer: 0.1 + 0.2 is 0.3.
 DIGITS = 12
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -63,11 +52,11 @@ def _value(node: ast.expr) -> int | float:
             value = -_value(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             value = _value(operand)
-        case ast.BinOp(op=op, left=left, right=right) if type(op) in _BINARY:
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
             one, two = _value(left), _value(right)
             if isinstance(op, ast.Pow) and isinstance(one, int) and isinstance(two, int):
                 _check_power(one, two)
-            value = _BINARY[type(op)](one, two)
+            value = BINARY[type(op)](one, two)
         case ast.Call(
             func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
             args=[ast.Constant(value=str() as part)],

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 #: Fewest steps of a run; shorter ones have hardly left the warm-up.
 LEAST_STEPS = 300
@@ -37,7 +38,7 @@ COVERAGE = 0.9
 MOST_MISSED = 2.5
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(frozen=True)
 class Point:
     """One trained run of a ladder."""
 

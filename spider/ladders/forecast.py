@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from spider import files
 from spider.checkpoints.records import Origin, Receipt
@@ -28,18 +29,10 @@ from spider.record import Record
 from spider.results import Results, StageFolder
 
 
-class Rung(BaseModel, frozen=True):
+@pydantic_dataclass(frozen=True)
+class Rung(Point):
     """A finished run of a ladder."""
 
-    run: str
-    budget: float
-    size: float
-    seed: int
-    flops: float
-    parameters: float
-    tokens: float
-    steps: int
-    bpb: float
     weights: str
     """Digest of the scored weights."""
 
@@ -79,7 +72,7 @@ class Forecast(Record):
     @property
     def fit(self) -> Fit:
         """The law, fitted again to the same runs."""
-        return fit([Point(**one.model_dump(exclude={"weights"})) for one in self.rungs])
+        return fit(self.rungs)
 
     def at(self, flops: float) -> Prediction | None:
         """Return the prediction for some FLOPs, if there is one."""
@@ -110,7 +103,7 @@ def forecast(config: Config, results: Results, name: str) -> Forecast:
         if len(found) > 1:
             one, other, *_ = found.values()
             raise ValueError(f"ladders.{name}: {one} and {other} are {what} on different text")
-    fitted = fit([Point(**one.model_dump(exclude={"weights"})) for one in rungs])
+    fitted = fit(rungs)
     problem = fitted.problem
     predictions: list[Prediction] = []
     for flops in config.forecast_at(name) if problem is None else ():

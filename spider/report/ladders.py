@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
@@ -95,7 +95,7 @@ def _plain(view: View) -> dict[str, object]:
         "forecast": view.forecast.plain(),
         "minima": [[c.budget, *c.best] for c in view.fit.curves if c.best],
         "size_law": view.fit.size_law,
-        "results": [one.model_dump() for one in view.targets],
+        "results": [asdict(one) for one in view.targets],
         "stale": view.stale,
     }
 
