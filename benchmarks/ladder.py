@@ -39,7 +39,7 @@ def configuration(disjoint: bool) -> dict[str, Any]:
         one = {
             "like": "gpt",
             "rungs": rungs({1e11: [first, first + 1], 3e11: [first]}),
-            "target": {"flops": 3e12},
+            "target": {"flops": 3e12, "sizes": [48], "seeds": [first]},
         }
         plain["ladders"][f"seeds{first}"] = one
     return plain
@@ -64,17 +64,12 @@ def main() -> None:
 def table(found: dict[str, Any]) -> None:
     """Print each forecast beside the result that came later."""
     print("ladder      FLOPs forecast     90% interval  width     N*  result   error")
-    # The best of the runs at a budget; the ladders of disjoint seeds share those of the ladder `lower`.
-    results = {}
-    for view in found.values():
-        for one in view["results"] if isinstance(view, dict) else ():
-            budget = one["budget"]
-            results[budget] = min(one["bpb"], results.get(budget, float("inf")))
     for name, view in found.items():
         if not isinstance(view, dict):
             continue
         for one in view["forecast"]["predictions"]:
-            result = results.get(one["flops"])
+            of_budget = [run["bpb"] for run in view["results"] if run["budget"] == one["flops"]]
+            result = min(of_budget, default=None)
             row = f"{name:10} {one['flops']:6.0e} {one['bpb']:8.4f} {one['low']:7.4f} {one['high']:8.4f} "
             row += f"{(one['high'] - one['low']) / one['bpb']:6.1%} {one['parameters'] / 1e3:5.0f}k "
             if result is not None:

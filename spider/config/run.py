@@ -439,9 +439,9 @@ class EvaluationConfig(Block):
     ``keep_last`` and ``keep_every`` decide which are kept."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
     """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
-    training_bytes: Positive | None = 4_000_000
+    training_bytes: Annotated[int, Field(ge=0)] | None = 4_000_000
     """Bytes of training text that prime PPMd (null: all). Slower compressors are primed only if the text is
-    at most 1/64 of this. The overlap search reads up to 8 times as much."""
+    at most 1/64 of this. The overlap search reads up to 8 times as much. 0: neither reads training text."""
     train_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of the train split to score as well, from its start, to compare with held-out text (0: none)."""
     zpaq: bool = False

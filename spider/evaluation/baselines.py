@@ -64,7 +64,9 @@ def text_baselines(
     text: Text, learned: LearnedFrom, limit: int | None, cache: Path, *, zpaq: bool = False
 ) -> TextBaselines:
     """Compute the baselines of a held-out text, given a model's training text and all training text."""
-    stage, split, reasons = training_texts(learned, limit, None if limit is None else SEARCHED * limit)
+    searched = None if limit is None else SEARCHED * limit
+    nothing = None, None, ["evaluation.training_bytes is 0, so compressors read no training text"]
+    stage, split, reasons = nothing if limit == 0 else training_texts(learned, limit, searched)
     baselines = compute_baselines(text, stage, split, limit, cache, zpaq=zpaq)
     baselines.left_out.extend(reasons)
     for line in baselines.left_out:

@@ -18,7 +18,7 @@ from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors, overlap
-from spider.evaluation.baselines import compute_baselines
+from spider.evaluation.baselines import compute_baselines, text_baselines
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.result import GIVEN
@@ -266,6 +266,14 @@ def test_a_compressor_that_is_not_installed_is_left_out_with_the_reason(folder, 
     measured = compute_baselines(text, None, None, None, tmp_path, zpaq=True)
     assert measured.left_out == ["zpaq: its package is not installed"]
     assert {row.label for row in measured.rows} == {*COMPRESSORS} - {"zpaq"}
+
+
+def test_compressors_may_be_measured_without_training_text(folder, tmp_path):
+    text = Text.of(Shards(folder, "validation").read(0, 500), BYTES)
+    missing = LearnedFrom([(tmp_path / "missing.json", folder)])
+    measured = text_baselines(text, missing, 0, tmp_path)
+    assert {row.group for row in measured.rows} == {""} and measured.overlap_N is None
+    assert "evaluation.training_bytes is 0, so compressors read no training text" in measured.left_out
 
 
 def test_a_stage_text_that_is_nearly_all_training_text_is_not_given_as_well(folder, tmp_path):

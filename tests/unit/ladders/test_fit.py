@@ -9,14 +9,16 @@ import pytest
 from spider.ladders.fit import DRAWS, LEAST_STEPS, Point, fit, multiplier
 
 #: The law that the points follow: L = E + A C^-b at the best size N* = k C^a, and a parabola around it.
-E, A, B, K, EXPONENT, CURVATURE = 0.6, 40.0, 0.12, 0.2, 0.5, 0.15
+E, A, B, K, EXPONENT, CURVATURE = 0.8, 40.0, 0.12, 0.2, 0.5, 0.15
 
 
-def loss(flops, parameters):
-    return E + A * flops**-B + CURVATURE * math.log10(parameters / (K * flops**EXPONENT)) ** 2
+def loss(flops, parameters, E=E):
+    """Return the loss of a size. Laws with another E have the same loss at 1e12 FLOPs."""
+    reduced = (A * 1e12**-B + 0.8 - E) * (flops / 1e12) ** -B
+    return E + reduced + CURVATURE * math.log10(parameters / (K * flops**EXPONENT)) ** 2
 
 
-def ladder(budgets, *, seeds=(1, 2, 3), noise=0.01, common=0.005, at=(0.4, 0.8, 1.6, 3.2), seed=0):
+def ladder(budgets, *, seeds=(1, 2, 3), noise=0.01, common=0.005, at=(0.4, 0.8, 1.6, 3.2), seed=0, E=E):
     """Return the runs of a ladder, with sizes around the best ones."""
     random = np.random.default_rng(seed)
     points = []
@@ -34,7 +36,7 @@ def ladder(budgets, *, seeds=(1, 2, 3), noise=0.01, common=0.005, at=(0.4, 0.8, 
                     parameters=parameters,
                     tokens=flops / 6 / parameters,
                     steps=500,
-                    bpb=loss(flops, parameters) + of_seed[k] + random.normal(0, noise),
+                    bpb=loss(flops, parameters, E) + of_seed[k] + random.normal(0, noise),
                 )
                 for k in seeds
             ]
@@ -57,14 +59,17 @@ def test_without_noise_the_minima_and_the_best_sizes_are_exact():
 
 
 def test_the_interval_holds_a_run_as_often_as_it_says():
+    """E is drawn from 0.6 to 1.4, which is 27 to 62% of the lowest loss."""
     inside = []
-    for seed in range(60):
-        found = fit(ladder(BUDGETS, seed=seed))
+    for seed in range(100):
+        random = np.random.default_rng(1000 + seed)
+        E = random.uniform(0.6, 1.4)
+        found = fit(ladder(BUDGETS, seed=seed, E=E))
         low, high = found.interval(1e13)
-        run = E + A * 1e13**-B + np.random.default_rng(1000 + seed).normal(0, math.hypot(0.01, 0.005))
+        run = loss(1e13, K * 1e13**EXPONENT, E) + random.normal(0, math.hypot(0.01, 0.005))
         inside.append(low <= run <= high)
         assert low < found.loss(1e13) < high
-    assert np.mean(inside) >= 0.85
+    assert np.mean(inside) >= 0.82  # three standard deviations below 0.9
 
 
 def test_the_noise_of_a_seed_has_a_part_that_is_common_to_a_budget():
