@@ -201,7 +201,7 @@ def expand(name: str, run: dict[str, Any], grid: Any, *, where: str) -> dict[str
         chosen = zip(paths.values(), combination, strict=True)
         for path, (_, value) in sorted(chosen, key=lambda item: len(item[0])):  # a model before its parts
             put(block, path, value)
-        values = {path[-1]: value for path, (_, value) in zip(paths.values(), combination, strict=True)}
+        values = {path: value for path, (_, value) in zip(paths.values(), combination, strict=True)}
         _put_links(block, links, values, linked)
         full = "-".join([name, *(label for label, _ in combination)])
         if full in expanded:
@@ -211,18 +211,23 @@ def expand(name: str, run: dict[str, Any], grid: Any, *, where: str) -> dict[str
     return expanded
 
 
-def _put_links(block: dict[str, Any], links: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Set the linked settings of a run. A formula may use the grid's numbers and the links before it."""
-    names = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+def _put_links(block: dict[str, Any], links: dict[str, Any], values: dict[Any, Any], where: str) -> None:
+    """Set the linked settings of a run. A formula may use the grid's numbers and the links before it.
+
+    If a link and a setting of the grid end alike, such as ``model.boundary.hidden`` and ``model.hidden``, the
+    name is that of the grid's setting.
+    """
+    names = {path[-1]: value for path, value in values.items() if isinstance(value, (int, float))}
     for key, formula in links.items():
         path = resolve(f"{where}.{key}", str(key), block)
-        if path[-1] in values:
+        if path in values:
             raise ConfigError(f"{where}.{key}: is a setting of the grid too")
         try:
-            names[path[-1]] = evaluate(str(formula), names)
+            value = evaluate(str(formula), names)
         except ConfigError as error:
             raise ConfigError(f"{where}.{key}: {error}") from None
-        put(block, path, names[path[-1]])
+        names.setdefault(path[-1], value)
+        put(block, path, value)
 
 
 def _values(label: str, axis: Any) -> list[tuple[str, Any]]:

@@ -7,8 +7,8 @@ fitted to the loss, the mean over seeds. N is the FLOPs a token over 6, so that 
 
 Two budgets do not identify E, and a few hardly do. So E is drawn from a range, by how well its law fits the
 minima (two fit exactly, whatever E is), and what it changes is a part of the interval. The range is a quarter
-to two thirds of the lowest loss. With a loss of 2 bits per byte it is about that of the entropy of English, 0.6
-to 1.3 bits a letter (Shannon, "Prediction and Entropy of Printed English", 1951).
+to two thirds of the lowest loss. At 2 bits per byte that is about the entropy of English, 0.6 to 1.3 bits a
+letter (Shannon, "Prediction and Entropy of Printed English", 1951).
 
 The interval is that of `DRAWS` refits. Each moves the means by the noise of a seed, pooled over all budgets
 that have several seeds. A part of that noise is common to all sizes of a budget, because they read the data

@@ -171,7 +171,8 @@ def _prediction(config: Config, name: str, fitted: Fit, flops: float) -> Predict
     }
     names = {key.rpartition(".")[2]: value for key, value in settings.items()} | {"seed": 1}
     for key, formula in block.links.items():
-        settings[key] = names[key.rpartition(".")[2]] = float(evaluate(str(formula), names))
+        settings[key] = float(evaluate(str(formula), names))
+        names.setdefault(key.rpartition(".")[2], settings[key])
     return Prediction(
         flops=flops,
         bpb=fitted.loss(flops),

@@ -119,6 +119,12 @@ def test_a_link_follows_from_the_grid_and_from_the_links_before_it():
     assert config.runs["demo-hidden64"].defaults.min_lr_ratio == 0.025
 
 
+def test_a_link_may_end_like_a_setting_of_the_grid():
+    links = {"model.boundary.hidden": "hidden / 2", "lr": "0.1 / hidden"}
+    run = load_config(config_with("{model.hidden: [64]}", links=links)).runs["demo-hidden64"]
+    assert (run.model.boundary.hidden, run.defaults.lr) == (32, 0.1 / 64)
+
+
 @pytest.mark.parametrize(
     ("links", "message"),
     [
