@@ -143,6 +143,15 @@ class Results:
         return self.root / "bisect" / f"{one}-{other}.yaml"
 
     @property
+    def verdicts(self) -> Path:
+        """Return the file of all verdicts."""
+        return self.root / "verdicts.jsonl"
+
+    def trial(self, candidate: str) -> Path:
+        """Return the configuration of the runs that a candidate is compared with."""
+        return self.root / "trials" / f"{candidate}.yaml"
+
+    @property
     def report(self) -> Path:
         return self.root / "report"
 

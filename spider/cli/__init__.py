@@ -32,6 +32,7 @@ from spider.cli.order import batch, seen
 from spider.cli.provenance import checkout, crate, diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.trace import trace
+from spider.cli.verdicts import attempt, compare, verdicts
 from spider.config.imports import allow_import
 from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
@@ -62,6 +63,9 @@ _COMMANDS = (
     trace,
     checkout,
     crate,
+    compare,
+    attempt,
+    verdicts,
     batch,
     seen,
     clean,

@@ -75,7 +75,7 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
     for name, own in stages.items():
         if path[0] == "defaults" and own.keys() & {*path[1:2]}:
             remedy = f"leave it out there, or write stages.{name}.{path[1]}"
-            reason = f"stage {name!r} sets {path[1]} itself, so the grid would not reach it"
+            reason = f"stage {name!r} sets {path[1]} itself, so this would not reach it"
             raise ConfigError(f"{where}: {reason}; {remedy}")
     affected = [run.get("defaults"), *(own for name, own in stages.items() if stage in (None, name))]
     if key == f"model.{family.LOOPS}" and any(isinstance(b, dict) and b.get("n_loops") for b in affected):

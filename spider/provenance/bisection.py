@@ -12,20 +12,16 @@ trained.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spider.config import Config, ConfigError, load_config
 from spider.config.block import none_such
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import metrics
-from spider.files import digest, write_text
+from spider.files import digest
 from spider.provenance.differences import Comparison
 from spider.provenance.hybrids import (
     Suspect,
@@ -39,8 +35,8 @@ from spider.provenance.hybrids import (
 )
 from spider.provenance.lineage import Lineage, Made
 from spider.provenance.stale import by_rule
+from spider.provenance.workflow import run_workflow
 from spider.results import Results, StageFolder
-from spider.tracking import code
 from spider.tracking.records import file_digest
 from spider.training.metrics import read_rows
 
@@ -287,29 +283,15 @@ class Bisection:
         block = run_of(hybrid(self.one, suspects), self.order)
         self._hybrids[name] = block
         plain = self._configuration(self._hybrids, all_runs=True)
-        write_text(self.file, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         stage = block["stages"][-1]["name"]
         results = Path(plain.get("results", "results"))
         target = Results(results).stage(name, stage).evaluation
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(code.ROOT / "Snakefile")]
-        command += ["--configfile", str(self.file), *options, "--", str(target)]
-        status = _finished(command, self.lineage.base(plain))
-        if status:
+        if status := run_workflow(plain, self.file, [target], options, self.lineage.base(plain)):
             raise ValueError(
                 f"{name}: Snakemake ended with status {status}; its output says why. The same command goes "
                 "on from there"
             )
         return _figure(Results(self.lineage.root).stage(name, stage), self.metric)
-
-
-def _finished(command: list[str], folder: Path) -> int:
-    """Run a command to its end, also after Ctrl-C, which the command receives as well. Return its status."""
-    with subprocess.Popen(command, cwd=folder, stdout=sys.__stderr__) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.wait()
-            raise
 
 
 def _meaning(config: Config, dataset: str) -> list[Any]:

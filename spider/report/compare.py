@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from spider import files
 from spider.audit.record import Badge
@@ -45,7 +45,8 @@ from spider.report.scores import (
     score_columns,
 )
 from spider.report.stages import read_log
-from spider.results import CompressedFolder, StageFolder
+from spider.results import CompressedFolder, Results, StageFolder, root_of
+from spider.verdicts.noise import Noise, noise, scored_runs, undecided
 
 #: Most runs in a figure, each in its own colour. Of more runs, the best are drawn.
 _DRAWN_RUNS = COLOURS
@@ -125,6 +126,8 @@ class Summary(Record):
     """Models that others trained."""
     seconds_by_rule: dict[str, float]
     """Wall seconds of all jobs of each rule, from Snakemake's benchmark files."""
+    noise: dict[str, Noise] = Field(default_factory=dict)
+    """How much seeds move scores, by the SHA-256 of the held-out text; none where no run has two seeds."""
 
 
 #: A table: column titles and rows of cells.
@@ -170,6 +173,7 @@ def compare(
         runs=runs,
         foreign={name: _compared(*own[0], labels) for name, own in foreign_models.items()},
         seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
+        noise=_noise(evaluations[0]),
     )
     _draw(stages, output)
     tables = _tables(summary)
@@ -184,9 +188,14 @@ def compare(
     notes.append(sum_of_probabilities(max(model.deviation for model in models)))
     if not all(model.lossless for model in models):
         notes.append(LOSSY)
+    of_text = {_title(model): summary.noise.get(model.text_sha256) for model in models}
+    best = {}
+    for title, (header, rows) in tables.items():
+        if ALONE in header:
+            best[title], note = _best_row(header, rows, of_text.get(title))
+            notes += [note] if note else []
     blocks = [f"## {title}\n\n{markdown_table(*table)}" for title, table in tables.items()]
     files.write_text(output / "table.md", "\n\n".join(["# Comparison", *blocks, *notes]) + "\n")
-    best = {title: _best_row(rows) for title, (header, rows) in tables.items() if ALONE in header}
     page = html("table.html.j2", title="Spider: comparison", tables=tables, best=best, notes=notes)
     files.write_text(output / "table.html", page)
     return summary.write(output / "summary.json")
@@ -305,8 +314,7 @@ def _tables(summary: Summary) -> dict[str, _Table]:
     models |= {foreign_label(name, model): model for name, model in summary.foreign.items()}
     for text in dict.fromkeys(model.text for model in models.values()):
         own = {name: model for name, model in models.items() if model.text == text}
-        size = next(iter(own.values())).scored_bytes
-        tables[f"Held-out text of {text}, {size:,} bytes"] = _score_table(own)
+        tables[_title(next(iter(own.values())))] = _score_table(own)
     for key in dict.fromkeys(key for model in models.values() for key in model.results):
         measured = {name: model.results[key] for name, model in models.items() if key in model.results}
         columns = {row.name: row.label for one in measured.values() for row in one.own_rows()}
@@ -324,6 +332,10 @@ def _tables(summary: Summary) -> dict[str, _Table]:
         rows = [[rule, f"{seconds:,.1f}"] for rule, seconds in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = ["rule", "seconds"], rows
     return tables
+
+
+def _title(model: ComparedStage) -> str:
+    return f"Held-out text of {model.text}, {model.scored_bytes:,} bytes"
 
 
 def _score_table(models: dict[str, ComparedStage]) -> _Table:
@@ -361,6 +373,28 @@ def _baselines(stages: dict[str, ComparedStage]) -> Iterable[tuple[str, Row]]:
         yield (row.note or row.label) + own, row
 
 
-def _best_row(rows: list[list[str]]) -> list[str]:
-    """Return the row with the least value in the first column of scores."""
-    return min((row for row in rows if row[1]), key=lambda row: float(row[1].split()[0].rstrip(DAGGER)))
+def _noise(evaluation: Path) -> dict[str, Noise]:
+    """Return the noise of a seed in the results folder of an evaluation, for each text."""
+    root = root_of(evaluation)
+    runs = scored_runs(Results(root)) if root else []
+    texts = dict.fromkeys(one.text for one in runs)
+    found = {text: noise(one for one in runs if one.text == text) for text in texts}
+    return {text: one for text, one in found.items() if one}
+
+
+def _best_row(
+    header: list[str], rows: list[list[str]], noise: Noise | None
+) -> tuple[list[str] | None, str | None]:
+    """Return the row with the least score, or None and a note if another one is within the noise of seeds.
+
+    The first column of scores counts.
+    """
+    scored = [(float(row[1].split()[0].rstrip(DAGGER)), row) for row in rows if row[1]]
+    scored.sort(key=lambda one: one[0])
+    size = header.index("parameters")
+    best = scored[0][1]
+    for value, row in scored[1:2]:
+        models = sum(bool(one[size]) for one in (best, row))
+        if noise and models and noise.hides(value - scored[0][0], models):
+            return None, undecided(best[0], row[0], noise)
+    return best, None

@@ -23,6 +23,7 @@ from spider.evaluation.result import CONTEXTS, GIVEN, Row, baselines, best_first
 from spider.report.compare import ComparedRun, ComparedStage, Summary
 from spider.report.formatting import LOSSY, bits, duration, printable, quantity
 from spider.report.scores import best_stages_first, bits_of, dagger, leading, verdicts
+from spider.verdicts.noise import Noise, undecided
 
 WIDTH = 80
 #: Longest bar. Bars are shorter beside long names.
@@ -82,7 +83,8 @@ def terminal_summary(
     for text in dict.fromkeys(run.last.text for run in summary.runs.values()):
         runs = {name: run for name, run in summary.runs.items() if run.last.text == text}
         foreign = {name: model for name, model in summary.foreign.items() if model.text == text}
-        console.print(Group(*_comparison(runs, foreign)), Text(), width=width)
+        noise = summary.noise.get(next(iter(runs.values())).last.text_sha256)
+        console.print(Group(*_comparison(runs, foreign, noise)), Text(), width=width)
     console.print(_closing(summary, path, started or Invocation()), width=width)
 
 
@@ -99,7 +101,9 @@ class _Line:
     seconds: float | None = None
 
 
-def _comparison(runs: dict[str, ComparedRun], foreign: dict[str, ComparedStage]) -> Iterator[RenderableType]:
+def _comparison(
+    runs: dict[str, ComparedRun], foreign: dict[str, ComparedStage], noise: Noise | None
+) -> Iterator[RenderableType]:
     """Yield the table of the models that were scored on one text, the best first, and what belongs to it."""
     last = [run.last for run in runs.values()]
     score = leading(last)
@@ -112,10 +116,14 @@ def _comparison(runs: dict[str, ComparedRun], foreign: dict[str, ComparedStage])
     title = f"{one.last.scored_bytes:,} held-out bytes of {one.last.text}"
     yield Text.assemble((title, "bold"), ": bits per byte, lower is better")
     yield Text()
-    yield _table("model" if len(runs) > 1 else ordered[0], models, rivals, score, dagger(one.last))
+    unclear = _undecided(models, noise)
+    title = "model" if len(runs) > 1 else ordered[0]
+    yield _table(title, models, rivals, score, dagger(one.last), mark_best=unclear is None)
     if len(models) > LISTED:
         yield Text(f"and {len(models) - LISTED} more, in table.md")
     yield Text()
+    if unclear:
+        yield Text(unclear, style="bold yellow")
     yield _verdict(ordered[0], one)
     yield from _audits(
         {f"{run} {name}": row.audit for run in ordered for name, row in runs[run].rows.items()}
@@ -192,7 +200,17 @@ def _answers(value: float | None, score: str) -> tuple[float | None, ...]:
     return (value,) if score == "bpb_assistant" else ()
 
 
-def _table(title: str, models: list[_Line], rivals: list[_Line], score: str, mark: str) -> Table:
+def _undecided(models: list[_Line], noise: Noise | None) -> str | None:
+    """Return the sentence to print if the two best models are within the noise of seeds."""
+    best, *others = sorted((one for one in models if one.bits[0]), key=lambda one: one.bits[0] or 0.0)
+    if noise and others and noise.hides((others[0].bits[0] or 0.0) - (best.bits[0] or 0.0), 2):
+        return undecided(best.name, others[0].name, noise)
+    return None
+
+
+def _table(
+    title: str, models: list[_Line], rivals: list[_Line], score: str, mark: str, *, mark_best: bool
+) -> Table:
     """Return the models below their title, and the baselines below them, with a bar for each score."""
     heads = ["each document\nalone", "with what\ncame before"]
     if score == "bpb_assistant":
@@ -228,7 +246,7 @@ def _table(title: str, models: list[_Line], rivals: list[_Line], score: str, mar
 
     best = min(models, key=lambda line: line.bits[0] or 0.0)
     for line in models[:LISTED]:
-        add(line, "bold green" if line is best else "")
+        add(line, "bold green" if line is best and mark_best else "")
     if rivals:
         table.add_row()
         table.add_row(_RIVALS, style="dim")

@@ -67,6 +67,7 @@ LAYERS = [
     "training",
     "tracking",
     "provenance",
+    "verdicts",
     "audit",
     "report",
     "progress",

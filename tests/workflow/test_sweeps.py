@@ -1,10 +1,14 @@
-"""A grid plans its runs, and a ladder plans its forecast before the run that waits for it."""
+"""A grid plans its runs, a ladder its forecast before the run that waits for it, and a setting is tried."""
 
+import json
 import re
+import subprocess
 
 import pytest
 
 from spider.files import read_json
+from spider.verdicts.record import read_verdicts
+from tests.forkserver import spider
 
 SIZES = {f"d{hidden}": {"hidden": hidden} for hidden in (16, 32, 64)}
 BUDGETS = {"small": 1e8, "large": 4e8}
@@ -65,3 +69,27 @@ def test_a_ladder_of_short_runs_gives_no_forecast_and_the_run_that_waits_does_no
     for rung in forecast["rungs"]:
         assert 0.7 * rung["budget"] < rung["flops"] <= rung["budget"]  # A run trains whole steps.
     assert not (results / "runs/steps-c1e9-hidden64-seed1/only/checkpoints").exists()
+
+
+@pytest.mark.long
+def test_a_setting_is_tried_by_pairs_of_real_trainings(workflow):
+    """The learning rate is far too small. Two pairs of runs take a minute."""
+    run = workflow.run
+    run |= {"model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}, "optimizer": {}}
+    run["stages"] = [{"name": "main", "max_steps": 40, "warmup_steps": 2}]
+    run["evaluation"] = {"max_bytes": 2000, "loops_bytes": 0, "sample_bytes": 0, "carry_over": 0}
+    (workflow.folder / "config.yaml").write_text(json.dumps(workflow.config))
+    command = [spider(), "try", "lr=1e-7", "--against", "small", "--pairs", "2"]
+    for attempt in (1, 2):
+        done = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "lr=1e-7 against small: " in done.stdout and "pairs      2, seeds 0, 1" in done.stdout
+        assert ("4 trainings" in done.stdout) and ("from results/verdicts.jsonl" in done.stdout) == (
+            attempt == 2
+        )
+    (row,) = read_verdicts(workflow.results / "verdicts.jsonl")
+    assert [one.runs for one in row.pairs] == [
+        ("small", "small-lr1e-7"),
+        ("small-seed1", "small-lr1e-7-seed1"),
+    ]
+    assert row.difference > 0.1 and (workflow.results / "trials/small-lr1e-7.yaml").is_file()

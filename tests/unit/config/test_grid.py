@@ -73,7 +73,7 @@ def test_a_part_of_a_model_changes_in_every_model_of_the_grid_in_any_order():
         ("{}", "runs.demo.grid: must be a mapping from settings to their values, at least one"),
         ("{model: [{preset: tiny}]}", "cannot be part of a name; name the values: {name: value, ...}"),
         ("{model: {a/b: tiny}}", "a name is letters, digits, - and _ (got 'a/b')"),
-        ("{warmup_steps: [1]}", "stage 'b' sets warmup_steps itself, so the grid would not reach it"),
+        ("{warmup_steps: [1]}", "stage 'b' sets warmup_steps itself, so this would not reach it"),
         ("{stages.c.lr: [1]}", "NAME being one of this run's stages (there are: a, b)"),
         ("{stages.a.lrr: [1]}", 'runs.demo.grid.stages.a.lrr: unknown key; did you mean "lr"?'),
         ("{lr: [-1.0]}", "runs.demo-lr-1.defaults.lr: must be positive (got -1.0)"),

@@ -1,0 +1,168 @@
+"""`spider compare`, `spider try` and `spider verdicts`: decide whether a change helps."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spider.cli.session import JSON, Session
+from spider.config import Config
+
+if TYPE_CHECKING:
+    from spider.verdicts.record import Verdict
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Duration(click.ParamType):
+    """A duration such as ``30m``. It becomes seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])|0", str(value))
+        if not found:
+            self.fail(f"{value!r} is not a duration; write 90s, 30m or 2h", param, ctx)
+        return float(found[1] or 0) * _UNITS[found[2] or "s"]
+
+
+def _options(function: Any) -> Any:
+    """Add the options that `compare` and `try` share."""
+    for option in (
+        click.option(
+            "--budget",
+            type=Duration(),
+            help="Start no pair that would end later, such as 30m; 0 trains nothing (default: no limit).",
+        ),
+        click.option(
+            "--pairs",
+            type=click.IntRange(2, 100),
+            default=5,
+            show_default=True,
+            help="Largest number of pairs.",
+        ),
+        click.option("--again", is_flag=True, help="Decide again what verdicts.jsonl has an answer to."),
+        JSON,
+        click.pass_obj,
+    ):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("baseline")
+@click.argument("candidate")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF SNAKEMAKE]")
+@_options
+def compare(session: Session, baseline: str, candidate: str, **given: Any) -> None:
+    """Decide whether CANDIDATE is better than BASELINE, two runs of the configuration.
+
+    Pairs of both runs with the same seed are trained in turn, and a test stops as soon as they decide it.
+    Runs that differ from these by their seed alone are used if they are there. The verdict is a row of
+    verdicts.jsonl, and the same question is answered from there. OPTIONS of Snakemake follow two dashes.
+    """
+    _answer(session, session.config, (baseline, candidate), [], **given)
+
+
+@click.command("try")
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE... [-- OPTIONS OF SNAKEMAKE]")
+@click.option("--against", "baseline", metavar="RUN", required=True, help="Run whose settings are changed.")
+@_options
+def attempt(session: Session, settings: tuple[str, ...], baseline: str, **given: Any) -> None:
+    """Decide whether a run is better with other settings, such as `model.softcap=null`.
+
+    This is `spider compare` of RUN with a run that has these settings.
+    """
+    from spider.verdicts.trial import with_change
+
+    changes = [one for one in settings if not one.startswith("-")]
+    config, candidate = with_change(session.config, baseline, changes)
+    options = settings[len(changes) :]
+    _answer(session, config, (baseline, candidate), changes, options=options, **given)
+
+
+def _answer(
+    session: Session,
+    config: Config,
+    names: tuple[str, str],
+    changes: list[str],
+    *,
+    options: tuple[str, ...],
+    budget: float | None,
+    pairs: int,
+    again: bool,
+    as_json: bool,
+) -> None:
+    from spider.verdicts.record import add_verdict, moved, read_verdicts
+    from spider.verdicts.trial import Trial
+
+    trial = Trial(config, session.results, names, changes)
+    rows = read_verdicts(session.results.verdicts)
+    found = None if again else trial.recorded(rows)
+    if found is None:
+        say = _to_stderr if as_json else click.echo
+        for line in trial.warnings():
+            say(line)
+        found = trial.decide(most=pairs, budget=budget, options=options, say=say)
+        add_verdict(session.results.verdicts, found)
+    elif not as_json:
+        click.echo(f"verdict of {_date(found)}, from {session.results.verdicts} (--again decides again)")
+    if as_json:
+        click.echo(found.model_dump_json(indent=2))
+        return
+    for line in described(found):
+        click.echo(line)
+    for one in rows:
+        alike = (one.baseline, one.candidate, one.change) == (found.baseline, found.candidate, found.change)
+        if alike and (what := moved(one, config, session.results)):
+            click.echo(f"  before     {one.outcome} on {_date(one)}, which does not hold today: {what}")
+
+
+def _to_stderr(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _date(verdict: Verdict) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(verdict.time))
+
+
+def described(verdict: Verdict) -> list[str]:
+    """Return the lines that state a verdict."""
+    what = " ".join(verdict.change) or verdict.candidate
+    lines = [f"{what} against {verdict.baseline}: {verdict.outcome.upper()} ({verdict.reason})"]
+    if verdict.difference is not None:
+        line = f"  bits/byte  {verdict.difference:+.4f}"
+        if verdict.interval:
+            line += " ({:+.4f} to {:+.4f}, 95%)".format(*verdict.interval)
+        lines.append(line)
+    if verdict.pairs:
+        lines.append(
+            f"  pairs      {len(verdict.pairs)}, seeds {', '.join(str(one.seed) for one in verdict.pairs)}"
+        )
+    cost = f"{verdict.trainings} trainings, {verdict.seconds:,.0f} s"
+    used = 2 * len(verdict.pairs) - verdict.trainings
+    lines.append(f"  cost       {cost}" + (f"; {used} runs were there" if used > 0 else ""))
+    if verdict.noise is not None:
+        lines.append(f"  noise      {verdict.noise:.4f} a run, which seeds have shown in other runs")
+    return lines
+
+
+@click.command()
+@JSON
+@click.pass_obj
+def verdicts(session: Session, as_json: bool) -> None:
+    """List all verdicts of the results folder, and those that do not hold today."""
+    from spider.verdicts.record import moved, read_verdicts
+
+    for one in read_verdicts(session.results.verdicts):
+        if as_json:
+            click.echo(one.model_dump_json())
+            continue
+        what = moved(one, session.config, session.results)
+        line = f"{_date(one)}  {one.outcome:9}  "
+        line += "" if one.difference is None else f"{one.difference:+.4f}"
+        line += f"  {' '.join(one.change) or one.candidate} against {one.baseline}"
+        click.echo(line + (f"  ({what})" if what else ""))

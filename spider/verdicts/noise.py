@@ -1,0 +1,135 @@
+"""Runs of a results folder that differ by their seed alone, and how much a seed moves their score.
+
+The recipe of a run is the digest of the settings of its stages without its name and its seed. Runs of one
+recipe, trained on the same data and scored on the same text, differ by their seed alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spider import files
+from spider.config import Config, StageSpec
+from spider.results import Results, StageFolder
+
+#: Keys of a stage's settings that are not a part of its recipe.
+_OWN = ("run", "seed")
+#: Keys of an evaluation that a score depends on.
+_SCORING = ("text_sha256", "seq_len", "overlap", "n_loops", "precision")
+#: Standard deviations in half of a 95% interval.
+_Z = 1.96
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The last scored stage of a run, read from its records."""
+
+    run: str
+    recipe: str
+    seed: int
+    bpb: float
+    weights: str
+    text: str
+    """SHA-256 of the held-out text."""
+    scoring: str
+    """Digest of the held-out text and of how it was read."""
+    data: str
+    """Digest of the data of all stages."""
+    seconds: float
+    """Seconds of the training of all stages."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much seeds alone have moved bits per byte."""
+
+    deviation: float
+    """Standard deviation of a run, in bits per byte, pooled over recipes with several seeds."""
+    freedom: int
+    """Degrees of freedom: seeds beyond the first of each recipe."""
+
+    def hides(self, difference: float, models: int) -> bool:
+        """Return whether a difference of two scores, of which so many are of models, is within the noise."""
+        return abs(difference) <= _Z * math.sqrt(models) * self.deviation
+
+
+def recipe(stages: Iterable[Mapping[str, Any]]) -> str:
+    """Return the recipe of a run, given the settings of its stages (`StageSpec.deciding`, or an origin)."""
+    kept = [
+        {key: value for key, value in one.items() if key in StageSpec.model_fields and key not in _OWN}
+        for one in stages
+    ]
+    return files.digest(kept)
+
+
+def recipe_of(config: Config, run: str) -> str:
+    """Return the recipe of a run of a configuration."""
+    return recipe(config.stage(run, stage.name).deciding() for stage in config.run(run).stages)
+
+
+def scored_run(results: Results, run: str) -> Scored | None:
+    """Return the last stage of a run with its score, or None if its training or its score is missing."""
+    stages = []
+    for folder in results.stages(run):
+        if folder.origin.is_file():
+            stages.append((files.read_json(folder.origin)["fields"], folder))
+    stages.sort(key=lambda one: one[0]["index"])
+    if not stages:
+        return None
+    trained = [_trained(folder) for _, folder in stages]
+    last = stages[-1][1]
+    if None in trained or not last.evaluation.is_file():
+        return None
+    evaluation = files.read_json(last.evaluation)
+    receipt = trained[-1] or {}
+    if evaluation["weights"] != (receipt["averaged_weights"] or receipt["weights"]):
+        return None
+    return Scored(
+        run=run,
+        recipe=recipe(fields for fields, _ in stages),
+        seed=stages[-1][0].get("seed", StageSpec.model_fields["seed"].default),
+        bpb=evaluation["bpb"],
+        weights=evaluation["weights"],
+        text=evaluation["text_sha256"],
+        scoring=files.digest([evaluation[key] for key in _SCORING]),
+        data=files.digest([one["data_digest"] for one in trained if one]),
+        seconds=sum(one["seconds"] for one in trained if one),
+    )
+
+
+def _trained(folder: StageFolder) -> dict[str, Any] | None:
+    return dict(files.read_json(folder.receipt)) if folder.receipt.is_file() else None
+
+
+def scored_runs(results: Results) -> list[Scored]:
+    """Return all runs of a results folder that are trained and scored, sorted by name."""
+    return [found for run in results.runs if (found := scored_run(results, run)) is not None]
+
+
+def noise(runs: Iterable[Scored]) -> Noise | None:
+    """Return the noise of a seed in some runs, or None if no recipe has two seeds."""
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for one in runs:
+        groups[one.recipe, one.scoring, one.data].append(one.bpb)
+    return pooled([*groups.values()])
+
+
+def pooled(groups: Sequence[Sequence[float]]) -> Noise | None:
+    """Return the noise of a seed, given the scores of each group of runs that differ by their seed."""
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom < 1:
+        return None
+    squares = [(value - math.fsum(group) / len(group)) ** 2 for group in groups for value in group]
+    return Noise(math.sqrt(math.fsum(squares) / freedom), freedom)
+
+
+def undecided(best: str, other: str, noise: Noise) -> str:
+    """Return the sentence that says why a table marks no model as the best."""
+    return (
+        f"No model is marked as the best: {best} and {other} differ by no more than seeds alone move a score "
+        f"({noise.deviation:.4f} bits per byte, one standard deviation). `spider compare` decides."
+    )

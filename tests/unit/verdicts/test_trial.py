@@ -1,0 +1,235 @@
+"""A change is compared with a baseline by pairs of runs, and each verdict is recorded."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from spider.checkpoints.records import Origin, Receipt
+from spider.cli import cli
+from spider.config import ConfigError, load_config
+from spider.evaluation.evaluate import evaluate
+from spider.evaluation.records import Evaluation
+from spider.provenance import workflow
+from spider.report.compare import compare
+from spider.results import Results, write_config
+from spider.training.stage import train
+from spider.verdicts.noise import scored_runs
+from spider.verdicts.record import read_verdicts
+from spider.verdicts.trial import Trial, with_change
+from tests.unit.report.finished import encode_text
+from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
+
+#: What a width adds to the bits per byte of width 8, and what a seed adds.
+WIDTHS = {8: 0.0, 16: -0.1, 32: 0.0005}
+SEEDS = {0: 0.004, 1: -0.003, 2: 0.001, 3: -0.002, 4: 0.003}
+
+
+def plain(root):
+    run = {
+        "data": "text",
+        "model": {"family": "tests.families.toy", "width": 8},
+        "precision": "fp32",
+        "defaults": {"seq_len": 16, "micro_batch": 2, "log_every": 5, "ckpt_every": 100, "val_every": 0},
+        "stages": [{"name": "main", "max_steps": 5}],
+        "evaluation": {"max_bytes": 1000, "loops_bytes": 0, "carry_over": 0},
+        "resources": {"threads": 1},
+    }
+    dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
+    runs = {"demo": run, "slow": run | {"defaults": run["defaults"] | {"lr": 1e-4}, "seed": 1}}
+    return {"results": str(root), "datasets": {"text": dataset}, "runs": runs}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train and score the run demo."""
+    root = tmp_path_factory.mktemp("verdicts") / "results"
+    config, results = load_config(plain(root)), Results(root)
+    encode_text(results)
+    folder, spec = results.stage("demo", "main"), config.stage("demo", "main")
+    train(spec, folder.path, results.shards("text"))
+    evaluate(folder.receipt, spec, results.shards("text"), folder.path, device="cpu")
+    return root
+
+
+@pytest.fixture
+def demo(trained, tmp_path, monkeypatch):
+    """Return the results folder with one run, and a workflow that writes the records of others."""
+    import shutil
+
+    root = tmp_path / "results"
+    shutil.copytree(trained, root)
+    write_config(root, plain(root))
+    monkeypatch.setattr(workflow, "run_workflow", Workflow(Results(root)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(json.dumps(plain(root)))
+    return Results(root)
+
+
+class Workflow:
+    """Writes records with known losses, as if the workflow had trained and scored the runs."""
+
+    def __init__(self, results):
+        self.results = results
+        self.trained = []
+        self.status = 0
+
+    def __call__(self, plain, file, targets, options, folder):
+        config = load_config(plain)
+        for path in targets:
+            if self.status:
+                return self.status
+            run = path.parts[-3]
+            self.trained.append(run)
+            write(self.results, config, run)
+        return 0
+
+
+def write(results, config, run, **changed):
+    base, folder = results.stage("demo", "main"), results.stage(run, "main")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    spec = config.stage(run, "main")
+    fields = spec.deciding() | {"data_digest": "x", "parent_weights": None}
+    Origin(format=1, identity=spec.identity, fields=fields).write(folder.origin)
+    Receipt.read(base.receipt).model_copy(update={"run": run}).write(folder.receipt)
+    bpb = 4 + WIDTHS[spec.model.width] + SEEDS.get(spec.seed, 0) * (1 if spec.model.width == 8 else -1)
+    evaluation = Evaluation.read(base.evaluation).model_copy(update={"run": run, "bpb": bpb} | changed)
+    evaluation.write(folder.evaluation)
+
+
+def known(results, count=4):
+    """Add runs of another recipe that differ by their seed alone."""
+    block = plain(results.root)["runs"]["slow"]
+    runs = {f"other{seed}": block | {"seed": seed} for seed in range(count)}
+    config = load_config(plain(results.root) | {"runs": {**plain(results.root)["runs"], **runs}})
+    for run in runs:
+        write(results, config, run)
+    return config
+
+
+def run(*words):
+    return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+def test_a_better_setting_is_found_and_the_same_question_is_answered_from_the_records(demo):
+    known(demo)
+    write(demo, load_config(plain(demo.root)), "demo")
+    first = run("try", "model.width=16", "--against", "demo")
+    assert "model.width=16 against demo: BETTER (decided)" in first.output
+    assert "1 trainings" in first.output and "1 runs were there" in first.output
+    assert workflow.run_workflow.trained == ["demo-width16"]
+    again = run("try", "model.width=16", "--against", "demo")
+    assert "from" in again.output and "verdicts.jsonl" in again.output and "BETTER" in again.output
+    assert workflow.run_workflow.trained == ["demo-width16"]
+    (row,) = read_verdicts(demo.verdicts)
+    assert row.change == ["model.width=16"] and row.outcome == "better" and row.interval[1] < 0
+    assert row.data and row.pairs[0].runs == ("demo", "demo-width16")
+    run("try", "model.width=16", "--against", "demo", "--again")
+    assert len(read_verdicts(demo.verdicts)) == 2 and len(workflow.run_workflow.trained) == 1
+
+
+def test_a_change_that_does_nothing_is_not_shown(demo):
+    known(demo)
+    write(demo, load_config(plain(demo.root)), "demo")
+    printed = run("try", "model.width=32", "--against", "demo").output
+    assert "model.width=32 against demo: NOT SHOWN" in printed
+    assert {"demo-seed1", "demo-width32", "demo-width32-seed1"} <= {*workflow.run_workflow.trained}
+
+
+def test_without_a_known_noise_at_least_two_pairs_are_trained(demo):
+    write(demo, load_config(plain(demo.root)), "demo")
+    run("try", "model.width=16", "--against", "demo", "--pairs", "3")
+    (row,) = read_verdicts(demo.verdicts)
+    assert len(row.pairs) >= 2 and row.noise is None
+
+
+def test_a_budget_of_zero_names_what_is_missing(demo):
+    config = known(demo)
+    write(demo, config, "demo")
+    config, name = with_change(config, "demo", ["model.width=32"])
+    write(demo, config, name)
+    lines = []
+    verdict = Trial(config, demo, ("demo", name)).decide(most=5, budget=0, options=(), say=lines.append)
+    assert verdict.reason == "the budget is spent" and not verdict.final and len(verdict.pairs) == 1
+    assert "demo-seed1 and demo-width32-seed1 not trained, the budget is spent" in lines[-1]
+    with pytest.raises(ValueError, match="no seed is trained of both demo and demo-width16; give a --budget"):
+        config, name = with_change(config, "demo", ["model.width=16"])
+        Trial(config, demo, ("demo", name)).decide(most=5, budget=0, options=(), say=lines.append)
+
+
+def test_a_failed_training_is_a_row_too_and_is_not_tried_again(demo):
+    known(demo)
+    write(demo, load_config(plain(demo.root)), "demo")
+    workflow.run_workflow.status = 1
+    printed = run("try", "model.width=16", "--against", "demo").output
+    assert "FAILED (demo-width16 failed: Snakemake ended with status 1)" in printed
+    workflow.run_workflow.status = 0
+    assert "FAILED" in run("try", "model.width=16", "--against", "demo").output
+    assert "BETTER" in run("try", "model.width=16", "--against", "demo", "--again").output
+
+
+def test_a_moved_baseline_is_flagged(demo):
+    known(demo)
+    write(demo, load_config(plain(demo.root)), "demo")
+    run("try", "model.width=16", "--against", "demo")
+    changed = plain(demo.root)
+    changed["runs"]["demo"]["defaults"]["lr"] = 2e-3
+    (demo.root.parent / "config.yaml").write_text(json.dumps(changed))
+    listed = run("verdicts").output
+    assert "model.width=16 against demo  (the baseline demo has moved)" in listed
+    again = run("try", "model.width=16", "--against", "demo").output
+    assert "before     better" in again and "does not hold today: the baseline demo has moved" in again
+
+
+def test_runs_that_do_not_compare_are_refused(demo):
+    config = load_config(plain(demo.root))
+    with pytest.raises(ValueError, match="demo and demo have the same settings, apart from the seed"):
+        Trial(config, demo, ("demo", "demo"))
+    other, name = with_change(config, "demo", ["evaluation.max_bytes=500"])
+    with pytest.raises(ValueError, match="have the same settings"):
+        Trial(other, demo, ("demo", name))
+    other, name = with_change(config, "demo", ["evaluation.max_bytes=500", "lr=1e-3"])
+    with pytest.raises(ValueError, match=r"demo and .* are scored on different held-out text"):
+        Trial(other, demo, ("demo", name))
+    write(demo, config, "demo")
+    other, name = with_change(config, "demo", ["lr=1e-3"])
+    write(demo, other, name, text_sha256="0" * 64)
+    with pytest.raises(ValueError, match="demo and demo-lr1e-3 were scored on different text"):
+        Trial(other, demo, ("demo", name)).decide(most=5, budget=0, options=(), say=print)
+    for change, message in (("lr", "write KEY=VALUE"), ("seed=3", "same seed"), ("lrr=1", "unknown key")):
+        with pytest.raises(ConfigError, match=message):
+            with_change(config, "demo", [change])
+
+
+def test_two_runs_of_the_configuration_share_the_seed_that_both_have(demo):
+    """The run slow has seed 1, so its pair needs demo with seed 1."""
+    known(demo)
+    config = load_config(plain(demo.root))
+    write(demo, config, "demo")
+    verdict = Trial(config, demo, ("demo", "slow")).decide(most=2, budget=None, options=(), say=print)
+    assert [pair.seed for pair in verdict.pairs] == [0, 1]
+    assert verdict.pairs[0].runs == ("demo", "other0")
+
+
+def test_a_table_marks_no_model_as_the_best_within_the_noise_of_seeds(demo):
+    known(demo)
+    config, name = with_change(load_config(plain(demo.root)), "demo", ["model.width=32"])
+    config, far = with_change(config, "demo", ["model.width=16"])
+    for one in ("demo", name):
+        write(demo, config, one, bpb=3.5 if one == "demo" else 3.501)
+    paths = [demo.stage(one, "main").evaluation for one in ("demo", name)]
+    compare(paths, benchmarks=None, output=demo.report)
+    page = (demo.report / "table.html").read_text("utf-8")
+    note = f"No model is marked as the best: demo / main and {name} / main differ by no more than seeds"
+    assert (
+        note in page and 'class="best"' not in page and note in (demo.report / "table.md").read_text("utf-8")
+    )
+    write(demo, config, far, bpb=3.4)
+    compare([*paths, demo.stage(far, "main").evaluation], benchmarks=None, output=demo.report)
+    page = (demo.report / "table.html").read_text("utf-8")
+    assert "No model is marked" not in page and f'class="best"><th>{far} / main' in page
+
+
+def test_a_run_with_stale_scores_is_not_taken(demo):
+    write(demo, load_config(plain(demo.root)), "demo", weights="other")
+    assert [one.run for one in scored_runs(demo)] == []
