@@ -2,6 +2,7 @@
 
     python benchmarks/ladder.py FOLDER             # trains what is missing in FOLDER, and prints the table
     python benchmarks/ladder.py FOLDER --seeds     # also five ladders of disjoint seeds
+    python benchmarks/ladder.py FOLDER --spider    # also those of the preset with Spiders
 
 Each forecast is written before its target is trained: the workflow does not start the target without it.
 """
@@ -25,12 +26,13 @@ def rungs(seeds: dict[float, list[int]]) -> list[dict[str, Any]]:
     return [{"flops": flops, "sizes": SIZES[flops], "seeds": own} for flops, own in seeds.items()]
 
 
-def configuration(disjoint: bool) -> dict[str, Any]:
+def configuration(disjoint: bool, spider: bool) -> dict[str, Any]:
     """Return the preset with a second ladder of fewer budgets, and five of disjoint seeds."""
     plain: dict[str, Any] = yaml.safe_load((ROOT / "presets/ladder-cpu.yaml").read_text("utf-8"))
     plain["results"] = "results"
     gpt = plain["ladders"]["gpt"]
-    plain["ladders"] = {"gpt": gpt}
+    if not spider:
+        plain["ladders"] = {"gpt": gpt}
     gpt["rungs"] = rungs({1e11: [1, 2, 3], 3e11: [1, 2, 3], 1e12: [1, 2]})
     target = {"flops": 3e12, "sizes": [48, 64]}
     lower = {"like": "gpt", "rungs": rungs({1e11: [1, 2, 3], 3e11: [1, 2, 3]}), "target": target}
@@ -49,11 +51,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("folder", type=Path)
     options.add_argument("--seeds", action="store_true", help="five ladders of disjoint seeds as well")
+    options.add_argument(
+        "--spider", action="store_true", help="the ladders of the preset with Spiders as well"
+    )
     options.add_argument("--cores", default="2")
     given = options.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     (given.folder / "config.yaml").write_text(
-        yaml.safe_dump(configuration(given.seeds), sort_keys=False), "utf-8"
+        yaml.safe_dump(configuration(given.seeds, given.spider), sort_keys=False), "utf-8"
     )
     command = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile")]
     command += ["--cores", given.cores, "results/report/ladders.html"]
