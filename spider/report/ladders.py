@@ -158,7 +158,9 @@ def _multipliers(views: list[View]) -> Rows:
         if one.forecast.held_out == other.forecast.held_out and not shared:
             flops = one.fit.largest
             factor, (low, high) = multiplier(one.fit, other.fit, flops)
-            rows.append([other.name, one.name, str(flops), f"{factor:.2g} ({low:.2g} to {high:.2g})"])
+            text = f"{factor:.2g} ({low:.2g} to {high:.2g})"
+            text = text if np.isfinite(factor) else "does not reach it, by its law"
+            rows.append([other.name, one.name, str(flops), text])
     return rows
 
 

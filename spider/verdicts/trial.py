@@ -142,8 +142,12 @@ class Trial:
                     say(f"seed {seed}: {' and '.join(missing)} not trained, {BUDGET}")
                     reason = BUDGET
                     break
+                now = time.time()
                 if status := self._train(seed, missing, options):
-                    problem = f"{' or '.join(missing)} failed: Snakemake ended with status {status}"
+                    problem = f"Snakemake ended with status {status}"
+                    if not self._began(missing, now):
+                        raise ValueError(f"{problem} before a job of {' or '.join(missing)} began")
+                    problem = f"{' or '.join(missing)} failed: {problem}"
                     return self._verdict(pairs, trained, shown, earlier, problem, failed=True)
                 longest = max(longest, time.monotonic() - began - spent)
                 known = scored_runs(self.results)
@@ -199,6 +203,12 @@ class Trial:
         plain = {key: value for key, value in written.items() if key != "foreign"} | {"runs": runs}
         targets = [self.results.stage(run, runs[run]["stages"][-1]["name"]).evaluation for run in missing]
         return run_workflow(plain, self.results.trial(self.names[1]), targets, options, Path.cwd())
+
+    def _began(self, runs: Sequence[str], since: float) -> bool:
+        """Return whether a job of some runs has written a log since a time, in seconds since 1970."""
+        logs = self.results.root / "logs"
+        paths = [path for run in runs for form in (f"*/{run}*", f"*/{run}/*") for path in logs.glob(form)]
+        return any(path.stat().st_mtime >= since for path in paths)
 
     def _scored(self, run: str, side: int) -> Scored:
         found = scored_run(self.results, run)

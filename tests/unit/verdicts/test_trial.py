@@ -10,6 +10,7 @@ from spider.cli import cli
 from spider.config import ConfigError, load_config
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
+from spider.files import write_text
 from spider.provenance import workflow
 from spider.report.compare import compare
 from spider.results import Results, write_config
@@ -73,13 +74,16 @@ class Workflow:
         self.results = results
         self.trained = []
         self.status = 0
+        self.begins = True
 
     def __call__(self, plain, file, targets, options, folder):
         config = load_config(plain)
         for path in targets:
-            if self.status:
-                return self.status
             run = path.parts[-3]
+            if self.status:
+                if self.begins:
+                    write_text(self.results.root / f"logs/train/{run}/main.log", "error")
+                return self.status
             self.trained.append(run)
             write(self.results, config, run)
         return 0
@@ -124,6 +128,9 @@ def test_a_better_setting_is_found_and_the_same_question_is_answered_from_the_re
     (row,) = read_verdicts(demo.verdicts)
     assert row.change == ["model.width=16"] and row.outcome == "better" and row.interval[1] < 0
     assert row.data and row.pairs[0].runs == ("demo", "demo-width16")
+    compare([demo.stage("demo", "main").evaluation], benchmarks=None, output=demo.report)
+    table = (demo.report / "table.md").read_text("utf-8")
+    assert "## Verdicts" in table and "model.width=16 against demo" in table
     run("try", "model.width=16", "--against", "demo", "--again")
     assert len(read_verdicts(demo.verdicts)) == 2 and len(workflow.run_workflow.trained) == 1
 
@@ -160,7 +167,11 @@ def test_a_budget_of_zero_names_what_is_missing(demo):
 def test_a_failed_training_is_a_row_too_and_is_not_tried_again(demo):
     known(demo)
     write(demo, load_config(plain(demo.root)), "demo")
-    workflow.run_workflow.status = 1
+    workflow.run_workflow.status, workflow.run_workflow.begins = 1, False
+    with pytest.raises(ValueError, match="Snakemake ended with status 1 before a job of demo-width16 began"):
+        run("try", "model.width=16", "--against", "demo")
+    assert not demo.verdicts.exists()
+    workflow.run_workflow.begins = True
     printed = run("try", "model.width=16", "--against", "demo").output
     assert "FAILED (demo-width16 failed: Snakemake ended with status 1)" in printed
     workflow.run_workflow.status = 0
