@@ -34,7 +34,7 @@ def configuration(disjoint: bool, spider: bool) -> dict[str, Any]:
     if not spider:
         plain["ladders"] = {"gpt": gpt}
     gpt["rungs"] = rungs({1e11: [1, 2, 3], 3e11: [1, 2, 3], 1e12: [1, 2]})
-    target = {"flops": 3e12, "sizes": [48, 64]}
+    target = {"flops": 3e12, "sizes": [48], "seeds": [4]}
     lower = {"like": "gpt", "rungs": rungs({1e11: [1, 2, 3], 3e11: [1, 2, 3]}), "target": target}
     plain["ladders"]["lower"] = lower
     for first in range(1, 10, 2) if disjoint else ():
