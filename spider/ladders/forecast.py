@@ -49,7 +49,7 @@ class Prediction(BaseModel, frozen=True):
     """Best N, the FLOPs a token over 6."""
     tokens: float
     settings: dict[str, float]
-    """Size with this N, and what the ladder links to it."""
+    """The size that is nearest to this N, in steps of the common divisor of all sizes, and its links."""
 
 
 class Forecast(Record):
@@ -165,10 +165,10 @@ def _prediction(config: Config, name: str, fitted: Fit, flops: float) -> Predict
     sizes = {size: N for curve in pairs for size, N in curve}
     slope, height = np.polyfit(np.log([*sizes.values()]), np.log([*sizes]), 1)
     block = config.ladders[name]
-    settings = {
-        block.size: float(round(math.exp(height + slope * math.log(parameters)))),
-        "target_flops": flops,
-    }
+    # A width may have to be a multiple of 8, as all sizes of the ladder then are.
+    unit = math.gcd(*map(int, sizes))
+    size = math.exp(height + slope * math.log(parameters))
+    settings = {block.size: float(unit * max(1, round(size / unit))), "target_flops": flops}
     names = {key.rpartition(".")[2]: value for key, value in settings.items()} | {"seed": 1}
     for key, formula in block.links.items():
         settings[key] = float(evaluate(str(formula), names))

@@ -114,6 +114,7 @@ def test_the_forecast_has_a_loss_an_interval_and_the_settings_of_the_best_size(l
     (one,) = found.predictions
     assert found.problem is None and one.low < one.bpb < one.high
     assert one.parameters * one.tokens * 6 == pytest.approx(TARGET)
+    assert one.settings["model.width"] % 8 == 0
     assert one.settings["lr"] == pytest.approx(0.01 * (8 / one.settings["model.width"]) ** 0.5)
     assert len(found.rungs) == 12 and found.rungs[0].steps == 500
 
