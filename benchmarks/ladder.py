@@ -62,7 +62,10 @@ def main() -> None:
     )
     command = [str(Path(sys.executable).with_name("snakemake")), "--snakefile", str(ROOT / "Snakefile")]
     command += ["--cores", given.cores, "results/report/ladders.html"]
-    subprocess.run(command, cwd=given.folder, check=True)
+    if subprocess.run(command, cwd=given.folder).returncode:
+        # The target of a ladder without a forecast does not start. The page shows the others, and the reason.
+        page = [str(Path(sys.executable).with_name("spider")), "report", "ladders"]
+        subprocess.run(page, cwd=given.folder, check=True)
     table(json.loads((given.folder / "results/report/ladders.json").read_text("utf-8")))
 
 
@@ -82,7 +85,7 @@ def table(found: dict[str, Any]) -> None:
                 row += f"{result:7.4f} {one['bpb'] / result - 1:+7.2%} {inside}"
             print(row)
         exponent = view["size_law"] and view["size_law"][1]
-        print(f"{name:10} N* ~ C^{exponent:.3f}" if exponent else f"{name}: {view['forecast']['problem']}")
+        print(f"{name:10} N* ~ C^{exponent:.3f}" if exponent else f"{name:10} {view['forecast']['problem']}")
 
 
 if __name__ == "__main__":

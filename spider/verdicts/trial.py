@@ -49,10 +49,11 @@ def with_change(config: Config, baseline: str, changes: Sequence[str]) -> tuple[
         given = Given(text, key, value)
         path = resolve(text, key, block)
         put(block, path, given.value)
+        label = "_".join(path[1:] or path)
         try:
-            labels.append(path[-1] + written_value(given.value))
+            labels.append(label + written_value(given.value))
         except ConfigError:
-            labels.append(f"{path[-1]}-{files.digest(given.value)[:8]}")
+            labels.append(f"{label}-{files.digest(given.value)[:8]}")
     name = "-".join(labels)
     check_name(name)
     plain["runs"][name] = block

@@ -179,6 +179,14 @@ def test_a_failed_training_is_a_row_too_and_is_not_tried_again(demo):
     assert "BETTER" in run("try", "model.width=16", "--against", "demo", "--again").output
 
 
+def test_changes_that_end_alike_have_names_of_their_own(demo):
+    config = load_config(plain(demo.root))
+    names = [
+        with_change(config, "demo", [one])[1] for one in ("lr=1e-3", "stages.main.lr=1e-3", "precision=bf16")
+    ]
+    assert names == ["demo-lr1e-3", "demo-main_lr1e-3", "demo-precisionbf16"]
+
+
 def test_a_moved_baseline_is_flagged(demo):
     known(demo)
     write(demo, load_config(plain(demo.root)), "demo")
