@@ -289,4 +289,4 @@ def multiplier(one: Fit, other: Fit, flops: float) -> tuple[float, tuple[float, 
     E_R, A_R, b_R, _ = other.draws_R4[np.random.default_rng(1).permutation(DRAWS)].T
     with np.errstate(divide="ignore", invalid="ignore"):
         needed_R = np.where(wanted_R > E_R, (A_R / (wanted_R - E_R)) ** (1 / b_R), np.inf) / flops
-    return float(np.median(needed_R)), interval(needed_R)
+    return float(np.median(needed_R)), interval(np.minimum(needed_R, 1e30))  # finite, to interpolate

@@ -11,6 +11,7 @@ import numpy as np
 
 from spider import files
 from spider.config import Config
+from spider.config.ladders import FARTHEST
 from spider.ladders.fit import COVERAGE, Curve, Fit, multiplier
 from spider.ladders.forecast import Forecast, Prediction, Rung, best_of, kept
 from spider.report.charts import COLOURS, MARKERS, Axis, Chart, Series
@@ -158,10 +159,16 @@ def _multipliers(views: list[View]) -> Rows:
         if one.forecast.held_out == other.forecast.held_out and not shared:
             flops = one.fit.largest
             factor, (low, high) = multiplier(one.fit, other.fit, flops)
-            text = f"{factor:.2g} ({low:.2g} to {high:.2g})"
-            text = text if np.isfinite(factor) else "does not reach it, by its law"
+            text = f"{_times(factor)} ({_times(low)} to {_times(high)})"
             rows.append([other.name, one.name, str(flops), text])
     return rows
+
+
+def _times(factor: float) -> str:
+    """Return how many times the compute is needed. Forecasts reach no further than this either."""
+    if factor > FARTHEST or np.isnan(factor):
+        return f"over {FARTHEST:.0f}"
+    return f"{factor:.2g}" if factor > 1 / FARTHEST else f"under 1/{FARTHEST:.0f}"
 
 
 # ------------------------------------------------------------------------------------------------ figures

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from spider.ladders.fit import DRAWS, LEAST_STEPS, Point, fit, multiplier
+from spider.report.ladders import _times
 
 #: The law that the points follow: L = E + A C^-b at the best size N* = k C^a, and a parabola around it.
 E, A, B, K, EXPONENT, CURVATURE = 0.8, 40.0, 0.12, 0.2, 0.5, 0.15
@@ -131,3 +132,15 @@ def test_a_family_that_needs_twice_the_compute_has_that_multiplier():
     factor, (low, high) = multiplier(fit(points), fit(slower), 3e11)
     assert factor == pytest.approx(2, rel=0.05) and low < 2 < high
     assert fit(points).draws_R4.shape == (DRAWS, 4)
+
+
+def test_a_multiplier_says_only_how_far_it_is_beyond_what_forecasts_reach():
+    low, high = (
+        fit(ladder(BUDGETS, noise=0.001)),
+        fit(ladder(BUDGETS, noise=0.001, E=1.4, at=(0.4, 0.8, 1.6))),
+    )
+    shifted = fit([replace(point, bpb=point.bpb + 2) for point in ladder(BUDGETS, noise=0.001)])
+    assert not np.isnan(multiplier(low, shifted, 1e12)[1]).any()
+    assert _times(multiplier(low, shifted, 1e12)[0]) == "over 100"
+    assert _times(multiplier(shifted, low, 1e12)[0]) == "under 1/100"
+    assert _times(multiplier(low, high, 1e12)[0]).startswith(("0.9", "1"))
