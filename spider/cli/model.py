@@ -35,7 +35,7 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 
     Several runs, those of a sweep or, without RUN, all of them, get one line each.
     """
-    from spider.describe import describe, render, render_list
+    from spider.describe import describe, render, render_list, too_short
 
     config = session.config
     single = run is not None and run not in config.sweeps
@@ -46,6 +46,8 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
         render(costs[0])
     else:
         render_list(costs)
+    for line in [] if as_json else too_short(config, costs):
+        log.warning("%s", line)
 
 
 @click.command()

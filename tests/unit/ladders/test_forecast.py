@@ -290,3 +290,14 @@ def test_a_run_may_wait_for_a_ladder_that_exists(tmp_path):
     run["stages"] = [{"name": "main", "max_steps": 5}]
     with pytest.raises(ConfigError, match=r"runs.big.forecast: needs target_flops"):
         load_config(config | {"runs": {"big": run}})
+
+
+def test_runs_with_too_few_steps_are_named_before_they_are_trained(ladder, tmp_path):
+    config, _ = ladder
+    path = tmp_path / "short.yaml"
+    short = config.written | {"ladders": {"toy": plain(tmp_path)["ladders"]["toy"]}, "runs": {}}
+    short["ladders"]["toy"]["rungs"][0]["flops"] = 1e6
+    path.write_text(json.dumps(short))
+    printed = CliRunner().invoke(cli, ["--config", str(path), "describe"], catch_exceptions=False).output
+    assert "toy-c1e6-width8-seed1: " in printed and "a ladder leaves out runs under 300" in printed
+    assert "toy-c3e8-width8-seed1: " not in printed
