@@ -158,6 +158,8 @@ def compare(
     """
     if not evaluations:
         raise ValueError("there is nothing to compare: no evaluation was given")
+    root = root_of(evaluations[0])
+    results = Results(root) if root else None
     stages = _by_run(evaluations, StageFolder)
     compressed_models = _by_run(compressed, CompressedFolder)
     foreign_models = _by_run(foreign, StageFolder)
@@ -174,11 +176,10 @@ def compare(
         runs=runs,
         foreign={name: _compared(*own[0], labels) for name, own in foreign_models.items()},
         seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
-        noise=_noise(evaluations[0]),
+        noise=_noise(results),
     )
     _draw(stages, output)
-    root = root_of(output.parent)
-    tables = _tables(summary, read_verdicts(Results(root).verdicts) if root else [])
+    tables = _tables(summary, read_verdicts(results.verdicts) if results else [])
     models = [*(model for run in runs.values() for model in run.rows.values()), *summary.foreign.values()]
     notes = legends(model.results for model in models)
     notes += [
@@ -388,10 +389,9 @@ def _baselines(stages: dict[str, ComparedStage]) -> Iterable[tuple[str, Row]]:
         yield (row.note or row.label) + own, row
 
 
-def _noise(evaluation: Path) -> dict[str, Noise]:
-    """Return the noise of a seed in the results folder of an evaluation, for each text."""
-    root = root_of(evaluation)
-    runs = scored_runs(Results(root)) if root else []
+def _noise(results: Results | None) -> dict[str, Noise]:
+    """Return the noise of a seed in a results folder, for each text."""
+    runs = scored_runs(results) if results else []
     texts = dict.fromkeys(one.text for one in runs)
     found = {text: noise(one for one in runs if one.text == text) for text in texts}
     return {text: one for text, one in found.items() if one}
@@ -405,11 +405,7 @@ def _best_row(
     The first column of scores counts.
     """
     scored = [(float(row[1].split()[0].rstrip(DAGGER)), row) for row in rows if row[1]]
-    scored.sort(key=lambda one: one[0])
     size = header.index("parameters")
-    best = scored[0][1]
-    for value, row in scored[1:2]:
-        models = sum(bool(one[size]) for one in (best, row))
-        if noise and models and noise.hides(value - scored[0][0], models):
-            return None, undecided(best[0], row[0], noise)
-    return best, None
+    if note := undecided(((row[0], value, bool(row[size])) for value, row in scored), noise):
+        return None, note
+    return min(scored, key=lambda one: one[0])[1], None

@@ -116,7 +116,7 @@ def _comparison(
     title = f"{one.last.scored_bytes:,} held-out bytes of {one.last.text}"
     yield Text.assemble((title, "bold"), ": bits per byte, lower is better")
     yield Text()
-    unclear = _undecided(models, noise)
+    unclear = undecided(((line.name, line.bits[0], True) for line in models if line.bits[0]), noise)
     title = "model" if len(runs) > 1 else ordered[0]
     yield _table(title, models, rivals, score, dagger(one.last), mark_best=unclear is None)
     if len(models) > LISTED:
@@ -198,14 +198,6 @@ def _foreign(name: str, model: ComparedStage, score: str) -> _Line:
 def _answers(value: float | None, score: str) -> tuple[float | None, ...]:
     """Return the first column of a table of models that learned the answers of conversations, or nothing."""
     return (value,) if score == "bpb_assistant" else ()
-
-
-def _undecided(models: list[_Line], noise: Noise | None) -> str | None:
-    """Return the sentence to print if the two best models are within the noise of seeds."""
-    best, *others = sorted((one for one in models if one.bits[0]), key=lambda one: one.bits[0] or 0.0)
-    if noise and others and noise.hides((others[0].bits[0] or 0.0) - (best.bits[0] or 0.0), 2):
-        return undecided(best.name, others[0].name, noise)
-    return None
 
 
 def _table(

@@ -14,7 +14,7 @@ from typing import Any
 
 from spider import files
 from spider.config import Config, StageSpec
-from spider.results import Results, StageFolder
+from spider.results import Results
 
 #: Keys of a stage's settings that are not a part of its recipe.
 _OWN = ("run", "seed")
@@ -53,7 +53,7 @@ class Noise:
     """Degrees of freedom: seeds beyond the first of each recipe."""
 
     def hides(self, difference: float, models: int) -> bool:
-        """Return whether a difference of two scores, of which so many are of models, is within the noise."""
+        """Return whether a difference of two scores, one or both of models, is within the noise."""
         return abs(difference) <= _Z * math.sqrt(models) * self.deviation
 
 
@@ -80,13 +80,11 @@ def scored_run(results: Results, run: str) -> Scored | None:
     stages.sort(key=lambda one: one[0]["index"])
     if not stages:
         return None
-    trained = [_trained(folder) for _, folder in stages]
-    last = stages[-1][1]
-    if None in trained or not last.evaluation.is_file():
+    needed = [stages[-1][1].evaluation, *(folder.receipt for _, folder in stages)]
+    if not all(path.is_file() for path in needed):
         return None
-    evaluation = files.read_json(last.evaluation)
-    receipt = trained[-1] or {}
-    if evaluation["weights"] != (receipt["averaged_weights"] or receipt["weights"]):
+    evaluation, *trained = map(files.read_json, needed)
+    if evaluation["weights"] != (trained[-1]["averaged_weights"] or trained[-1]["weights"]):
         return None
     return Scored(
         run=run,
@@ -96,13 +94,9 @@ def scored_run(results: Results, run: str) -> Scored | None:
         weights=evaluation["weights"],
         text=evaluation["text_sha256"],
         scoring=files.digest([evaluation[key] for key in _SCORING]),
-        data=files.digest([one["data_digest"] for one in trained if one]),
-        seconds=sum(one["seconds"] for one in trained if one),
+        data=files.digest([one["data_digest"] for one in trained]),
+        seconds=sum(one["seconds"] for one in trained),
     )
-
-
-def _trained(folder: StageFolder) -> dict[str, Any] | None:
-    return dict(files.read_json(folder.receipt)) if folder.receipt.is_file() else None
 
 
 def scored_runs(results: Results) -> list[Scored]:
@@ -127,8 +121,19 @@ def pooled(groups: Sequence[Sequence[float]]) -> Noise | None:
     return Noise(math.sqrt(math.fsum(squares) / freedom), freedom)
 
 
-def undecided(best: str, other: str, noise: Noise) -> str:
-    """Return the sentence that says why a table marks no model as the best."""
+def undecided(scores: Iterable[tuple[str, float, bool]], noise: Noise | None) -> str | None:
+    """Return the sentence that says why a table marks no model as the best, or None if it marks one.
+
+    Args:
+        scores: name and bits per byte of each row, and whether it is a model.
+    """
+    ranked = sorted(scores, key=lambda one: one[1])[:2]
+    models = sum(is_model for *_, is_model in ranked)
+    if noise is None or len(ranked) < 2 or not models:
+        return None
+    (best, least, _), (other, next_least, _) = ranked
+    if not noise.hides(next_least - least, models):
+        return None
     return (
         f"No model is marked as the best: {best} and {other} differ by no more than seeds alone move a score "
         f"({noise.deviation:.4f} bits per byte, one standard deviation). `spider compare` decides."

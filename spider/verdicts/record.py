@@ -25,10 +25,6 @@ class Pair(BaseModel, frozen=True):
     weights: tuple[str, str]
     bpb: tuple[float, float]
 
-    @property
-    def difference(self) -> float:
-        return self.bpb[1] - self.bpb[0]
-
 
 class Verdict(BaseModel, frozen=True):
     """The answer whether a candidate is better than a baseline."""
@@ -62,6 +58,10 @@ class Verdict(BaseModel, frozen=True):
     def final(self) -> bool:
         """Whether more pairs are of no use, so that the verdict is not sought again."""
         return self.reason != BUDGET
+
+    def changed(self, data: dict[str, str]) -> str | None:
+        """Return a dataset whose digest is another one than at the time of the verdict, or None."""
+        return next((name for name, now in data.items() if self.data.get(name, now) != now), None)
 
 
 #: Reason of a verdict that more time could change.
@@ -108,7 +108,5 @@ def moved(verdict: Verdict, config: Config, results: Results) -> str | None:
         return f"{verdict.baseline} is not in the configuration"
     if recipe_of(config, verdict.baseline) != verdict.baseline_recipe:
         return f"the baseline {verdict.baseline} has moved"
-    for name, now in data_of(config, results, verdict.baseline).items():
-        if verdict.data.get(name, now) != now:
-            return f"the dataset {name} has changed"
-    return None
+    changed = verdict.changed(data_of(config, results, verdict.baseline))
+    return f"the dataset {changed} has changed" if changed else None

@@ -38,7 +38,7 @@ _DRAWS = 40_000
 
 @dataclass(frozen=True)
 class Shown:
-    """What some pairs show."""
+    """The mean difference of some pairs, with its interval."""
 
     difference: float
     """Mean difference in bits per byte; less than 0 if the second run of each pair is better."""
@@ -99,7 +99,7 @@ def _below(z: float) -> float:
 def bounds(freedom: int, most: int) -> tuple[float, ...]:
     """Return c_k for each pair, from random draws without a difference. They are the same in each call.
 
-    Without degrees of freedom there is no test at the first pair, and its bound is infinite.
+    The bound of the first pair is infinite if there are no degrees of freedom: one pair then decides nothing.
     """
     random = np.random.default_rng(0)
     pairs_K = np.arange(1, most + 1)

@@ -19,7 +19,7 @@ from spider.config import Config, ConfigError, Given, load_config
 from spider.config.block import check_name
 from spider.config.settings import put, resolve, written_value
 from spider.results import Results
-from spider.verdicts.noise import Noise, Scored, noise, recipe_of, scored_run, scored_runs
+from spider.verdicts.noise import Noise, Scored, noise, recipe_of, scored_runs
 from spider.verdicts.record import BUDGET, Pair, Verdict, data_of
 from spider.verdicts.sequential import Shown, after
 
@@ -102,7 +102,7 @@ class Trial:
         data = self.data
         for one in reversed(verdicts):
             same = (one.baseline_recipe, one.candidate_recipe) == self.recipes
-            if same and one.final and all(data.get(name, now) == now for name, now in one.data.items()):
+            if same and one.final and not one.changed(data):
                 return one
         return None
 
@@ -152,7 +152,7 @@ class Trial:
                     return self._verdict(pairs, trained, shown, earlier, problem, failed=True)
                 longest = max(longest, time.monotonic() - began - spent)
                 known = scored_runs(self.results)
-            one, other = self._scored(names[0], 0), self._scored(names[1], 1)
+            one, other = (self._scored(name, side, known) for side, name in enumerate(names))
             trained += [run for run in (one, other) if run.run in missing]
             pairs.append((one, other))
             self._check_text(pairs)
@@ -211,14 +211,14 @@ class Trial:
         paths = [path for run in runs for form in (f"*/{run}*", f"*/{run}/*") for path in logs.glob(form)]
         return any(path.stat().st_mtime >= since for path in paths)
 
-    def _scored(self, run: str, side: int) -> Scored:
-        found = scored_run(self.results, run)
+    def _scored(self, run: str, side: int, known: Sequence[Scored]) -> Scored:
+        found = next((one for one in known if one.run == run), None)
         if found is None or found.recipe != self.recipes[side]:
             raise ValueError(f"{run}: was not trained with the settings of {self.names[side]}; move it away")
         return found
 
     def _check_text(self, pairs: Sequence[tuple[Scored, Scored]]) -> None:
-        """Raise `ValueError` if runs were scored on different text, or runs of a side trained on it."""
+        """Raise `ValueError` if runs were scored on different text, or those of a side trained on it."""
         columns = [*zip(*pairs, strict=True)]
         checks = [("scored", {one.text: one.run for pair in pairs for one in pair})]
         checks += [("trained", {one.data: one.run for one in column}) for column in columns]
