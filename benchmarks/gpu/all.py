@@ -30,8 +30,8 @@ from questions import MISSING, figures_file
 HERE = Path(__file__).parent
 #: Scripts with the rows to measure, the most valuable first. Each is asked for all its rows in the end.
 ORDER: list[tuple[str, list[str]]] = [
-    ("train_throughput", ["gpt-d12, bf16"]),
-    ("train_throughput", ["headline, bf16"]),
+    ("train_throughput", ["gpt-d12, bf16", "gpt-d12, bf16, parts"]),
+    ("train_throughput", ["headline, bf16", "headline, bf16, parts"]),
     ("kernel_speed", ["spider-1b, *", "patches, *"]),
     ("train_throughput", ["gpt-d12, *"]),
     ("determinism", ["training, *", "gradients*"]),

@@ -104,7 +104,7 @@ def main(chosen: argparse.Namespace) -> int:
             seconds, describe = (90, describe_layer) if name in (LAYER, EXPERTS) else (20, describe_op)
             question.measure(f"{shape_name}, {name}", seconds, call, describe)
     if not chosen.rehearse:
-        question.measure("tests", 400, tests, lambda row: row["summary"])
+        question.measure("tests", 240, tests, lambda row: row["summary"])
     return question.end()
 
 
@@ -137,7 +137,7 @@ def tests(where: str = "tests/gpu", workers: int = 12) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-p", "no:cacheprovider", where]
     command += ["-k", "not sanitizer"]  # it needs the device alone
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     summary = lines[-1] if lines else "no output"
     failed = [line[:160] for line in lines if line.startswith(("FAILED ", "ERROR "))]

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -127,7 +128,8 @@ class Question:
             found = call()
         except Exception as error:  # the other rows are measured whichever error ends this one
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:400]}
+            reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:400]
+            found = {"error": reason, "traceback": "".join(traceback.format_exception(error))}
         row = {**found, "took": round(time.perf_counter() - began, 1), "code": code}
         self.rows[name] = row
         self._write()
@@ -217,7 +219,10 @@ def finish(process: Any, receiver: multiprocessing.connection.Connection, second
         process.kill()
         process.join()
     if failed:
-        raise RuntimeError(result)
+        reason, where = result
+        error = RuntimeError(reason)
+        error.add_note(where)
+        raise error
     return result
 
 
@@ -227,7 +232,7 @@ def _answer(
     try:
         answer = False, function(*arguments)
     except Exception as error:
-        answer = True, str(error) or type(error).__name__
+        answer = True, (str(error) or type(error).__name__, traceback.format_exc())
     sender.send(answer)
 
 

@@ -80,7 +80,7 @@ class Layer(NamedTuple):
     def results(self, run: Callable | None = None) -> list[Tensor]:
         """Return the output, and the gradients of input and weights for a loss that uses every output."""
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.x_BLD.dtype != torch.float64):
-            y_BLD, stats = (run or self.moe)(self.x_BLD, self.valid_BL)
+            y_BLD, stats = (self.moe if run is None else run)(self.x_BLD, self.valid_BL)
         ramp_D = torch.linspace(-1, 1, y_BLD.shape[-1], device=DEVICE, dtype=y_BLD.dtype)
         loss = (y_BLD * ramp_D).sum() + stats.aux + stats.z
         return [y_BLD.detach(), *torch.autograd.grad(loss, [self.x_BLD, *self.moe.parameters()])]
