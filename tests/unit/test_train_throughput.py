@@ -43,7 +43,7 @@ def test_rows_are_of_the_headline_shape_of_every_preset_and_of_memory(benchmark)
 
 def test_the_gpt_is_measured_at_nanochats_batch_with_windows_and_with_documents(benchmark):
     rows = benchmark.rows_of(rehearse=False)
-    asked = ["gpt-d12, bf16", "gpt-d12, bf16, documents", "gpt-d12, fp8"]
+    asked = ["gpt-d12, bf16", "gpt-d12, bf16, documents", "gpt-d12, fp8", "gpt-d12, bf16, parts"]
     assert [name for name in rows if name.startswith("gpt")] == asked
     for name in asked:
         configuration, changes = rows[name]
