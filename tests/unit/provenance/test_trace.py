@@ -88,8 +88,9 @@ def brute(texts, query):
     """Return the longest stretches of a query that stand in one of these texts."""
     found = []
     everything = b"\xff".join(texts)
+    end = 0
     for begin in range(len(query)):
-        end = begin
+        end = max(begin, end)  # a stretch that is found is also found without its first byte
         while end < len(query) and query[begin : end + 1] in everything:
             end += 1
         if end - begin >= LEAST and (not found or end > found[-1][1]):
