@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -50,6 +51,8 @@ def workflow(
     listed = ["# Python 3.11", "numpy==1", *packages]
     monkeypatch.setattr(code, "record_environment", lambda results: recorded(results, listed))
     monkeypatch.setattr("spider.tracking.runs.threads", lambda: threads)
+    # A process that sends to MLflow takes seconds of a core, and the comparison reads the records alone.
+    monkeypatch.setattr("spider.tracking.runs.Sender", Mock())
     (root / "spider.json").write_text("{}")
     identity = open_pipeline(root, {"results": str(root), "tracking": {}})
 
