@@ -3,9 +3,9 @@
 Parsing this file uses no network, and a job that parses it again writes nothing. Snakemake documents no interface
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
-another executor), `dag.jobs` and `dag.needrun_jobs` (warnings, and refusing before the first job), `dag.forcefiles`
-(`strict_code`), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the
-workflow cover each of them.
+another executor), `global_resources` and `register_resource` (bounds), `dag.jobs` and `dag.needrun_jobs` (warnings,
+and refusing before the first job), `dag.forcefiles` (`strict_code`), `main_snakefile` and `config_settings` (the
+commands in the terminal summary). The tests of the workflow cover each of them.
 """
 
 import atexit
@@ -26,6 +26,7 @@ from spider.data.store import is_stored
 from spider.doctor import obstacles
 from spider.evaluation import protected
 from spider.files import digest
+from spider.processes.bounds import bounds
 from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
@@ -129,6 +130,26 @@ RESOURCES = {name: run.resources.model_dump() for name, run in CONFIG.runs.items
 RESOURCES |= {name: RESOURCES[CONFIG.scored_like(one).run] for name, one in CONFIG.foreign.items()}
 
 
+# Jobs of another executor run elsewhere. Snakemake has a number of `nodes` there.
+HERE = workflow.is_main_process and workflow.resource_settings.nodes is None
+
+
+def bound_resources():
+    """Bound the GPUs and the memory of all jobs at once by those of this machine, where the user sets no bound."""
+    own = {name: most for name, most in bounds().items() if most and name not in workflow.global_resources}
+    for name, most in own.items():
+        workflow.register_resource(name, most)
+    if own and IS_DRY_RUN:
+        listed = " ".join(f"{name}={most}" for name, most in own.items())
+        atexit.register(
+            print, f"All jobs at once use at most {listed}; --resources {listed} sets other bounds."
+        )
+
+
+if HERE:
+    bound_resources()
+
+
 def growing(value):
     """Return a resource that grows with each attempt. A profile may cap it."""
     return lambda wildcards, attempt: attempt * (value(wildcards) if callable(value) else value)
@@ -155,13 +176,17 @@ def several_nodes(wildcards):
 
 @cache
 def missing_gpus(run):
-    """Return why this machine cannot give a run its GPUs, or None. Another executor's jobs run elsewhere.
+    """Return why a run cannot have its GPUs, or None. Another executor's jobs run on other machines.
 
-    Snakemake has a number of `nodes` where the executor is not the local one.
+    Snakemake would start a job that requests more than the user's bound, as if it requested the bound.
     """
-    gpus = RESOURCES[run]["gpus"]
-    here = workflow.is_main_process and workflow.resource_settings.nodes is None
-    return lacking_gpus(gpus) if gpus and here else None
+    gpus, bound = RESOURCES[run]["gpus"], workflow.global_resources.get("gpu").value
+    reason = lacking_gpus(gpus) if gpus and HERE else None
+    if reason is None and bound is not None and gpus > bound:
+        reason = (
+            f"runs.{run}.resources.gpus: is {gpus}, and --resources gpu={bound} allows fewer; raise the bound"
+        )
+    return reason
 
 
 @cache
@@ -205,7 +230,7 @@ def strict_code(wildcards):
 def refuse_hopeless():
     """Stop before the first job if a job of this invocation lacks its GPUs, its text or space on the disk."""
     jobs = list(workflow.dag.needrun_jobs())
-    reasons = {missing_gpus(job.wildcards.run) for job in jobs if job.resources.get("gpu")} - {None}
+    reasons = {missing_gpus(job.wildcards.run) for job in jobs if "gpu" in job.resources.keys()} - {None}
     if reasons := [*sorted(reasons), *obstacles(CONFIG, RESULTS, items_of(jobs))]:
         raise WorkflowError(*reasons, "Nothing was started. `spider doctor` checks all that a run needs.")
 
@@ -213,16 +238,15 @@ def refuse_hopeless():
 def items_of(jobs):
     """Return the items of datasets that jobs read: the user's files, and what this machine downloads or streams."""
     items = {}
-    here = workflow.resource_settings.nodes is None
     for job in jobs:
         if job.rule.name in ("download", "download_temp", "encode", "encode_with_ngrams"):
             name = job.wildcards.dataset
             item = parts_of(name)[job.wildcards.part]
-            downloads = here and job.rule.name.startswith("download")
+            downloads = HERE and job.rule.name.startswith("download")
             downloads = downloads and not is_stored(CONFIG, name, job.wildcards.part)
             if downloads or CONFIG.datasets[name].source.own_files(item):
                 items.setdefault(name, []).append(item)
-        elif job.rule.name == "train" and here and stage_spec(job.wildcards).stream:
+        elif job.rule.name == "train" and HERE and stage_spec(job.wildcards).stream:
             items[stage_spec(job.wildcards).data] = []
     return items
 

@@ -24,6 +24,7 @@ import yaml
 from spider.cluster import advice, partitions
 from spider.config import Config
 from spider.data.store import is_stored
+from spider.processes.bounds import bounds
 from spider.report.formatting import quantity
 from spider.results import Results
 
@@ -68,6 +69,7 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
     else:
         needs = {name: cost["memory"] for name, cost in costs.items()}
         checks |= {"GPU": partial(_gpu, config, needs), "memory": partial(_memory, config, needs)}
+        checks["jobs at once"] = _bounds
     for name in config.datasets:
         checks[f"data {name}"] = partial(_dataset, config, results, name, sizes)
         if config.decontaminated(name):
@@ -136,6 +138,14 @@ def _gpu(config: Config, needs: Mapping[str, float]) -> tuple[Mark, str]:
     precisions = ["fp32", *["bf16"] * has_bf16(device), *["fp8"] * has_fp8(device)]
     found = f"{torch.cuda.device_count()} x {device_name(device)}{_driver()}, {', '.join(precisions)}"
     return _compared(found, torch.cuda.mem_get_info(device)[0], on_gpu)
+
+
+def _bounds() -> tuple[Mark, str]:
+    """Say what all jobs at once may use of this machine."""
+    found = bounds()
+    options = " ".join(f"{name}={most}" for name, most in found.items())
+    text = f"{found['gpu']} GPUs and {quantity(found['mem_mb'] * 1e6, 'B')} of memory"
+    return "ok", f"{text}; snakemake --resources {options} sets other bounds"
 
 
 def _driver() -> str:

@@ -11,7 +11,18 @@ import click
 
 from spider import tracking
 from spider.checkpoints.records import COMPRESSED, Exported
-from spider.cli.session import JSON, NEW_FILE, THREADS, Session, command, command_line, log, prepare_torch
+from spider.cli.session import (
+    JSON,
+    NEW_FILE,
+    THREADS,
+    Session,
+    command,
+    command_line,
+    gpus_of,
+    log,
+    prepare_torch,
+    take_gpu,
+)
 from spider.config import Config, load_config
 from spider.results import NEWEST, root_of
 
@@ -58,6 +69,7 @@ def audit(
     chosen = [one for one in only.split(",") if one]
     label = folder.path.relative_to(root / "runs").as_posix()
     tracking.configure(claim.config)
+    take_gpu(gpus_of(claim.config, claim.run))
     prepare_torch(threads)
     if (not chosen or {*SCORED_AGAIN} & {*chosen}) and folder.evaluation.is_file():
         fresh.begin(claim, quick)  # before the job starts threads

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spider.cli.session import COUNT, MODEL, log
+from spider.cli.session import COUNT, MODEL, log, on_gpu
 
 if TYPE_CHECKING:
     from spider.data.chat import Message, Part
@@ -37,15 +37,13 @@ def chat(path: Path, system: str | None, count: int, context: int | None, **samp
     is shown as ⟨48/2⟩ and its output as ⟨= 24⟩. Ctrl-C stops an answer; Ctrl-C or Ctrl-D at the prompt ends
     the conversation.
     """
-    import torch
-
     from spider.checkpoints.load import Checkpoint
 
     checkpoint = Checkpoint.at(path)
     if checkpoint.manifest.conversations is None:
         remedy = "train it on a dataset of format: chat (docs/gpt.md), or use `spider generate`"
         raise ValueError(f"{path}: the model was never trained on conversations; {remedy}")
-    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+    model = on_gpu(checkpoint)
     messages: list[Message] = [("system", system)] if system else []
     for message in _read_messages():
         messages.append(("user", message))

@@ -20,8 +20,10 @@ from spider.cli.session import (
     StageName,
     command,
     command_line,
+    gpus_of,
     log,
     prepare_torch,
+    take_gpu,
 )
 from spider.config import ForeignConfig, StageSpec, nearest
 from spider.results import CompressedFolder, StageFolder
@@ -88,6 +90,7 @@ def evaluate(
     inputs += session.indexes(spec.run)
     inputs += [Path(file) for task in spec.evaluation.tasks.values() for file in task.files()]
     outputs = [folder.evaluation]
+    take_gpu(gpus_of(session.config, spec.run))
     with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
         measured = evaluate(
@@ -131,6 +134,7 @@ def _evaluate_foreign(
     folder = results.foreign(name)
     inputs = [*map(Path, foreign.files()), data / "metadata.json"]
     params = foreign.scoring(spec.evaluation)
+    take_gpu(gpus_of(config, spec.run))
     with session.tracked("evaluate_foreign", name, params, inputs, [folder.evaluation]) as job:
         prepare_torch(threads)
         measured = evaluate_foreign(name, foreign, spec, data, folder.path)
@@ -155,6 +159,7 @@ def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int 
     data = results.shards(scored)
     params = spec.evaluation.checkpoint_scoring()
     inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.checkpoint_scores]
+    take_gpu(gpus_of(session.config, spec.run))
     with session.tracked("evaluate_checkpoints", "/".join(stage), params, inputs, outputs) as job:
         prepare_torch(threads)
 
@@ -181,6 +186,7 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
     folder = _folder(session, stage, compressed)
     name = folder.path.relative_to(results.root / "runs").as_posix()
     outputs = [folder.sample_text, folder.sample]
+    take_gpu(gpus_of(session.config, spec.run))
     with session.tracked("sample", name, spec.evaluation.sampling(), [folder.receipt], outputs):
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from spider import tracking
-from spider.cli.session import COUNT, MODEL, NEW_FILE, THREADS, log, prepare_torch, tracked_at
+from spider.cli.session import COUNT, MODEL, NEW_FILE, THREADS, log, on_gpu, prepare_torch, tracked_at
 from spider.config import HarnessConfig
 from spider.results import CompressedFolder, StageFolder, root_of
 
@@ -49,8 +49,6 @@ def harness(
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider, its compress.json
     or an exported folder. Nothing is downloaded without --online.
     """
-    import torch
-
     from spider.checkpoints.load import Checkpoint
 
     checkpoint = Checkpoint.at(path)
@@ -64,9 +62,9 @@ def harness(
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[harness]'`") from None
 
+    prepare_torch(threads)
+    model = on_gpu(checkpoint)
     with tracked_at(path, "harness", outputs=[output]) as job:
-        prepare_torch(threads)
-        model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
         record = run_harness(
             HarnessModel(model, replace(checkpoint.reading, batch=batch), chat=chat),
             tasks.split(","),

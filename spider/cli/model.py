@@ -20,8 +20,11 @@ from spider.cli.session import (
     THREADS,
     Session,
     command,
+    gpus_of,
     log,
+    on_gpu,
     prepare_torch,
+    take_gpu,
     tracked_at,
 )
 from spider.config import CompressConfig
@@ -83,8 +86,6 @@ def generate(
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider or an exported
     folder. The text streams to the terminal. It ends with the document (EOS) or after --bytes.
     """
-    import torch
-
     from spider.checkpoints.load import Checkpoint
     from spider.evaluation.generate import generate, generate_many, stream_text
 
@@ -96,7 +97,7 @@ def generate(
     if text is not None and not text:
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
     checkpoint = Checkpoint.at(path)
-    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+    model = on_gpu(checkpoint)
     context = context or checkpoint.manifest.window
     if mixer:
         from spider.config import MixerConfig
@@ -134,7 +135,6 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
     MODEL is RUN/STAGE, or the path of a stage, a checkpoint, a train.json, a model.spider or an exported
     folder. Patches have colours. A terminal without colours shows a | at the end of each.
     """
-    import torch
     from rich.console import Console
 
     from spider.checkpoints.load import Checkpoint
@@ -145,7 +145,7 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
     text = read_beginning(file, count)
     checkpoint = Checkpoint.at(path)
     reading = Reading(context or checkpoint.manifest.window)
-    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+    model = on_gpu(checkpoint)
     inspector = model.inspector()
     if inspector is None or inspector.uncut:
         reason = inspector.uncut if inspector else "this family of models does not show its patches"
@@ -183,6 +183,7 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     data = results.shards(spec.data)
     inputs = [folder.receipt, data / "metadata.json"]
     outputs = [compressed.model, compressed.receipt]
+    take_gpu(gpus_of(session.config, spec.run))
     with session.tracked("compress", "/".join(stage), settings.changed(), inputs, outputs) as job:
         prepare_torch(threads)
         receipt = compress(folder.receipt, spec, settings, data, compressed.path)

@@ -8,11 +8,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
@@ -22,6 +22,10 @@ from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
 from spider.results import NEWEST, CompressedFolder, Results, StageFolder, root_of
+
+if TYPE_CHECKING:
+    from spider.checkpoints.load import Checkpoint
+    from spider.model.interface import Model
 
 log = logging.getLogger("spider")
 
@@ -33,7 +37,7 @@ THREADS = click.option("--threads", type=COUNT, help="CPU threads of this machin
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class Model(click.ParamType):
+class ModelPath(click.ParamType):
     """A path of a model, or RUN/STAGE in the results folder of the configuration. It becomes a path."""
 
     name = "model"
@@ -64,7 +68,7 @@ class StageName(click.ParamType):
         return run, stage
 
 
-MODEL = click.argument("path", metavar="MODEL", type=Model())
+MODEL = click.argument("path", metavar="MODEL", type=ModelPath())
 STAGE = click.argument("stage", metavar="RUN/STAGE", type=StageName())
 
 
@@ -219,6 +223,42 @@ def tracked_at(
         outputs=outputs,
         command=command_line(),
     )
+
+
+def gpus_of(config: Config | None, run: str) -> int:
+    """Return the GPUs that a run requests. A run of another configuration has all of this machine."""
+    from spider.processes.gpus import visible
+
+    runs = config.runs if config else {}
+    # A training with other settings has the name of its run and a digest.
+    block = runs.get(run) or runs.get(run.rpartition("-")[0])
+    return block.resources.gpus if block else len(visible())
+
+
+def take_gpu(gpus: int, local_rank: int | None = None) -> None:
+    """Take one GPU of this machine until the end of the command, if a run has any, and hide all others.
+
+    The arguments are those of `spider.processes.gpus.claimed`.
+
+    Raises:
+        TrainingError: some are requested, and torch can use none here.
+    """
+    from spider.processes.device import require_gpus
+    from spider.processes.gpus import claimed
+
+    click.get_current_context().with_resource(claimed(min(1, gpus), local_rank))
+    require_gpus(gpus)
+
+
+def on_gpu(checkpoint: Checkpoint) -> Model:
+    """Return the model of a checkpoint, on a GPU if its run has any (`take_gpu`)."""
+    from spider.processes.device import available
+
+    session, config = click.get_current_context().find_object(Session), None
+    with suppress(ValueError):  # A model needs no configuration.
+        config = session.config if session else None
+    take_gpu(gpus_of(config, checkpoint.manifest.run))
+    return checkpoint.model(available())
 
 
 def prepare_torch(threads: int | None, processes: int = 1) -> None:

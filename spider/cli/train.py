@@ -16,7 +16,19 @@ from typing import Any
 import click
 
 from spider import tracking
-from spider.cli.session import COUNT, FILE, STAGE, THREADS, Model, Session, command, log, prepare_torch
+from spider.cli.session import (
+    COUNT,
+    FILE,
+    STAGE,
+    THREADS,
+    ModelPath,
+    Session,
+    command,
+    gpus_of,
+    log,
+    prepare_torch,
+    take_gpu,
+)
 from spider.codefiles import deciding_code
 from spider.config import Config, ConfigError, Given, with_settings
 from spider.results import StageFolder
@@ -27,11 +39,10 @@ from spider.results import StageFolder
 @THREADS
 def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> None:
     """Compile and time the matrix products of a stage in each precision, and choose the precision."""
-    from spider.processes.device import require_gpus
     from spider.training.warmup import warm_up
 
     spec = session.config.stage(*stage)
-    require_gpus(session.config.run(spec.run).resources.gpus)
+    take_gpu(gpus_of(session.config, spec.run))
     output = session.results.warmup(spec.run, spec.shape)
     with session.tracked("warmup", f"{spec.run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
         prepare_torch(threads, spec.processes)
@@ -123,7 +134,7 @@ def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Giv
 @_flags
 @click.option("--data-dir", type=FILE, help="Folder of encoded shards to train on.")
 @click.option("--mock-data", is_flag=True, help="Train on generated text.")
-@click.option("--resume", type=Model(), help="Model to start from: RUN/STAGE or a path.")
+@click.option("--resume", type=ModelPath(), help="Model to start from: RUN/STAGE or a path.")
 @click.option("--reset-steps", is_flag=True, help="Take only the weights of --resume.")
 @click.option("--ckpt-dir", type=FILE, help="Folder to train in.")
 @click.option("--wait", is_flag=True, help="Wait for another trainer of the same folder to end.")
@@ -155,19 +166,18 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         changed, used = with_settings(config, run, stage, [*given, *by_steps])
     except ConfigError as error:
         raise click.UsageError(str(error), context) from None
-    if gpus := changed.run(run).resources.gpus:
-        from spider.processes.device import require_gpus
-
-        require_gpus(gpus)
-    if max(processes, nodes) > 1 and "WORLD_SIZE" not in os.environ:
+    gpus = changed.run(run).resources.gpus
+    if max(processes, nodes) > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         from spider.processes.launch import launch
 
-        sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads))
+        sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads, gpus))
     from spider.checkpoints.claim import wait_for
     from spider.data.metadata import load_metadata
-    from spider.processes.world import join
+    from spider.processes.world import World, join
     from spider.training.stage import Places, data_digest, plan, train
 
+    place = World.started()
+    take_gpu(gpus, place.local_rank if place.size > 1 else None)
     world = context.with_resource(join())
     if not world.first:  # only one process logs and records
         log.setLevel(logging.ERROR)

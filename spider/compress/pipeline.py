@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from spider import files
@@ -37,6 +36,7 @@ from spider.config import StageSpec
 from spider.config.run import CompressConfig
 from spider.data.shards import Shards
 from spider.model.interface import Model, model_tensors
+from spider.processes.device import available
 from spider.results import CompressedFolder
 from spider.version import VERSION
 
@@ -130,7 +130,7 @@ def compress(
             f"{where}: the model reads an n-gram index, which is many times larger than the compressed file; "
             "train a run without one (model.ngram: null)"
         )
-    model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+    model = checkpoint.model(available())
     tokens = 0
     sums: dict[tuple[str, int], Tensor] = {}
     if config.method == "gptq":

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
@@ -41,7 +40,7 @@ from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Reading
-from spider.processes.device import choose_tf32
+from spider.processes.device import available, choose_tf32
 from spider.results import StageFolder
 from spider.tokens import Tokens
 from spider.tokens.turns import assistant_mask
@@ -82,7 +81,7 @@ class HeldOut:
         settings = spec.evaluation
         choose_kernels(spec.kernels)
         choose_tf32(spec.tf32)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = device or available()
         tokens_N, digest = validation_stream(data, settings.max_bytes, tokens, settings.largest_group)
         return cls(spec, data, device, tokens_N, Text.of(tokens_N, tokens), digest)
 

@@ -33,6 +33,7 @@ from spider.evaluation.text import Text, validation_stream
 from spider.files import digest, sha256
 from spider.model.interface import Model, ModelOutput
 from spider.model.reading import Reading
+from spider.processes.device import available
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.foreign import ForeignTokens
@@ -131,7 +132,7 @@ def evaluate_foreign(
             text; a window longer than the model's context.
     """
     settings = spec.evaluation
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or available()
     model = ForeignModel.load(Path(foreign.model), device)
     tokens = model.tokens
     own_N, data_digest = validation_stream(data, settings.max_bytes, largest_group=settings.largest_group)

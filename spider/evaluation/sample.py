@@ -10,8 +10,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
@@ -21,7 +19,7 @@ from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import Sample, Written
 from spider.model import choose_kernels
 from spider.model.interface import Model
-from spider.processes.device import choose_tf32
+from spider.processes.device import available, choose_tf32
 from spider.results import StageFolder
 from spider.tokens.turns import TURN
 
@@ -45,7 +43,7 @@ def sample(receipt: Path, spec: StageSpec, output: Path, *, device: str | None =
     """
     trained = Receipt.of_stage(receipt, spec)
     checkpoint = Checkpoint.at(receipt)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or available()
     choose_kernels(spec.kernels)
     choose_tf32(spec.tf32)
     log.info("writing %s bytes on %s", f"{spec.evaluation.sample_bytes:,}", device)

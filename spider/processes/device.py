@@ -26,6 +26,11 @@ _REMEDIES = {
 }
 
 
+def available() -> str:
+    """Return the device that a process computes on: the first GPU that it sees, or else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def require_gpus(gpus: int) -> None:
     """Raise `TrainingError` if a run requests GPUs (``resources.gpus``) and torch can use none here."""
     if not gpus:

@@ -14,15 +14,24 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
-from spider.errors import Ended
+from spider.errors import Ended, TrainingError
 
 T = TypeVar("T")
+
+#: ``torchrun`` gives a process its place in these variables, and in two others the address where all meet.
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+#: Time for all processes to meet. Importing torch from a slow disk may take minutes.
+_MEETING = timedelta(minutes=10)
+#: Time that an exchange may wait for another process. A watchdog ends steps that hang.
+_PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,26 @@ class World:
     def device(self) -> torch.device:
         """Return the device that this process computes on: its own GPU if the machine has GPUs."""
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    @classmethod
+    def started(cls) -> World:
+        """Return the place of this process among those that ``torchrun`` started; `ALONE` without others.
+
+        Raises:
+            TrainingError: variables of ``torchrun`` name several processes, and do not give this one a place.
+        """
+        given = {name: os.environ.get(name, "") for name in (*_PLACE, "MASTER_ADDR", "MASTER_PORT")}
+        if given["WORLD_SIZE"] in ("", "1"):
+            return ALONE
+        numbers = [int(given[name]) if given[name].isdigit() else -1 for name in (*_PLACE, "MASTER_PORT")]
+        rank, size, local_rank, local_size, _ = numbers
+        if min(numbers) < 0 or rank >= size or local_rank >= local_size or not given["MASTER_ADDR"]:
+            listed = ", ".join(f"{name}={value}" for name, value in given.items())
+            raise TrainingError(
+                f"the environment has {listed}, which is no place among several processes: unset WORLD_SIZE "
+                "to train in one process, or start them with --processes or torchrun (docs/cluster.md)"
+            )
+        return cls(rank, size, local_rank, local_size)
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Call ``make`` in the first process only and return its result in every process.
@@ -99,18 +128,17 @@ def peers_required() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def join() -> Iterator[World]:
-    """Join the process group that ``torchrun`` started; yield `ALONE` without one."""
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size == 1:
-        yield ALONE
+def join(meeting: timedelta = _MEETING) -> Iterator[World]:
+    """Form the process group of the processes that `World.started` finds. A single process needs none.
+
+    Raises:
+        TrainingError: as `World.started`, or the other processes do not come.
+        ValueError: this machine has fewer GPUs than processes.
+    """
+    world = World.started()
+    if world.size == 1:
+        yield world
         return
-    world = World(
-        rank=int(os.environ["RANK"]),
-        size=size,
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-    )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         if world.local_rank >= gpus:
@@ -119,7 +147,22 @@ def join() -> Iterator[World]:
                 "start at most one process for each GPU (--nproc-per-node)"
             )
         torch.cuda.set_device(world.device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=meeting))
+    except dist.DistError as error:
+        raise TrainingError(
+            f"WORLD_SIZE={world.size}: the other processes did not come to {os.environ['MASTER_ADDR']}, port "
+            f"{os.environ['MASTER_PORT']}, within {meeting}. Unset WORLD_SIZE to train in one process, or "
+            "start all of them again"
+        ) from error
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpus else "gloo",
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=_PATIENCE,
+        device_id=world.device if gpus else None,
+    )
     yield world
     # After an error the process exits without this call, which could wait for the others for ever.
     dist.destroy_process_group()

@@ -24,9 +24,9 @@ from typing import Any
 
 import psutil
 
+from spider.processes.gpus import visible
+
 LIMIT = 120
-#: Values of CUDA_VISIBLE_DEVICES that hide all devices.
-NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
 class Sampler:
@@ -49,13 +49,7 @@ class Sampler:
         self._gpus: list[Any] = []
         with contextlib.suppress(pynvml.NVMLError):  # the driver is missing
             pynvml.nvmlInit()
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # positions or UUIDs
-            names = map(str, range(pynvml.nvmlDeviceGetCount())) if visible is None else visible.split(",")
-            for name in map(str.strip, names):
-                if name.isdigit():
-                    self._gpus.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
-                elif name not in NO_DEVICE:
-                    self._gpus.append(pynvml.nvmlDeviceGetHandleByUUID(name))
+            self._gpus = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in visible().values()]
         self._before = self._counters()
         self._thread.start()
 

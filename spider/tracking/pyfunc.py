@@ -102,10 +102,10 @@ class Predictor:
     """A loaded checkpoint that continues texts and scores them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        import torch
+        from spider.processes.device import available
 
         self.checkpoint = checkpoint
-        self.model = checkpoint.model("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = checkpoint.model(available())
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> DataFrame:
         """Return a row for each text of a list, a series, or the first column of a frame.

@@ -25,6 +25,7 @@ from spider.config import StageSpec, merged
 from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.interface import Model
+from spider.processes.bounds import memory_bytes
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import device_name
 from spider.training.warmup_record import Kind
@@ -112,7 +113,7 @@ def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int
 def _check_machine(spec: StageSpec, kind: Kind) -> None:
     """Raise `TrainingError` if a training needs far more than the memory and swap of this machine."""
     _, likely = _needs(spec, kind, "cpu")
-    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    total = memory_bytes() + psutil.swap_memory().total
     if likely > 2 * total:
         s = spec.settings
         raise TrainingError(

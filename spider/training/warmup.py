@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from spider.config import StageSpec
 from spider.data.loader import Batch, to_device
 from spider.model import build_model, choose_kernels
-from spider.processes.device import choose_tf32, make_deterministic
+from spider.processes.device import available, choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward
 from spider.tokens import Tokens
 from spider.training import compilecache
@@ -72,7 +72,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         TrainingError, ValueError: the device lacks the configured precision or kernels.
     """
     began = time.perf_counter()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(available())
     configured, recipe = spec.precision, spec.fp8_recipe
     check_recipe(spec, device)
     check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)

@@ -59,7 +59,9 @@ def doctor(tmp_path):
 def test_all_is_well_and_nothing_is_written(doctor):
     found = doctor()
     assert {mark for mark, _ in found.values()} == {"ok"}, found
-    assert set(found) == {"versions", "GPU", "memory", "data text", "tracking", "disk"}
+    assert {*found} == {"versions", "GPU", "memory", "jobs at once", "data text", "tracking", "disk"}
+    bounds = found["jobs at once"][1]
+    assert bounds.startswith("0 GPUs and ") and "snakemake --resources gpu=0 mem_mb=" in bounds
     assert "torch 2." in found["versions"][1] and "snakemake 9." in found["versions"][1]
     assert "small needs about" in found["memory"][1] and "local files" in found["data text"][1]
     assert sorted(path.name for path in doctor.folder.iterdir()) == ["other.yaml", "text.jsonl"]

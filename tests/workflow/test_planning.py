@@ -63,7 +63,7 @@ def _options(arguments):
         at += takes
 
 
-WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report")
+WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report", "--resources")
 #: These need results or the user's own files, or have a test of their own.
 NOT_PLANS = {
     "--unlock",

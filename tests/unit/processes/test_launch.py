@@ -1,10 +1,17 @@
 """The launcher on one node. tests/workflow/test_slurm.py starts several nodes on a real Slurm."""
 
 import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
-from spider.processes.launch import launch
+from spider.processes.launch import launch, meeting_point
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +30,89 @@ def test_several_nodes_without_slurm_are_refused_with_a_remedy(monkeypatch):
 def test_processes_that_nodes_cannot_share_evenly_are_refused():
     with pytest.raises(ValueError, match="2 nodes cannot share 3 processes evenly"):
         launch(3, ["-c", "pass"], nodes=2)
+
+
+@pytest.mark.parametrize("node", ["0", "1"])
+def test_the_first_node_is_the_host_whatever_the_name_of_the_machine_means(monkeypatch, node):
+    """Torch compares the address with that of the machine's name, which Debian maps to 127.0.1.1."""
+    (address, *_) = [
+        (name, one.address)
+        for name, ones in psutil.net_if_addrs().items()
+        for one in ones
+        if one.family == socket.AF_INET and not one.address.startswith("127.")
+    ] or [("lo", "127.0.0.1")]
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    values = {"SLURM_JOB_ID": "71234", "SLURM_LAUNCH_NODE_IPADDR": address[1], "SLURM_NODEID": node}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    meeting = meeting_point(2)
+    assert meeting["rdzv_configs"] == {"is_host": node == "0"}
+    assert meeting["rdzv_endpoint"] == f"{address[1]}:21234"
+    assert (meeting["local_addr"], os.environ["GLOO_SOCKET_IFNAME"]) == (address[1], address[0])
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "own")
+    meeting_point(2)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "own"
+
+
+@pytest.fixture
+def hosts():
+    """Make two hosts in network namespaces, each with an address, and a name that means 127.0.1.1 there."""
+    if os.geteuid() or not (shutil.which("ip") and shutil.which("unshare")):
+        pytest.skip("network namespaces need root, ip and unshare")
+    names = [f"spider-{number}-{os.getpid()}" for number in range(2)]
+    ends = [f"sp{number}{os.getpid()}" for number in range(2)]
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+    files = [Path("/etc/netns", name, "hosts") for name in names]
+    try:
+        for name, file in zip(names, files, strict=True):
+            if made := ip("netns", "add", name).stderr:
+                pytest.skip(f"no network namespaces here: {made}")
+            file.parent.mkdir(parents=True)
+            file.write_text("127.0.0.1 localhost\n127.0.1.1 node\n")
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", end)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", end, "up")
+        yield names
+    finally:
+        for name, file in zip(names, files, strict=True):
+            ip("netns", "del", name)
+            shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def test_two_hosts_meet_whose_names_mean_loopback(hosts, tmp_path):
+    """A process group of gloo and the store of torch cross the network."""
+    job = "from spider.processes.world import join\nwith join() as world: print(world.total(world.rank + 1))"
+    command = [sys.executable, "-m", "spider.processes.launch", "2", "1", "0", "-c", job]
+    shared = {"SLURM_JOB_ID": "1", "SLURM_LAUNCH_NODE_IPADDR": "10.77.0.1", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                "unshare",
+                "--uts",
+                "sh",
+                "-c",
+                'hostname node; exec "$@"',
+                "sh",
+                *command,
+            ],
+            env={**os.environ, **shared, "SLURM_NODEID": str(node)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node, name in enumerate(hosts)
+    ]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["[3]", "[3]"]
 
 
 def test_the_launcher_returns_the_exit_status_of_its_processes(monkeypatch):

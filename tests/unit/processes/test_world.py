@@ -3,14 +3,16 @@
 import multiprocessing
 import os
 import socket
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from spider.errors import Ended
+from spider.errors import Ended, TrainingError
 from spider.processes.world import ALONE, join, peers_required
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+WHOLE = dict(zip(VARIABLES, "1212", strict=True)) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 #: Errors of gloo and torch if another process is gone.
 GONE = [
@@ -42,18 +44,60 @@ def test_an_error_of_this_process_is_raised_unchanged(error):
     assert raised.value is error
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, {"WORLD_SIZE": "1"}, dict.fromkeys(VARIABLES, "0") | {"WORLD_SIZE": "1"}]
-)
-def test_a_single_process_joins_no_group(monkeypatch, environment):
-    for name in VARIABLES:
+@pytest.fixture
+def environment(request, monkeypatch):
+    """Set these variables, and no others of ``torchrun``."""
+    for name in WHOLE:
         monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
+    for name, value in request.param.items():
         monkeypatch.setenv(name, value)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WORLD_SIZE": "1"},
+        {"WORLD_SIZE": ""},
+        {"RANK": "3", "LOCAL_RANK": "3"},
+        dict.fromkeys(VARIABLES, "0") | {"WORLD_SIZE": "1"},
+    ],
+    indirect=True,
+)
+def test_a_single_process_joins_no_group(environment):
     with join() as world:
         assert world is ALONE and not dist.is_initialized()
         assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
         assert world.first and world.total(3, 4) == [3, 4] and world.from_first(lambda: "made") == "made"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WORLD_SIZE": "4"},
+        {"WORLD_SIZE": "many"},
+        {"WORLD_SIZE": "0"},
+        {name: value for name, value in WHOLE.items() if name != "LOCAL_RANK"},
+        {name: value for name, value in WHOLE.items() if name != "MASTER_ADDR"},
+        WHOLE | {"RANK": "2"},
+        WHOLE | {"LOCAL_RANK": "-1"},
+        WHOLE | {"MASTER_PORT": "a"},
+    ],
+    ids=str,
+    indirect=True,
+)
+def test_variables_that_give_no_place_are_refused(environment):
+    stated = ", ".join(f"{name}={environment.get(name, '')}" for name in WHOLE)
+    with pytest.raises(TrainingError, match=f"the environment has {stated}, .*: unset WORLD_SIZE"):
+        join().__enter__()
+
+
+@pytest.mark.parametrize("environment", [WHOLE, WHOLE | {"RANK": "0", "MASTER_PORT": "0"}], indirect=True)
+def test_a_process_that_no_other_comes_to_is_refused(environment):
+    with pytest.raises(TrainingError, match="WORLD_SIZE=2: the other processes did not come to 127"):
+        join(meeting=timedelta(seconds=0.1)).__enter__()
+    assert not dist.is_initialized()
 
 
 def member(environment: dict[str, str]) -> None:

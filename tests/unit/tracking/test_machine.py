@@ -50,15 +50,17 @@ class FourGpus:
             "Shutdown": lambda: None,
             "DeviceGetCount": lambda: 4,
             "DeviceGetHandleByIndex": lambda n: n,
-            "DeviceGetHandleByUUID": lambda name: {"GPU-b": 1}[name],
+            "DeviceGetUUID": lambda n: f"GPU-{'abcd'[n]}",
+            "DeviceGetHandleByUUID": lambda name: "abcd".index(name[-1]),
+            "DeviceGetMigMode": self.not_supported,
             "DeviceGetMemoryInfo": lambda n: SimpleNamespace(used=n * 1_000_000),
             "DeviceGetUtilizationRates": lambda n: SimpleNamespace(gpu=10 * n),
-            "DeviceGetPowerUsage": self.no_power_meter,
+            "DeviceGetPowerUsage": self.not_supported,
             "DeviceGetTotalEnergyConsumption": lambda n: int(1e5 * (time.monotonic() - self.began)),
         }.items():
             setattr(self, f"nvml{name}", answer)
 
-    def no_power_meter(self, n):
+    def not_supported(self, n):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 

@@ -1,0 +1,96 @@
+"""Each command that computes takes GPUs by its run's `resources.gpus`, and none with `gpus: 0`."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from spider.checkpoints.load import Checkpoint
+from spider.cli import cli
+from spider.processes.gpus import CLAIMED, VISIBLE
+from tests.unit.small_training import DEFAULTS, MODEL
+
+MADE = Path(__file__).parents[2] / "made_gpus"
+
+COMMANDS = [
+    "warmup r/a",
+    "train r/a",
+    "train r/a --processes 2",
+    "train r/a lr=2e-3",
+    "evaluate r/a",
+    "evaluate r/a --compressed",
+    "evaluate-checkpoints r/a",
+    "sample r/a",
+    "compress r/a",
+    "audit r",
+    "generate model",
+    "chat model",
+    "boundaries model text",
+    "harness model --output answers.json",
+]
+
+
+@pytest.fixture(params=[0, 1, 2])
+def gpus(request, monkeypatch, tmp_path):
+    """Return the GPUs that a run requests, on a machine with two; the configuration is in this folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MADE_GPUS", "2")
+    for name in (VISIBLE, CLAIMED):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(MADE)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setenv("SPIDER_GPU_LOCKS", str(tmp_path / "locks"))
+    run = {"data": "toy", "model": MODEL, "resources": {"gpus": request.param}}
+    stages = [{"name": "a"}]
+    plain = {"datasets": {"toy": {"source": {"kind": "pydocs"}}}}
+    plain["runs"] = {"r": {**run, "defaults": DEFAULTS, "stages": stages}}
+    Path("config.yaml").write_text(yaml.safe_dump(plain))
+    Path("text").write_text("a text")
+    yield request.param
+    sys.modules.pop("pynvml", None)
+
+
+class Reached(Exception):
+    """The command has its GPUs and begins to use torch."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_sees_what_it_takes(monkeypatch, gpus, command):
+    if command.startswith("harness"):
+        pytest.importorskip("lm_eval")
+    found = []
+
+    def require_gpus(asked):
+        found.append((asked, os.environ[VISIBLE]))
+        raise Reached
+
+    monkeypatch.setattr("spider.processes.device.require_gpus", require_gpus)
+    monkeypatch.setattr("spider.processes.launch.require_gpus", require_gpus)
+    manifest = SimpleNamespace(run="r-0123abcd", window=8, conversations="toy")  # of `train r/a lr=2e-3`
+    monkeypatch.setattr(Checkpoint, "at", lambda path: SimpleNamespace(manifest=manifest))
+    assert isinstance(CliRunner().invoke(cli, command.split()).exception, Reached)
+    several = "--processes" in command
+    assert found == [(gpus, ["", "0", "0,1" if several else "0"][gpus])]
+    assert VISIBLE not in os.environ
+
+
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+def test_a_model_of_another_configuration_gets_a_gpu_if_there_is_one(monkeypatch, gpus):
+    found = []
+    monkeypatch.setattr("spider.processes.device.require_gpus", found.append)
+    manifest = SimpleNamespace(run="other", window=8, conversations=None)
+    computed = SimpleNamespace(manifest=manifest, model=lambda device: found.append(os.environ[VISIBLE]))
+    monkeypatch.setattr(Checkpoint, "at", lambda path: computed)
+    for made, config, expected in (
+        (2, "config.yaml", [2, "0"]),
+        (0, "config.yaml", [0, ""]),
+        (2, "none", [2, "0"]),
+    ):
+        monkeypatch.setenv("MADE_GPUS", str(made))
+        CliRunner().invoke(cli, ["--config", config, "generate", "model"])
+        assert found == expected
+        found.clear()

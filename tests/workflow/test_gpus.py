@@ -1,0 +1,200 @@
+"""Jobs of real workflows on made GPUs: none shares a GPU with another, and no GPU idles while a job waits.
+
+Snakemake, the Snakefile and the claims are real. The computing is not: a job takes its GPUs as `spider` does,
+and writes empty outputs instead of using them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spider.config import load_config
+from tests.forkserver import python
+
+from .conftest import PATIENCE, ROOT, finished
+
+#: Starts snakemake, whose jobs find the command beside the interpreter. Torch sees no GPU here.
+DRIVER = """
+import sys
+import spider.cluster
+import snakemake.cli
+sys.modules.pop("pynvml", None)
+sys.executable = sys.argv.pop(1)
+spider.cluster.lacking_gpus = lambda gpus: None
+snakemake.cli.main(sys.argv[1:])
+"""
+
+#: Stands for the command of a job, and notes when it has which GPUs. A warm-up has its GPU until as many
+#: warm-ups as there are GPUs have begun.
+SPIDER = """
+import json, os, sys, time
+from pathlib import Path
+sys.modules.pop("pynvml", None)
+from spider.config import load_config
+from spider.processes.gpus import VISIBLE, claimed
+from spider.results import CompressedFolder, Results
+
+words = sys.argv[1:]
+config = load_config(Path(words[words.index("--config") + 1]))
+command, name = words[words.index("--log") + 2 :][:2]
+run, _, stage = name.partition("/")
+folder = Results(Path(config.results)).stage(run, stage)
+outputs = {
+    "warmup": lambda: [Results(Path(config.results)).warmup(run, config.stage(run, stage).shape)],
+    "train": lambda: [folder.receipt],
+    "evaluate": lambda: [folder.evaluation],
+    "sample": lambda: [folder.sample, folder.sample_text],
+}[command]()
+gpus = config.runs[run].resources.gpus
+with claimed(gpus if command == "train" else min(1, gpus)):
+    note = [command, name, os.environ[VISIBLE].split(","), time.monotonic()]
+    begun = Path(os.environ["TIMELINE"]).with_name(f"warm-{run}")
+    while command == "warmup" and gpus:
+        begun.touch()
+        if len([*begun.parent.glob("warm-*")]) >= min(len(config.runs), int(os.environ["MADE_GPUS"]) / gpus):
+            break
+        time.sleep(0.01)
+    with open(os.environ["TIMELINE"], "a") as file:
+        file.write(json.dumps([*note, time.monotonic()]) + "\\n")
+for output in outputs:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text("")
+"""
+
+RUN: dict[str, Any] = {
+    "data": "text",
+    "model": {"family": "gpt", "preset": "gpt-cpu"},
+    "stages": [{"name": "a", "max_steps": 1}, {"name": "b", "max_steps": 1}],
+    "resources": {"gpus": 1, "mem_mb": 10, "threads": 1},
+}
+
+
+class Machine:
+    """Workflows on a machine with made GPUs."""
+
+    def __init__(self, folder: Path, gpus: int) -> None:
+        self.folder = folder
+        self.timeline = folder / "timeline.jsonl"
+        (folder / "spider").write_text(f"#!{python()}" + SPIDER)
+        (folder / "spider").chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "MADE_GPUS": str(gpus),
+            "PYTHONPATH": f"{ROOT / 'tests/made_gpus'}:{ROOT}",
+            "TIMELINE": str(self.timeline),
+            "SPIDER_GPU_LOCKS": str(folder / "locks"),
+        }
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+
+    def start(self, name: str, config: Any, *arguments: str) -> subprocess.Popen[str]:
+        """Start snakemake in a folder of this name with this configuration, on 32 cores."""
+        folder = self.folder / name
+        for dataset in config["datasets"]:
+            encoded = folder / "results/shards" / dataset
+            encoded.mkdir(parents=True, exist_ok=True)
+            for name in ("metadata.json", "packed-2048.json"):
+                (encoded / name).touch()
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        snakefile, profile = ROOT / "Snakefile", ROOT / "profiles/default"
+        options = ["--snakefile", str(snakefile), "--profile", str(profile), "--cores", "32"]
+        return subprocess.Popen(
+            [python(), "-c", DRIVER, str(self.folder / "python"), *options, *arguments],
+            cwd=folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, config: Any, *arguments: str) -> str:
+        output, status = finished(self.start("one", config, *arguments), PATIENCE)
+        assert status == 0, output
+        return output
+
+    def jobs(self) -> list[list[Any]]:
+        """Return command, stage, GPUs, begin and end of each job, in the order of their begins."""
+        return sorted(map(json.loads, self.timeline.read_text().splitlines()), key=lambda job: job[3])
+
+    def used(self) -> set[str]:
+        """Return the GPUs that jobs used, after checking that no two jobs had one at the same time."""
+        last: dict[str, list[Any]] = {}
+        for job in self.jobs():
+            for gpu in job[2]:
+                assert gpu not in last or last[gpu][4] <= job[3], (last[gpu], job)
+                last[gpu] = job
+        return {*last}
+
+
+@pytest.fixture
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path, request.param)
+
+
+def runs(number: int, **resources: int) -> dict[str, Any]:
+    """Return a configuration of this number of runs on one GPU each."""
+    run = {**RUN, "resources": RUN["resources"] | resources}
+    names = [f"r{i}" for i in range(number)]
+    tracking = {"enabled": False}
+    return {
+        "datasets": {"text": {"source": {"kind": "pydocs"}}},
+        "runs": dict.fromkeys(names, run),
+        "tracking": tracking,
+    }
+
+
+def targets(number: int) -> list[str]:
+    """Return the scores and samples of all stages of these runs."""
+    names = ("evaluation.json", "sample.json")
+    return [f"results/runs/r{i}/{stage}/{name}" for i in range(number) for stage in "ab" for name in names]
+
+
+@pytest.mark.parametrize("machine", [1, 2, 8], indirect=True)
+def test_jobs_of_one_gpu_use_all_gpus_and_share_none(machine: Machine) -> None:
+    number = 8 if machine.environment["MADE_GPUS"] == "8" else 2
+    machine.run(runs(number), *targets(number))
+    jobs = machine.jobs()
+    assert len(jobs) == number * 7 and {len(job[2]) for job in jobs} == {1}
+    assert len(machine.used()) == int(machine.environment["MADE_GPUS"])
+
+
+@pytest.mark.parametrize("preset", ["ladder-gpt", "miniseries-gpt"])
+@pytest.mark.parametrize("machine", [8], indirect=True)
+def test_presets_for_eight_gpus_train_one_run_at_a_time(machine: Machine, preset: str) -> None:
+    path = ROOT / f"presets/{preset}.yaml"
+    trained = [*load_config(path).runs][:3]
+    config = {**yaml.safe_load(path.read_text()), "results": "results", "tracking": {"enabled": False}}
+    machine.run(config, *(f"results/runs/{run}/main/train.json" for run in trained))
+    assert [len(job[2]) for job in machine.jobs() if job[0] == "train"] == [8, 8, 8]
+    assert len(machine.used()) == 8
+
+
+@pytest.mark.parametrize("machine", [0], indirect=True)
+def test_runs_without_gpus_need_none(machine: Machine) -> None:
+    machine.run(runs(1, gpus=0), *targets(1))
+    assert [job[2] for job in machine.jobs()] == [[""]] * 7
+
+
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_two_workflows_side_by_side_share_no_gpu(machine: Machine) -> None:
+    started = [machine.start(name, runs(2), *targets(2)) for name in ("one", "two")]
+    for process in started:
+        output, status = finished(process, PATIENCE)
+        assert status == 0, output
+    assert machine.used() == {"0", "1"} and len(machine.jobs()) == 28
+
+
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_the_dry_run_says_the_bounds_and_a_user_sets_others(machine: Machine) -> None:
+    assert "All jobs at once use at most gpu=2 mem_mb=" in machine.run(runs(1), "--dry-run", *targets(1))
+    own = ["--resources", "gpu=1", "mem=1GB", "--"]
+    assert "All jobs at once" not in machine.run(runs(1), "--dry-run", *own, *targets(1))
+    output, status = finished(machine.start("one", runs(1, gpus=2), *own, *targets(1)), PATIENCE)
+    assert status == 1 and "runs.r0.resources.gpus: is 2, and --resources gpu=1 allows fewer" in output
