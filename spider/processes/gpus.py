@@ -137,11 +137,11 @@ def _wait_for(found: dict[str, str], count: int, held: contextlib.ExitStack) -> 
                 for name in [] if older else found:
                     if len(taken) < count and name not in taken and _take(folder / found[name], held):
                         taken.append(name)
+                holders = {name: _holder(folder / uuid) for name, uuid in found.items() if name not in taken}
             if len(taken) == count:
                 return taken
             if not said:
                 said = True
-                holders = {name: _holder(folder / uuid) for name, uuid in found.items() if name not in taken}
                 listed = [f"GPU {name} is held by {who}" for name, who in holders.items() if who]
                 log.info("waiting for %d GPUs: %s", count, "; ".join(listed) or "an older command waits, too")
             time.sleep(POLL)

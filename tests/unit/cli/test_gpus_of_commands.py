@@ -1,6 +1,7 @@
 """Each command that computes takes GPUs by its run's `resources.gpus`, and none with `gpus: 0`."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,3 +95,23 @@ def test_a_model_of_another_configuration_gets_a_gpu_if_there_is_one(monkeypatch
         CliRunner().invoke(cli, ["--config", config, "generate", "model"])
         assert found == expected
         found.clear()
+
+
+#: What commands import before they take their GPUs.
+IMPORTED = [
+    "checkpoints.load",
+    "evaluation.evaluate",
+    "evaluation.generate",
+    "evaluation.harness",
+    "evaluation.sample",
+]
+IMPORTED += ["audit.checks", "compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
+
+
+def test_no_import_asks_for_gpus_before_a_command_has_taken_its_own():
+    """CUDA reads its variable when it is first asked, and ignores later values."""
+    code = "import sys, importlib, torch\nfor name in ('is_available', 'device_count', 'init', 'current_device'):\n"
+    code += "    setattr(torch.cuda, name, lambda *given: sys.exit('asked'))\n"
+    code += "for name in sys.argv[1:]: importlib.import_module('spider.' + name)"
+    done = subprocess.run([sys.executable, "-c", code, *IMPORTED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
