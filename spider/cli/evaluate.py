@@ -116,6 +116,13 @@ def _evaluate_foreign(
     session: Session, model: str, stage: tuple[str, str] | None, allow_lossy: bool, threads: int | None
 ) -> None:
     """Score a model that others trained, by its name in the configuration or by its folder."""
+    results, config = session.results, session.config
+    name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
+    foreign = config.foreign.get(model, ForeignConfig(model=model))
+    if allow_lossy:
+        foreign = foreign.model_copy(update={"allow_lossy": True})
+    spec = config.stage(*stage) if stage else config.scored_like(foreign)
+    take_gpu(gpus_of(config, spec.run))  # before transformers is imported, which asks torch for GPUs
     from spider.training.precision import quiet_torchao
 
     try:
@@ -124,17 +131,10 @@ def _evaluate_foreign(
             from spider.evaluation.foreign import evaluate_foreign
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
-    results, config = session.results, session.config
-    name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
-    foreign = config.foreign.get(model, ForeignConfig(model=model))
-    if allow_lossy:
-        foreign = foreign.model_copy(update={"allow_lossy": True})
-    spec = config.stage(*stage) if stage else config.scored_like(foreign)
     data = results.shards(spec.evaluation.data or spec.data)
     folder = results.foreign(name)
     inputs = [*map(Path, foreign.files()), data / "metadata.json"]
     params = foreign.scoring(spec.evaluation)
-    take_gpu(gpus_of(config, spec.run))
     with session.tracked("evaluate_foreign", name, params, inputs, [folder.evaluation]) as job:
         prepare_torch(threads)
         measured = evaluate_foreign(name, foreign, spec, data, folder.path)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ COMMANDS = [
     "train r/a lr=2e-3",
     "evaluate r/a",
     "evaluate r/a --compressed",
+    "evaluate --model foreign r/a",
     "evaluate-checkpoints r/a",
     "sample r/a",
     "compress r/a",
@@ -102,16 +104,23 @@ IMPORTED = [
     "checkpoints.load",
     "evaluation.evaluate",
     "evaluation.generate",
-    "evaluation.harness",
     "evaluation.sample",
+    "audit.checks",
 ]
-IMPORTED += ["audit.checks", "compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
+IMPORTED += ["compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
+IMPORTED += ["evaluation.harness"] * bool(find_spec("lm_eval"))
+
+#: Imports modules, and ends if one of them asks torch for GPUs.
+IMPORTS = """
+import importlib, sys, torch
+for name in ("is_available", "device_count", "init", "current_device"):
+    setattr(torch.cuda, name, lambda *given: sys.exit("asked"))
+for name in sys.argv[1:]:
+    importlib.import_module("spider." + name)
+"""
 
 
 def test_no_import_asks_for_gpus_before_a_command_has_taken_its_own():
     """CUDA reads its variable when it is first asked, and ignores later values."""
-    code = "import sys, importlib, torch\nfor name in ('is_available', 'device_count', 'init', 'current_device'):\n"
-    code += "    setattr(torch.cuda, name, lambda *given: sys.exit('asked'))\n"
-    code += "for name in sys.argv[1:]: importlib.import_module('spider.' + name)"
-    done = subprocess.run([sys.executable, "-c", code, *IMPORTED], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", IMPORTS, *IMPORTED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
