@@ -18,7 +18,6 @@ from spider.cli.session import (
     Session,
     command,
     command_line,
-    gpus_of,
     log,
     prepare_torch,
     take_gpu,
@@ -69,7 +68,7 @@ def audit(
     chosen = [one for one in only.split(",") if one]
     label = folder.path.relative_to(root / "runs").as_posix()
     tracking.configure(claim.config)
-    take_gpu(gpus_of(claim.config, claim.run))
+    take_gpu(claim.config, claim.run)
     prepare_torch(threads)
     if (not chosen or {*SCORED_AGAIN} & {*chosen}) and folder.evaluation.is_file():
         fresh.begin(claim, quick)  # before the job starts threads

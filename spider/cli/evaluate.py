@@ -20,7 +20,6 @@ from spider.cli.session import (
     StageName,
     command,
     command_line,
-    gpus_of,
     log,
     prepare_torch,
     take_gpu,
@@ -90,7 +89,7 @@ def evaluate(
     inputs += session.indexes(spec.run)
     inputs += [Path(file) for task in spec.evaluation.tasks.values() for file in task.files()]
     outputs = [folder.evaluation]
-    take_gpu(gpus_of(session.config, spec.run))
+    take_gpu(session.config, spec.run)
     with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
         prepare_torch(threads)
         measured = evaluate(
@@ -122,7 +121,7 @@ def _evaluate_foreign(
     if allow_lossy:
         foreign = foreign.model_copy(update={"allow_lossy": True})
     spec = config.stage(*stage) if stage else config.scored_like(foreign)
-    take_gpu(gpus_of(config, spec.run))  # before transformers is imported, which asks torch for GPUs
+    take_gpu(config, spec.run)  # before transformers is imported, which asks torch for GPUs
     from spider.training.precision import quiet_torchao
 
     try:
@@ -159,7 +158,7 @@ def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int 
     data = results.shards(scored)
     params = spec.evaluation.checkpoint_scoring()
     inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.checkpoint_scores]
-    take_gpu(gpus_of(session.config, spec.run))
+    take_gpu(session.config, spec.run)
     with session.tracked("evaluate_checkpoints", "/".join(stage), params, inputs, outputs) as job:
         prepare_torch(threads)
 
@@ -186,7 +185,7 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
     folder = _folder(session, stage, compressed)
     name = folder.path.relative_to(results.root / "runs").as_posix()
     outputs = [folder.sample_text, folder.sample]
-    take_gpu(gpus_of(session.config, spec.run))
+    take_gpu(session.config, spec.run)
     with session.tracked("sample", name, spec.evaluation.sampling(), [folder.receipt], outputs):
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)

@@ -20,7 +20,6 @@ from spider.cli.session import (
     THREADS,
     Session,
     command,
-    gpus_of,
     log,
     on_gpu,
     prepare_torch,
@@ -183,7 +182,7 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     data = results.shards(spec.data)
     inputs = [folder.receipt, data / "metadata.json"]
     outputs = [compressed.model, compressed.receipt]
-    take_gpu(gpus_of(session.config, spec.run))
+    take_gpu(session.config, spec.run)
     with session.tracked("compress", "/".join(stage), settings.changed(), inputs, outputs) as job:
         prepare_torch(threads)
         receipt = compress(folder.receipt, spec, settings, data, compressed.path)

@@ -225,27 +225,24 @@ def tracked_at(
     )
 
 
-def gpus_of(config: Config | None, run: str) -> int:
-    """Return the GPUs that a run requests. A run of another configuration has all of this machine."""
-    from spider.processes.gpus import visible
-
-    runs = config.runs if config else {}
-    # A training with other settings has the name of its run and a digest.
-    block = runs.get(run) or runs.get(run.rpartition("-")[0])
-    return block.resources.gpus if block else len(visible())
-
-
-def take_gpu(gpus: int, local_rank: int | None = None) -> None:
+def take_gpu(config: Config | None, run: str, local_rank: int | None = None) -> None:
     """Take one GPU of this machine until the end of the command, if a run has any, and hide all others.
 
-    The arguments are those of `spider.processes.gpus.claimed`.
+    A run of another configuration has one if there is one.
+
+    Args:
+        local_rank: as for `spider.processes.gpus.claimed`.
 
     Raises:
         TrainingError: some are requested, and torch can use none here.
     """
     from spider.processes.device import require_gpus
-    from spider.processes.gpus import claimed
+    from spider.processes.gpus import claimed, visible
 
+    runs = config.runs if config else {}
+    # A training with other settings has the name of its run and a digest.
+    block = runs.get(run) or runs.get(run.rpartition("-")[0])
+    gpus = block.resources.gpus if block else len(visible())
     click.get_current_context().with_resource(claimed(min(1, gpus), local_rank))
     require_gpus(gpus)
 
@@ -257,7 +254,7 @@ def on_gpu(checkpoint: Checkpoint) -> Model:
     session, config = click.get_current_context().find_object(Session), None
     with suppress(ValueError):  # A model needs no configuration.
         config = session.config if session else None
-    take_gpu(gpus_of(config, checkpoint.manifest.run))
+    take_gpu(config, checkpoint.manifest.run)
     return checkpoint.model(available())
 
 

@@ -24,7 +24,6 @@ from spider.cli.session import (
     ModelPath,
     Session,
     command,
-    gpus_of,
     log,
     prepare_torch,
     take_gpu,
@@ -42,7 +41,7 @@ def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> Non
     from spider.training.warmup import warm_up
 
     spec = session.config.stage(*stage)
-    take_gpu(gpus_of(session.config, spec.run))
+    take_gpu(session.config, spec.run)
     output = session.results.warmup(spec.run, spec.shape)
     with session.tracked("warmup", f"{spec.run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
         prepare_torch(threads, spec.processes)
@@ -166,10 +165,10 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         changed, used = with_settings(config, run, stage, [*given, *by_steps])
     except ConfigError as error:
         raise click.UsageError(str(error), context) from None
-    gpus = changed.run(run).resources.gpus
     if max(processes, nodes) > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         from spider.processes.launch import launch
 
+        gpus = changed.run(run).resources.gpus
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads, gpus))
     from spider.checkpoints.claim import wait_for
     from spider.data.metadata import load_metadata
@@ -177,7 +176,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     from spider.training.stage import Places, data_digest, plan, train
 
     place = World.started()
-    take_gpu(gpus, place.local_rank if place.size > 1 else None)
+    take_gpu(changed, run, place.local_rank if place.size > 1 else None)
     world = context.with_resource(join())
     if not world.first:  # only one process logs and records
         log.setLevel(logging.ERROR)
