@@ -1,13 +1,12 @@
 """The training curve on disk: ``metrics.jsonl``.
 
 The file is append-only, with one line for each log step, written in one call. A kill therefore tears at most
-the last line, which the next start cuts off. A resumed run repeats steps that are already logged, with equal
+the last line, which the next start cuts off. Any other damage stops it. A resumed run repeats steps that are already logged, with equal
 figures; they are skipped, so the curve has neither gaps nor duplicates.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -49,27 +48,27 @@ def read_rows(path: Path) -> list[Row]:
         try:
             rows.append(parse_row(line))
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
+            raise ValueError(
+                f"{path}, line {number}: {error}; restore the file from a copy, or remove this line, which the "
+                "curve then lacks"
+            ) from None
     return rows
 
 
 class MetricsLog:
-    """Append rows to ``metrics.jsonl``, except those up to step ``last``, which are already in the file."""
+    """Append rows to ``metrics.jsonl``, except those up to step ``last``, which are already in the file.
+
+    Raises:
+        ValueError: a line before the torn last one is malformed (`read_rows`).
+    """
 
     def __init__(self, path: Path) -> None:
-        self.last = -1
-        self._digested = -1
+        rows = read_rows(path)
+        self.last = rows[-1].step if rows else -1
+        self._digested = max((row.step for row in rows if row.batches), default=-1)
         self._path = path
         path.touch()
-        intact = 0
-        with open(path, "rb") as f, contextlib.suppress(ValueError):
-            for line in f:
-                if line.endswith(b"\n"):
-                    row = parse_row(line)
-                    self.last = row.step
-                    self._digested = row.step if row.batches else self._digested
-                    intact += len(line)
-        os.truncate(path, intact)
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, step: int, metrics: Mapping[str, float], batches: Sequence[str] = ()) -> list[str]:
         """Append the row of a step, with the digests of the last batches that the file does not have.

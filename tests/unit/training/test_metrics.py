@@ -20,9 +20,7 @@ def test_logged_rows_are_not_written_again(tmp_path):
     assert steps_in(path) == [10, 20, 30]
 
 
-@pytest.mark.parametrize(
-    "tail", [b'{"step": 30, "ti', b'{"step": 30}', b"\0\0\0\0", b'{"step": 30, "ti\n{"step": 40}\n']
-)
+@pytest.mark.parametrize("tail", [b'{"step": 30, "ti', b'{"step": 30}', b"\0\0\0\0"])
 def test_a_torn_last_line_is_dropped_and_written_again(tmp_path, tail):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
@@ -33,6 +31,21 @@ def test_a_torn_last_line_is_dropped_and_written_again(tmp_path, tail):
     assert log.last == 20
     log.write(30, {"train/loss": 0.25})
     assert steps_in(path) == [10, 20, 30]
+
+
+@pytest.mark.parametrize("line", [0, 1, 2], ids=["first", "middle", "last"])
+def test_a_damaged_line_stops_the_next_start_and_cuts_nothing(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step in (10, 20, 30):
+        log.write(step, {"train/loss": 1.0})
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = b"\xff" + lines[line][1:]
+    path.write_bytes(damaged := b"".join([*lines, b'{"step": 40, "ti']))
+    says = rf"metrics\.jsonl, line {line + 1}: not a metrics row .*; restore the file .* remove this line"
+    with pytest.raises(ValueError, match=says):
+        MetricsLog(path)
+    assert path.read_bytes() == damaged
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
