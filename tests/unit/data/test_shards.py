@@ -200,6 +200,26 @@ def test_view_is_the_concatenation_of_the_shards(folder, split):
     assert view.gather(starts, 50).dtype == np.uint16
 
 
+def test_a_stretch_is_read_as_gathered_and_within_a_file_without_gathering(folder, monkeypatch):
+    view, rng = Shards(folder, "train"), np.random.default_rng(0)
+    starts = rng.integers(0, view.tokens, 2000).tolist() + [0, int(view.borders[1]), view.tokens]
+    counts = [int(rng.integers(0, view.tokens - start + 1)) for start in starts]
+    gathered, gather = [], view.gather
+
+    def counting(starts: np.ndarray, length: int) -> np.ndarray:
+        gathered.append((int(starts[0]), length))
+        return gather(starts, length)
+
+    monkeypatch.setattr(view, "gather", counting)
+    for start, count in zip(starts, counts, strict=True):
+        read = view.read(start, count)
+        assert np.array_equal(read, gather(np.array([start]), count)[0]) and read.dtype == np.uint16
+        assert read.flags.writeable
+    border = int(view.borders[1])
+    across = [(a, n) for a, n in zip(starts, counts, strict=True) if a < border < a + n or not n]
+    assert gathered == across and 100 < len(across) < 1500
+
+
 def test_view_is_read_only_and_gathered_rows_are_copies(folder):
     view = Shards(folder, "train")
     rows = view.gather(np.array([0, 1]), 10)
