@@ -309,8 +309,8 @@ class StageSettings(Block):
     ema: EmaConfig | None = None
     """Moving average of the weights (null: none)."""
     stall_minutes: Annotated[float, Field(gt=0)] | None = 30
-    """Minutes after which a step counts as stalled and the job ends with status 75. The first step may take
-    four times as long (null: no limit)."""
+    """Minutes after which a step, or a measurement after it, counts as stalled and the job ends with status
+    75. The first one of each kind may take four times as long (null: no limit)."""
     log_every: Positive = 10
     """Steps between log lines."""
     ckpt_every: Positive = 50

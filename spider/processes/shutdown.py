@@ -4,9 +4,9 @@
 handler only stores the first signal; the loop finishes its step, saves, and leaves. A second Ctrl-C stops at
 once. That is safe at any moment, because checkpoints are either whole or absent.
 
-`Watchdog` ends the process when a step does not end: a stuck collective, a hung GPU or a failed disk then
-costs half an hour instead of a weekend. Code inside the process cannot interrupt such a step. A thread
-therefore logs which step it is and the stacks of all threads, and exits without clean-up with the status for
+`Watchdog` ends the process when a step or a measurement does not end: a stuck collective, a hung GPU or a failed disk then
+costs half an hour instead of a weekend. Code inside the process cannot interrupt it. A thread
+therefore logs what it is and the stacks of all threads, and exits without clean-up with the status for
 "run again". As much work is lost as with SIGKILL.
 
 The watchdog counts its own short waits instead of reading a clock, and each wait counts as its nominal
@@ -25,14 +25,14 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Self
+from typing import NamedTuple, Self
 
 from spider.errors import RESUME_ME
 
 log = logging.getLogger(__name__)
 
-#: The first step may take this many times the limit, because it also compiles and allocates.
-FIRST_STEP = 4
+#: The first watch of each kind may take this many times the limit, because it also compiles and allocates.
+FIRST = 4
 
 
 class StopSignals(contextlib.ExitStack):
@@ -53,27 +53,35 @@ class StopSignals(contextlib.ExitStack):
         log.warning("%s: saving after this step, then leaving", signal.Signals(signum).name)
 
 
-class Watchdog:
-    """End the process with `RESUME_ME` when a `step` takes more than ``minutes`` (None: no limit).
+class _Watch(NamedTuple):
+    what: str
+    patience: int
 
-    The first step may take `FIRST_STEP` times as long.
+
+class Watchdog:
+    """End the process with `RESUME_ME` when a `watch` takes more than ``minutes`` (None: no limit).
+
+    The first watch of each kind may take `FIRST` times as long.
     """
 
     def __init__(self, minutes: float | None) -> None:
         self._minutes = minutes
-        self._patience = FIRST_STEP
-        self._number: int | None = None
+        self._known: set[str] = set()
+        self._now: _Watch | None = None
         self._left = threading.Event()
 
     @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Watch step ``number`` of the run. The time between steps (a checkpoint) is not limited."""
-        self._number = number
+    def watch(self, kind: str, number: int) -> Iterator[None]:
+        """Watch a step, or a measurement after it, such as ``validation after step``, and its number.
+
+        The time between watches (a checkpoint) is not limited.
+        """
+        self._now = _Watch(f"{kind} {number}", 1 if kind in self._known else FIRST)
         try:
             yield
         finally:
-            self._number = None
-            self._patience = 1
+            self._now = None
+            self._known.add(kind)
 
     def __enter__(self) -> Watchdog:
         if self._minutes is not None:
@@ -87,24 +95,24 @@ class Watchdog:
         tick = min(limit / 20, 5.0)
         watched, waited = None, 0.0
         while not self._left.wait(tick):
-            number = self._number
-            waited = waited + tick if number == watched else 0.0
-            watched = number
-            if number is not None and waited >= limit * self._patience:
-                _end(number, waited)
+            now = self._now
+            waited = waited + tick if now is watched else 0.0
+            watched = now
+            if now is not None and waited >= limit * now.patience:
+                _end(now.what, waited)
 
 
-def _end(number: int, waited: float) -> None:
+def _end(what: str, waited: float) -> None:
     threading.Timer(30.0, os._exit, [RESUME_ME]).start()  # the log may be on the disk that hangs
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)  # unlike the traceback module, it reads no source file
         file.seek(0)
         stacks = file.read().decode(errors="replace")
     log.error(
-        "step %d stalled: it has not ended for %.3g minutes. Leaving with status %d; run again to go on from "
+        "%s stalled: it has not ended for %.3g minutes. Leaving with status %d; run again to go on from "
         "the last checkpoint. The stacks below show what each thread waits for (data, another process, the "
-        "GPU); if a step may really take that long, raise stall_minutes.\n%s",
-        number,
+        "GPU); if it may really take that long, raise stall_minutes.\n%s",
+        what,
         waited / 60,
         RESUME_ME,
         stacks,

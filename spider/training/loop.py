@@ -208,7 +208,7 @@ class Trainer:
                         self._leave(signum)
                     self.saver.settle(wait=False)
                     began = time.perf_counter()
-                    with watchdog.step(progress.global_step + 1), peers_required():
+                    with watchdog.watch("step", progress.global_step + 1), peers_required():
                         self._step(window)
                     took = time.perf_counter() - began
                     window.steps += 1
@@ -219,11 +219,8 @@ class Trainer:
                     decided = self._end_in_time(bar)
                     done = progress.step == progress.end
                     saved = self._save_is_due() or decided or done
-                    with watchdog.step(progress.global_step), peers_required():
-                        validated = self.validation.after(progress, saved=saved)
-                        if validated and self.answers is not None:
-                            validated |= self._answer_prompts(self.answers)
-                        validated |= self.probes.after(progress)
+                    with peers_required():
+                        validated = self._measure(watchdog, saved)
                     if progress.step % self.settings.log_every == 0 or done:
                         self._log(window, bar, validated)
                         window = Window()
@@ -327,6 +324,20 @@ class Trainer:
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
+
+    def _measure(self, watchdog: Watchdog, saved: bool) -> dict[str, float]:
+        """Return the metrics of what is due after this step, each under a watch of its own."""
+        progress, found = self.progress, dict[str, float]()
+        if self.validation.is_due(progress, saved=saved):
+            with watchdog.watch("validation after step", progress.global_step):
+                found |= self.validation.after(progress)
+        if found and self.answers is not None:
+            with watchdog.watch("answers after step", progress.global_step):
+                found |= self._answer_prompts(self.answers)
+        if any(due := self.probes.due(progress)):
+            with watchdog.watch("probes after step", progress.global_step):
+                found |= self.probes.after(progress, *due)
+        return found
 
     def _answer_prompts(self, answers: AnswerValidation) -> dict[str, float]:
         """Answer the held-out prompts and return the metrics of the answers."""

@@ -53,16 +53,14 @@ class Probes:
             for note in notes:
                 log.info("%s", note)
 
-    def after(self, progress: Progress) -> dict[str, float]:
-        """Return the metrics of what is due after this step; every process has to call this."""
-        settings = self.spec.settings
-        last = progress.step == progress.end
-        tasks, samples = (
-            every > 0 and (last or progress.step % every == 0)
-            for every in (settings.tasks_every, settings.samples_every)
-        )
-        if not (tasks or samples):
-            return {}
+    def due(self, progress: Progress) -> list[bool]:
+        """Return whether tasks, and whether samples, are due after this step."""
+        settings, last = self.spec.settings, progress.step == progress.end
+        every = settings.tasks_every, settings.samples_every
+        return [steps > 0 and (last or progress.step % steps == 0) for steps in every]
+
+    def after(self, progress: Progress, tasks: bool, samples: bool) -> dict[str, float]:
+        """Run tasks, write samples, and return the metrics; every process has to call this."""
         began = time.perf_counter()
         found = self.validation.world.from_first(lambda: self._measure(progress.global_step, tasks, samples))
         progress.validation_seconds += time.perf_counter() - began

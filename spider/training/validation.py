@@ -120,13 +120,11 @@ class Validation:
         by_clock = saved and settings.ckpt_minutes is not None
         return progress.step % self.every == 0 or progress.step == progress.end or by_clock
 
-    def after(self, progress: Progress, *, saved: bool) -> dict[str, float]:
-        """Validate if it is due after this step and return the metrics; every process has to call this.
+    def after(self, progress: Progress) -> dict[str, float]:
+        """Validate after this step and return the metrics; every process has to call this.
 
         The result also goes into ``progress``, and so into the step's checkpoint.
         """
-        if not self.is_due(progress, saved=saved):
-            return {}
         began = time.perf_counter()
         scores = self._score()
         bpb = self._weighted(scores)

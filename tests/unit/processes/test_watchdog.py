@@ -10,6 +10,7 @@ import pytest
 
 from spider.checkpoints.records import steps
 from spider.errors import RESUME_ME
+from spider.processes.shutdown import Watchdog
 from spider.training.stage import train
 from tests.forkserver import python
 from tests.unit.training.outcomes import outcome
@@ -48,12 +49,12 @@ WATCHED = """
 import sys, time
 from spider.processes.shutdown import Watchdog
 with Watchdog(0.5 / 60) as watchdog:
-    with watchdog.step(1):
+    with watchdog.watch("step", 1):
         time.sleep({first})
-    with watchdog.step(2):
+    with watchdog.watch("step", 2):
         pass
     time.sleep({between})
-    with watchdog.step(3):
+    with watchdog.watch("step", 3):
         print("in the third step", flush=True)
         for _ in range(20):
             time.sleep(0.01)
@@ -85,3 +86,56 @@ def test_a_suspended_process_has_not_stalled():
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
+
+
+#: The watchdog waits only as often as it is told; a limit is 20 of its waits.
+COUNTED = """
+import sys, threading
+from spider.processes.shutdown import Watchdog
+back, go = threading.Semaphore(0), threading.Semaphore(0)
+class Waits(threading.Event):
+    def wait(self, timeout=None):
+        back.release()
+        go.acquire()
+watchdog = Watchdog(1 / 60)
+watchdog._left = Waits()
+with watchdog:
+    for word in sys.argv[1:]:
+        kind, waits = word.split(":")
+        with watchdog.watch(kind, 7):
+            for _ in range(int(waits)):
+                back.acquire()
+                go.release()
+            back.acquire()
+            back.release()
+"""
+
+
+@pytest.mark.parametrize(
+    ("watches", "stalled"),
+    [
+        ("step:70 validation:70 step:18 validation:18 step:18 validation:18", None),
+        ("step:1 step:30", "step 7"),
+        ("step:1 validation:70 step:30", "step 7"),
+        ("step:30 validation:90", "validation 7"),
+        ("validation:1 step:70 validation:30", "validation 7"),
+    ],
+)
+def test_a_step_and_a_validation_are_watched_apart_and_each_first_one_may_take_longer(watches, stalled):
+    process = subprocess.run([python(), "-c", COUNTED, *watches.split()], capture_output=True, text=True)
+    assert process.returncode == (RESUME_ME if stalled else 0), process.stderr
+    assert not stalled or f"{stalled} stalled: it has not ended for" in process.stderr
+
+
+def test_what_follows_a_step_has_watches_of_its_own(tmp_path, make_spec, shards, monkeypatch):
+    begun = []
+    watch = Watchdog.watch
+
+    def noting(self, kind, number):
+        begun.append(f"{kind} {number}")
+        return watch(self, kind, number)
+
+    monkeypatch.setattr(Watchdog, "watch", noting)
+    train(make_spec(max_steps=4, val_every=2, ckpt_every=2, samples_every=4), tmp_path, shards)
+    expected = ["step 1", "step 2", "validation after step 2", "step 3", "step 4"]
+    assert begun == [*expected, "validation after step 4", "probes after step 4"]
