@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, epoch_keys, permute
@@ -58,10 +59,11 @@ class Sampler:
     def answers(self, prompt: np.ndarray, *purpose: object) -> list[list[int]]:
         """Return several answers to a prompt, as ids with the id that ends them.
 
-        The calculator computes the calls in them. `assistant_mask` leaves its outputs out of the loss.
+        The calculator computes the calls in them. `assistant_mask` leaves its outputs out of the loss. A
+        compiled model computes them eagerly, because each length of text would be another graph.
         """
         settings = self.rollouts
-        with self._autocast():
+        with self._autocast(), torch.compiler.set_stance("force_eager"):
             return generate_many(
                 self.model,
                 prompt,

@@ -12,20 +12,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.config import ConfigError, RolloutConfig, load_config
+from spider.config import ConfigError, RolloutConfig, load_config, merged
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation.rewards import Reward
 from spider.model import build_model
+from spider.processes.parallel import compile_forward
 from spider.sources.arithmetic import ArithmeticSource
 from spider.tokens import BYTES
 from spider.tokens.turns import TURN
+from spider.training import loop
 from spider.training.loop import Trainer, seed_of
 from spider.training.metrics import read_rows
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
+from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
@@ -46,11 +49,11 @@ def sums(tmp_path_factory):
 def configuration(objective="reinforce", rollouts=None, source="arithmetic", **changes):
     stage = {"name": "rl", "max_steps": 4, "ckpt_every": 2, "val_every": 2, "log_every": 2, "lr": 0.01}
     stage |= {"objective": objective, "seq_len": 24, "micro_batch": 4, "grad_accum": 2, "warmup_steps": 0}
-    of_run = {name: changes.pop(name) for name in ("parallel",) if name in changes}
+    of_run = {name: changes.pop(name) for name in ("parallel", "model", "compile") if name in changes}
     chat = {"source": {"kind": source}, "format": "chat" if source == "arithmetic" else "text"}
     if rollouts is None:
         rollouts = {"samples": 4, "max_bytes": 3, "val_prompts": 3}
-    run = {"data": "sums", "model": MODEL, "precision": "fp32", **of_run}
+    run = {"data": "sums", "model": MODEL, "precision": "fp32"} | of_run
     run["stages"] = [stage | {"rollouts": rollouts} | changes]
     return load_config({"datasets": {"sums": chat, "more": chat}, "runs": {"r": run}})
 
@@ -161,6 +164,29 @@ def test_a_killed_stage_continues_to_the_same_bytes(sums, tmp_path):
     assert [row.step for row in logged] == [0, 2, 4]
     assert all({"val/pass_1", "val/pass_4"} <= row.metrics.keys() for row in logged)
     assert {"train/reward", "train/loss"} <= logged[-1].metrics.keys()
+
+
+def test_sampling_compiles_no_graph_of_a_compiled_spider(sums, tmp_path, monkeypatch):
+    """Each prompt has another length, which as a graph of its own would use up the limit of the step's."""
+    monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
+    torch.compiler.reset()
+    model = merged(SPIDER, {"moe": {"implementation": "loop"}})
+    model_spec = spec(model=model, compile=True, rollouts={"samples": 4, "max_bytes": 3, "val_prompts": 8})
+    origin = {"data_digest": Shards(sums, "train").digest.split("/")[0], "parent_weights": None}
+    trainer = Trainer(model_spec, tmp_path, sums, origin)
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    compiled = []
+    for _ in range(2):
+        before = graphs["unique_graphs"]
+        trainer._answer_prompts(trainer.answers)
+        batch = next(trainer.loader)
+        assert graphs["unique_graphs"] == before
+        counted_B = batch.learned_BT.sum(1)
+        trainer.model.train()
+        trainer._forward_backward(batch, counted_B, int(counted_B.sum()))
+        compiled.append(graphs["unique_graphs"] - before)
+    assert compiled[1] < compiled[0], "the step's own graphs are compiled"
 
 
 def test_pass_at_k_counts_prompts_with_a_correct_answer(sums, monkeypatch):
