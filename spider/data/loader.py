@@ -444,11 +444,20 @@ def model_arguments(batch: Batch, device: torch.device, documents: bool) -> dict
     """Return a model's keyword arguments for a batch; with ``documents``, the document of each token."""
     arguments = {}
     if batch.candidates_BTW is not None:
-        arguments["candidates_BTW"] = torch.from_numpy(batch.candidates_BTW).to(device)
+        arguments["candidates_BTW"] = copied(batch.candidates_BTW, device)
     if documents and batch.segments_BT is not None:
-        segments_BT = torch.from_numpy(np.ascontiguousarray(batch.segments_BT))
-        arguments["segments_BT"] = segments_BT.to(device).long()
+        arguments["segments_BT"] = copied(batch.segments_BT, device).long()
     return arguments
+
+
+def copied(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device.
+
+    A GPU copies from pinned memory while the host goes on; from other memory the host would wait for all
+    work that is queued before.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def to_device(batch: Batch, device: torch.device, pad: int) -> tuple[Tensor, Tensor]:
@@ -456,12 +465,8 @@ def to_device(batch: Batch, device: torch.device, pad: int) -> tuple[Tensor, Ten
 
     Rows move as uint16 and are widened on the device, which is a quarter of the traffic of int64.
     """
-    rows = torch.from_numpy(np.ascontiguousarray(batch.rows_BT1))
-    if device.type == "cuda":
-        rows = rows.pin_memory().to(device, non_blocking=True)
-    rows = rows.long()
+    rows = copied(batch.rows_BT1, device).long()
     labels_BT = rows[:, 1:]
     if batch.learned_BT is not None:
-        learned_BT = torch.from_numpy(np.ascontiguousarray(batch.learned_BT)).to(device)
-        return rows[:, :-1], labels_BT.masked_fill(~learned_BT, IGNORED)
+        return rows[:, :-1], labels_BT.masked_fill(~copied(batch.learned_BT, device), IGNORED)
     return rows[:, :-1], labels_BT.masked_fill(labels_BT == pad, IGNORED)

@@ -40,6 +40,7 @@ from spider.data.loader import (
     Loader,
     MixedLoader,
     batch_digest,
+    copied,
     digest_text,
     model_arguments,
     to_device,
@@ -259,8 +260,8 @@ class Trainer:
         try:
             measured = self._forward_backward(batch, counted_B, targets)
             if batch.reward_B is not None:
-                reward = torch.tensor(batch.reward_B.mean() / self.world.size, device=self.device)
-                measured["reward"] = reward
+                reward = batch.reward_B.mean() / self.world.size
+                measured["reward"] = torch.full((), reward, dtype=torch.float64, device=self.device)
             measured = self.world.sum(measured)
             measured["grad_norm"] = full_tensor(
                 nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip or math.inf)
@@ -316,7 +317,7 @@ class Trainer:
                     out = self.wrapped(tokens_BT, labels_BT, n_loops=n_loops, reduction=reduction, **extra)
                 loss = out.loss
                 if micro.advantage_B is not None:
-                    advantage_B = torch.from_numpy(micro.advantage_B).to(self.device)
+                    advantage_B = copied(micro.advantage_B, self.device)
                     loss = (out.loss.sum(1) * advantage_B).sum() / max(1, counts[i - 1])
                 # DDP averages gradients; multiply by the world size to get their sum.
                 (loss * (weight * self.world.size)).backward()

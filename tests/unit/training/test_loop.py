@@ -30,6 +30,7 @@ from spider.training.stage import train
 from spider.training.telemetry import Window
 from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.outcomes import outcome, rows
+from tests.unit.training.transfers import check_step_does_not_wait
 
 
 @pytest.fixture(scope="module")
@@ -561,6 +562,11 @@ def poison(trainer, at_steps):
         return output
 
     trainer.model.register_forward_hook(hook)
+
+
+def test_no_array_of_a_packed_batch_makes_the_host_wait_for_a_gpu(tmp_path, talk, talk_spec, monkeypatch):
+    trainer = Trainer(talk_spec, tmp_path, talk, {"data_digest": ""})
+    check_step_does_not_wait(trainer, monkeypatch)
 
 
 def test_a_step_without_a_finite_loss_changes_no_tensor(tmp_path, make_spec, shards, caplog):

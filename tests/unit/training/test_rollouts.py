@@ -31,6 +31,7 @@ from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
+from tests.unit.training.transfers import check_step_does_not_wait
 
 SETTINGS = dataset(source={"kind": "arithmetic", "digits": 1}, format="chat", validation=0.2)
 MODEL = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2}
@@ -152,6 +153,11 @@ def test_the_gradient_is_that_of_the_advantages_times_the_log_probabilities(sums
     (-(chosen_BT * weight_BT).sum() / int(counted_B.sum())).backward()
     for name, p in trainer.model.named_parameters():
         torch.testing.assert_close(got[name], p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_no_array_of_sampled_answers_makes_the_host_wait_for_a_gpu(sums, tmp_path, monkeypatch):
+    origin = {"data_digest": Shards(sums, "train").digest.split("/")[0], "parent_weights": None}
+    check_step_does_not_wait(Trainer(spec(), tmp_path, sums, origin), monkeypatch)
 
 
 def test_a_killed_stage_continues_to_the_same_bytes(sums, tmp_path):
