@@ -488,6 +488,11 @@ class Trainer:
         batch = f"{spec.windows_per_step} windows of {self.settings.seq_len:,}"
         batch += f" ({self.micro_batches} micro-batches of {micro_batch} on {processes})"
         log.info("global batch: %s tokens a step, %s", f"{spec.tokens_per_step:,}", batch)
+        if 2 * micro_batch < min(self.settings.micro_batch, self.windows):
+            shared = f"no number from there to micro_batch divides the {self.windows} windows of each process"
+            nearest = max(1, round(self.settings.grad_accum / world.size)) * world.size
+            remedy = f"a multiple of the processes as grad_accum, such as {nearest}, keeps micro_batch"
+            log.warning("a pass has %d windows, because %s; %s", micro_batch, shared, remedy)
         path = "flash attention" if has_offsets(self.device, self.precision.compute) else "SDPA with a mask"
         log.info("attention: %s within windows and documents, SDPA elsewhere", path)
         minutes, steps = self.settings.ckpt_minutes, self.settings.ckpt_every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -23,6 +24,7 @@ from spider.data.loader import Batch
 from spider.data.packing import pack
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.model.spider import model as spider_model
+from spider.processes.world import World
 from spider.tokens import BYTES
 from spider.training import loop
 from spider.training.loop import Trainer
@@ -567,6 +569,22 @@ def poison(trainer, at_steps):
 def test_no_array_of_a_packed_batch_makes_the_host_wait_for_a_gpu(tmp_path, talk, talk_spec, monkeypatch):
     trainer = Trainer(talk_spec, tmp_path, talk, {"data_digest": ""})
     check_step_does_not_wait(trainer, monkeypatch)
+
+
+def test_a_micro_batch_that_becomes_much_smaller_than_asked_is_warned_of(tmp_path, make_spec, shards, caplog):
+    """The 13 windows of each of 8 processes are micro-batches of 1, the 26 of each of 4 such of 2."""
+    trainer = Trainer(make_spec(micro_batch=8, grad_accum=13), tmp_path, shards, {"data_digest": ""})
+    trainer.loader.close()
+    for size in (1, 2, 104, 4, 8):
+        caplog.clear()
+        trainer.world, trainer.windows = World(size=size), 104 // size
+        micro_batch = trainer.spec.micro_batch(size)
+        trainer.micro_batches = trainer.windows // micro_batch
+        trainer._announce(micro_batch)
+        warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+        assert len(warned) == (size in (4, 8))
+    assert "a pass has 1 windows" in warned[0] and "the 13 windows of each process" in warned[0]
+    assert "such as 16, keeps micro_batch" in warned[0]
 
 
 def test_a_step_without_a_finite_loss_changes_no_tensor(tmp_path, make_spec, shards, caplog):
