@@ -4,9 +4,9 @@
 handler only stores the first signal; the loop finishes its step, saves, and leaves. A second Ctrl-C stops at
 once. That is safe at any moment, because checkpoints are either whole or absent.
 
-`Watchdog` ends the process when a step or a measurement does not end: a stuck collective, a hung GPU or a failed disk then
-costs half an hour instead of a weekend. Code inside the process cannot interrupt it. A thread
-therefore logs what it is and the stacks of all threads, and exits without clean-up with the status for
+`Watchdog` ends the process when a step or a measurement does not end. A stuck collective, a hung GPU or a
+failed disk then costs half an hour instead of a weekend. Code inside the process cannot interrupt it. A
+thread therefore logs what it is and the stacks of all threads, and exits without clean-up with the status for
 "run again". As much work is lost as with SIGKILL.
 
 The watchdog counts its own short waits instead of reading a clock, and each wait counts as its nominal

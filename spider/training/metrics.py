@@ -1,8 +1,8 @@
 """The training curve on disk: ``metrics.jsonl``.
 
 The file is append-only, with one line for each log step, written in one call. A kill therefore tears at most
-the last line, which the next start cuts off. Any other damage stops it. A resumed run repeats steps that are already logged, with equal
-figures; they are skipped, so the curve has neither gaps nor duplicates.
+the last line, which the next start cuts off; any other damage is an error. A resumed run repeats steps that
+are already logged, with equal figures; they are skipped, so the curve has neither gaps nor duplicates.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(parse_row(line))
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: {error}; restore the file from a copy, or remove this line, which the "
-                "curve then lacks"
+                f"{path}, line {number}: {error}; restore the file from a copy, or remove this line, which "
+                "the curve then lacks"
             ) from None
     return rows
 

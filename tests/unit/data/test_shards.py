@@ -202,7 +202,7 @@ def test_view_is_the_concatenation_of_the_shards(folder, split):
 
 def test_a_stretch_is_read_as_gathered_and_within_a_file_without_gathering(folder, monkeypatch):
     view, rng = Shards(folder, "train"), np.random.default_rng(0)
-    starts = rng.integers(0, view.tokens, 2000).tolist() + [0, int(view.borders[1]), view.tokens]
+    starts = [*rng.integers(0, view.tokens, 2000).tolist(), 0, int(view.borders[1]), view.tokens]
     counts = [int(rng.integers(0, view.tokens - start + 1)) for start in starts]
     gathered, gather = [], view.gather
 

@@ -88,7 +88,7 @@ def test_a_suspended_process_has_not_stalled():
     assert process.returncode == 0, errors
 
 
-#: The watchdog waits only as often as it is told; a limit is 20 of its waits.
+#: The watchdog waits only as often as the arguments say; a limit is 20 of its waits.
 COUNTED = """
 import sys, threading
 from spider.processes.shutdown import Watchdog
