@@ -228,7 +228,7 @@ class _Links:
         if folder.origin.is_file():
             origin = Origin.read(folder.origin)
             self._equal(folder.receipt, "its identity", receipt.identity, origin.identity, "origin.json")
-        if receipt.identity != spec.identity:
+        if receipt.identity not in spec.identities:
             self.notes.append(f"{spec.run}/{spec.stage}: the configuration has changed since it was trained")
         data = self.claim.results.shards(spec.data)
         if spec.stream or all((one / "metadata.json").is_file() for one in spec.folders(data).values()):

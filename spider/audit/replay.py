@@ -177,8 +177,11 @@ def _obstacle(claim: Claim, manifest: Manifest) -> str | None:
 
 
 def _can_begin(stretch: _Stretch) -> bool:
-    """Return whether the state before a stretch is here, and no clock ended the stage within it."""
+    """Return whether the state before a stretch is here, one process went on from there with equal
+    micro-batches, and no clock ended the stage within it."""
     before, after = stretch.before, stretch.after.training
+    if after.processes > 1 or after.alike_since > (before.training.step if before else 0):
+        return False
     if before is None:
         return after.resumed is None and after.spec["settings"]["max_hours"] is None
     return before.training.end == after.end

@@ -31,6 +31,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
 from spider.checkpoints.save import clean, link_best
 from spider.config import StageSpec
+from spider.config.spec import recut
 from spider.errors import CheckpointError, TrainingError
 from spider.results import StageFolder
 
@@ -121,6 +122,8 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
         log.info("%s: going on from %s", folder, good.path.name)
     elif bad:
         log.warning("%s: no checkpoint is usable, starting at the beginning of the stage", folder)
+    if good is not None:  # a digest of the same settings may be another one in another version
+        origin = origin.model_copy(update={"identity": good.training.identity})
     origin.write(stage.origin)
     return good
 
@@ -161,10 +164,11 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the `differences` between two origins, with the defaults that the files leave out."""
     with contextlib.suppress(ValueError):  # compare them as written if this version lacks one of their keys
-        before, now = StageSpec.with_defaults(before), StageSpec.with_defaults(now)
+        before, now = StageSpec.with_defaults(recut(before)), StageSpec.with_defaults(now)
     # Without `strict_code` any code may continue a training, and without `forecast` any forecast is right.
     before = {key: value for key, value in before.items() if key in now or key not in ("code", "forecast")}
-    return differences(before, now)
+    # The origin has the windows of a step there, so that another cut of the same windows continues.
+    return [line.replace(".micro_batch:", ".micro_batch x grad_accum:") for line in differences(before, now)]
 
 
 def differences(before: Any, now: Any, at: str = "") -> list[str]:

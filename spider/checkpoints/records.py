@@ -140,6 +140,7 @@ class Manifest(Trained):
     epoch: float | None = None
     """Passes over the training data; None in a manifest of an earlier version."""
     validation_seconds: float = 0.0
+    alike_since: int = 0
     validated: Validated | None = None
     """The validation of the weights in it, or None."""
     files: dict[str, sealed.SealedFile]

@@ -208,7 +208,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     outputs = [StageFolder(folder).receipt]
     # A later forecast must not look like another input, so the copy that the training began with is recorded.
     outputs += [StageFolder(folder).forecast] if planned.forecast else []
-    with session.tracked("train", name, spec.deciding(), found, outputs) as job:
+    with session.tracked("train", name, spec.recorded(), found, outputs) as job:
         cards = []
         for dataset, path in spec.folders(data).items():
             digest = load_metadata(path).digest if spec.mixed else data_digest(spec, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 from spider.config.block import ConfigError, identity
 from spider.config.data import Dataset
 from spider.config.run import Mixture, RunSettings, StageSettings, weights_of
+
+#: Settings that cut a step into micro-batches, with their defaults.
+CUT = {name: StageSettings.model_fields[name].default for name in ("micro_batch", "grad_accum")}
 
 
 class StageSpec(RunSettings):
@@ -27,7 +31,14 @@ class StageSpec(RunSettings):
     settings: StageSettings = StageSettings()
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings that decide the weights and differ from the defaults, as plain JSON."""
+        """Return the settings that decide the weights and differ from the defaults, as plain JSON.
+
+        The windows of a step decide, however it is cut into micro-batches, so it is whole here (`recut`).
+        """
+        return recut(self.recorded())
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what `deciding` does, with the micro-batches of a step as the settings have them."""
         plain = self.changed(exclude={"evaluation", "format", "parallel", "processes"})
         settings = self.settings.changed(exclude=set(StageSettings.BOOKKEEPING))
         return plain | {"settings": settings, "model": self.model.changed()}
@@ -50,6 +61,12 @@ class StageSpec(RunSettings):
     def identity(self) -> str:
         """Digest of `deciding`. Stages of equal identity may resume each other's checkpoints."""
         return identity(self.deciding())
+
+    @property
+    def identities(self) -> list[str]:
+        """The `identity`, and then those that earlier versions gave to the other cuts of a step."""
+        plain, windows = self.deciding(), self.windows_per_step
+        return [identity(recut(plain, size)) for size in range(windows, 0, -1) if windows % size == 0]
 
     def shape_fields(self) -> dict[str, Any]:
         """Return the settings that decide the warm-up's measurements: matrix shapes and precisions."""
@@ -124,13 +141,23 @@ class StageSpec(RunSettings):
         share, rest = divmod(self.windows_per_step, processes)
         if rest:
             windows = max(1, share + (2 * rest >= processes)) * processes
-            micro_batch = _largest_divisor(windows, self.settings.micro_batch)
+            micro_batch = largest_divisor(windows, self.settings.micro_batch)
             raise ConfigError(
                 f"a step has micro_batch x grad_accum = {self.windows_per_step} windows, which {processes} "
                 "processes cannot share evenly; the nearest batch that they can share is micro_batch: "
                 f"{micro_batch}, grad_accum: {windows // micro_batch} ({windows} windows)"
             )
-        return _largest_divisor(share, self.settings.micro_batch)
+        return largest_divisor(share, self.settings.micro_batch)
+
+
+def recut(fields: Mapping[str, Any], micro_batch: int | None = None) -> dict[str, Any]:
+    """Return fields of `StageSpec.deciding` with a step in micro-batches of a given size (None: in one)."""
+    settings = {**CUT, **fields["settings"]}
+    windows = math.prod(settings[name] for name in CUT)
+    settings["micro_batch"] = micro_batch or windows
+    settings["grad_accum"] = windows // settings["micro_batch"]
+    kept = {name: value for name, value in settings.items() if name not in CUT or value != CUT[name]}
+    return {**fields, "settings": kept}
 
 
 def sources_of(spec: Mapping[str, Any]) -> dict[str, float]:
@@ -139,6 +166,6 @@ def sources_of(spec: Mapping[str, Any]) -> dict[str, float]:
     return weights_of(Mixture.model_validate(data) if isinstance(data, dict) else spec["data"])
 
 
-def _largest_divisor(number: int, limit: int) -> int:
+def largest_divisor(number: int, limit: int) -> int:
     """Return the largest divisor of a number that is at most ``limit``."""
     return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)

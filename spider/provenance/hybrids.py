@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from spider.config import Config, EvaluationConfig, StageSettings
@@ -112,13 +112,16 @@ def hybrid(one: dict[str, Any], suspects: Sequence[Suspect]) -> dict[str, Any]:
 def suspects_of(settings: Sequence[Setting], problem: Callable[[Sequence[Suspect]], str]) -> list[Suspect]:
     """Return the suspects. A setting that is not valid alone is joined with the fewest others that it needs.
 
+    The two settings that cut a step are joined, because one alone changes the windows of a step.
+
     Args:
         problem: returns what is wrong with the hybrid of some suspects, or nothing if it is valid.
 
     Raises:
         ValueError: the hybrid of all settings is not valid.
     """
-    found: list[Suspect] = [(setting,) for setting in settings]
+    groups = groupby(settings, lambda one: one.name.replace("grad_accum", "micro_batch"))
+    found: list[Suspect] = [tuple(group) for _, group in groups]
     if found and (wrong := problem(found)):
         raise ValueError(f"a run with all settings of the other one is not valid: {wrong}")
     while invalid := next((one for one in found if problem([one])), None):

@@ -190,7 +190,7 @@ def stage_order(spec: StageSpec, receipt: Receipt, data: Path) -> StageOrder:
     if spec.stream is not None or spec.settings.objective == "reinforce":
         read = "answers that it sampled itself" if spec.stream is None else f"the stream {spec.data}"
         raise ValueError(f"{name}: was trained on {read}, so no order of stored text says what it read")
-    if receipt.identity != spec.identity:
+    if receipt.identity not in spec.identities:
         raise ValueError(f"{name}: was trained with other settings than those of this configuration")
     if receipt.position is None:
         raise ValueError(f"{name}: its receipt has no position in its data")

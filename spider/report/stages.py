@@ -114,8 +114,8 @@ class StageRecord:
     folder: StageFolder
     spec: dict[str, Any]
     """A `spider.config.StageSpec` as JSON."""
-    configured: str | None
-    """Identity of the stage in the current configuration; None if it is not in it."""
+    configured: StageSpec | None
+    """The stage in the current configuration; None if it is not in it."""
     receipt: Receipt | None
     manifest: Manifest | None
     """Manifest of the final checkpoint, or of the newest one of an unfinished stage."""
@@ -172,8 +172,8 @@ class StageRecord:
             yield f"{stage} is not finished: {done}. {remedy}"
         if self.receipt is None:
             return
-        if self.configured and self.configured != self.receipt.identity:
-            digests = f"digest {self.receipt.identity}, now {self.configured}"
+        if self.configured and self.receipt.identity not in self.configured.identities:
+            digests = f"digest {self.receipt.identity}, now {self.configured.identity}"
             yield (
                 f"{stage} was trained with other settings than the current configuration has ({digests}); "
                 "this page shows what was trained."
@@ -257,7 +257,7 @@ def _read_stage(
         name=spec.stage,
         folder=folder,
         spec=plain,
-        configured=spec.identity if configured else None,
+        configured=spec if configured else None,
         receipt=receipt,
         manifest=manifest,
         evaluation=evaluation,

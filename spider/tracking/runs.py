@@ -206,7 +206,7 @@ def _begin(results: Path, spec: StageSpec, datasets: Sequence[tuple[str, str, st
     pointer = _pointer(results, spec.run)
     folder = Results(results).stage(spec.run, spec.stage)
     before = pointer["stages"].get(spec.stage)
-    if before and (before != spec.identity or rows_were_replaced(results, folder.metrics)):
+    if before and (before not in spec.identities or rows_were_replaced(results, folder.metrics)):
         log.info("run %s: stage %s is trained again, in a new tracked run", spec.run, spec.stage)
         pointer["key"] = secrets.token_hex(8)
     pointer["stages"][spec.stage] = spec.identity

@@ -6,9 +6,11 @@ position. So a checkpoint needs no generator state. A run that is killed anywher
 uninterrupted one on the same machine with the same number of threads (on a GPU: `make_deterministic`).
 ``max_hours`` alone lets a clock change the result: it ends the stage. (``ckpt_minutes`` only times saves.)
 
-Several processes (`spider.processes.world`) share the windows of a step. A step is the same work for any
-number of processes: the same windows in the same order, cut into micro-batches with the same noise. Only the
-order of sums differs. ``micro_batch`` times ``grad_accum`` is the size of the whole step.
+Several processes (`spider.processes.world`) share the windows of a step. A step has the same windows in the
+same order for any number of processes; ``micro_batch`` times ``grad_accum`` is their number. With
+``grad_accum`` a multiple of the processes they are also cut into the same micro-batches, so only the order of
+sums differs. Another cut draws other noise, and changes what is computed for a micro-batch as a whole: the
+limit on patches (with static shapes) and the balance of experts.
 
 The host waits for a GPU once a step, after the backward pass, to learn whether the gradient is finite. It
 then queues the optimizer's kernels and the next forward pass at once, so the device does not idle.
@@ -275,7 +277,8 @@ class Trainer:
                 progress.streak = 0
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                raise TrainingError(out_of_memory(self.spec, progress.global_step, error)) from error
+                message = out_of_memory(self.spec, self.world.size, progress.global_step, error)
+                raise TrainingError(message) from error
             raise
         self.model.after_step(updated=finite)
         self.optimizer.zero_grad()
@@ -419,7 +422,7 @@ class Trainer:
         record = {
             "run": self.spec.run,
             "stage": self.spec.stage,
-            "identity": self.spec.identity,
+            "identity": self.good.training.identity if self.good else self.spec.identity,
             "spec": self.spec.model_dump(mode="json"),
             "final": final,
             **self.origin,

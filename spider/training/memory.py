@@ -22,6 +22,7 @@ import torch
 from rich.filesize import decimal
 
 from spider.config import StageSpec, merged
+from spider.config.spec import largest_divisor
 from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.interface import Model
@@ -157,13 +158,20 @@ def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
     return "no change that keeps the model would fit: take a smaller model, or a larger GPU"
 
 
-def out_of_memory(spec: StageSpec, step: int, error: BaseException) -> str:
+def out_of_memory(spec: StageSpec, processes: int, step: int, error: BaseException) -> str:
     """Return the error message for a step that ran out of memory."""
     s, model = spec.settings, spec.model
     more = model.most_recomputed if model.recomputes else "true"
     hint = f" or set model.{model.RECOMPUTE}: {more}" if model.recomputing() else ""
+    remedy = ""
+    if (held := spec.micro_batch(processes)) > 1:
+        smaller = largest_divisor(held, held // 2)
+        remedy = (
+            f"set micro_batch: {smaller} and grad_accum: {spec.windows_per_step // smaller}. The stage then "
+            "goes on from its last checkpoint with the same windows in a step. More passes take longer, and "
+            "the result is not bit-equal: each micro-batch has its own noise, and its own limit on patches. "
+        )
     return (
         f"out of memory at step {step} with micro_batch {s.micro_batch}, seq_len {s.seq_len}, grad_accum "
-        f"{s.grad_accum}: halve micro_batch and double grad_accum (the same batch in more pieces), or lower "
-        f"seq_len{hint} ({error})"
+        f"{s.grad_accum}: {remedy}A new training can lower seq_len{hint} ({error})"
     )

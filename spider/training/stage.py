@@ -105,8 +105,10 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
     starts = [str(path.resolve()) if path else None for path in (other_data, start)]
     differs = spec.identity != config.stage(run, stage).identity or any(starts) or options.mock_data
     if differs and ckpt_dir is None:
-        digest = files.digest([spec.identity, *starts, options.reset_steps])[:8]
-        spec = spec.model_copy(update={"run": f"{run}-{digest}"})
+        digests = [files.digest([one, *starts, options.reset_steps])[:8] for one in spec.identities]
+        names = [f"{run}-{digest}" for digest in digests]
+        began = (name for name in names if results.stage(name, stage).origin.exists())
+        spec = spec.model_copy(update={"run": next(began, names[0])})
     folder = ckpt_dir or results.stage(spec.run, stage).path
     resume = Checkpoint.at(start, quick=True).path if start else None
     if resume and resume.resolve().is_relative_to(folder.resolve()):

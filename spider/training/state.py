@@ -22,6 +22,7 @@ from spider.checkpoints.claim import differences
 from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import Manifest
 from spider.config import EmaConfig, StageSpec
+from spider.config.spec import largest_divisor
 from spider.errors import TrainingError
 from spider.model.interface import Model, model_tensors
 from spider.processes.parallel import local
@@ -99,6 +100,8 @@ class Progress:
     means: dict[str, Any] = field(default_factory=lambda: Means().plain())
     batches: list[str] = field(default_factory=list)
     """Digests of the batches since the last row of metrics. An older manifest lacks them."""
+    alike_since: int = 0
+    """Step of the stage since which its threads, processes and micro-batches are the same."""
     validated: dict[str, Any] | None = None
     """Result of the validation after this step, if there was one."""
 
@@ -185,12 +188,18 @@ class State:
     def resume(self, good: Checkpoint, processes: int) -> Progress:
         """Load this stage's own checkpoint and return its progress."""
         self._load(good)
-        before = f"{good.training.threads} CPU threads (processes: {good.training.processes})"
-        now = f"{torch.get_num_threads()} CPU threads (processes: {processes})"
+        saved, progress = good.training, Progress.saved(good.training)
+        micro_batch = saved.spec["settings"]["micro_batch"]
+        windows = largest_divisor(self.spec.windows_per_step // saved.processes, micro_batch)
+        before = f"{saved.threads} CPU threads (processes: {saved.processes}, micro-batches of {windows})"
+        windows = self.spec.micro_batch(processes)
+        now = f"{torch.get_num_threads()} CPU threads (processes: {processes}, micro-batches of {windows})"
         if before != now:
-            why = "sums round differently, the result will not be bit-equal to an uninterrupted run"
+            progress.alike_since = progress.step
+            why = "sums round differently, and another micro-batch draws other noise, so the result will not "
+            why += "be bit-equal to an uninterrupted run"
             log.warning("this stage began with %s and goes on with %s: %s", before, now, why)
-        return Progress.saved(good.training)
+        return progress
 
     def start(self, parent: Checkpoint | None, end: int | None) -> Progress:
         """Load the parent of a stage of ``end`` steps and return the progress that the stage starts from.

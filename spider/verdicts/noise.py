@@ -14,6 +14,7 @@ from typing import Any
 
 from spider import files
 from spider.config import Config, StageSpec
+from spider.config.spec import recut
 from spider.results import Results
 
 #: Keys of a stage's settings that are not a part of its recipe.
@@ -60,7 +61,7 @@ class Noise:
 def recipe(stages: Iterable[Mapping[str, Any]]) -> str:
     """Return the recipe of a run, given the settings of its stages (`StageSpec.deciding`, or an origin)."""
     kept = [
-        {key: value for key, value in one.items() if key in StageSpec.model_fields and key not in _OWN}
+        {key: value for key, value in recut(one).items() if key in StageSpec.model_fields and key not in _OWN}
         for one in stages
     ]
     return files.digest(kept)

@@ -140,6 +140,28 @@ def test_a_new_warm_up_retrains_nothing(workflow):
     assert log.stat().st_mtime_ns == written
 
 
+def test_smaller_micro_batches_of_the_same_steps_continue_a_stage(workflow):
+    """The second stage is left after step 50. Both stages get a new warm-up, the first one trains no step."""
+    first, second = workflow.stage("first"), workflow.stage("second")
+    before, written = weights(workflow, "first"), (first / "metrics.jsonl").stat().st_mtime_ns
+    rows = (second / "metrics.jsonl").read_text()
+    for name in ("checkpoints/step-00000060", "checkpoints/best", "train.json"):
+        path = second / name
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    workflow.run["defaults"] |= {"micro_batch": 2, "grad_accum": 2}
+    printed = workflow("results/runs/small/second/train.json")
+    assert "start warmup small" in printed
+    said = (workflow.results / "logs/train/small/second.log").read_text()
+    assert (
+        "going on from step-00000050" in said
+        and "goes on with 1 CPU threads (processes: 1, micro-batches of 2)" in said
+    )
+    assert workflow.receipt("second")["global_step"] == 60
+    assert (second / "metrics.jsonl").read_text() == rows and not list(second.glob("superseded-*"))
+    assert weights(workflow, "first") == before and (first / "metrics.jsonl").stat().st_mtime_ns == written
+    assert "train" not in workflow.planned()
+
+
 def test_appending_a_stage_trains_that_stage_only(workflow):
     before = weights(workflow, "first", "second")
     workflow.run["stages"].append({"name": "third", "max_steps": 5, "warmup_steps": 0})

@@ -16,6 +16,7 @@ from spider.training.loop import Trainer
 from spider.training.stage import train
 from tests.unit.audit.frauds import receipt_of, sealed_again
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread, shards  # noqa: F401
+from tests.unit.training.disturb import Stop, crash_at
 
 
 def claimed(root, stage, **changes):
@@ -86,6 +87,21 @@ def test_a_stage_with_one_kept_checkpoint_is_trained_from_its_start(copied):
     for path in steps(claim.folder.checkpoints)[:-1]:
         shutil.rmtree(path)
     assert check(claim, quick=False).details[0] == "steps 0 to 12"
+
+
+def test_each_stretch_is_trained_again_with_the_micro_batches_that_it_had(tmp_path, shards):  # noqa: F811
+    claim = claimed(tmp_path, "a")
+    data = shutil.copytree(shards, claim.results.shards("toy"))
+    with pytest.raises(Stop):
+        train(claim.spec, claim.folder.path, data, on_step=crash_at(6))
+    claim = claimed(tmp_path, "a", micro_batch=2, grad_accum=2)
+    train(claim.spec, claim.folder.path, data)
+    finding = check(claim, quick=False)
+    assert finding.status == "passed" and finding.reason.startswith("3 stretches of 3"), finding
+    shutil.rmtree(steps(claim.folder.checkpoints)[0])
+    finding = check(claim, quick=False)
+    assert finding.status == "passed" and finding.details[0] == "steps 8 to 12", finding
+    assert len(finding.details) == 2
 
 
 def test_a_swapped_checkpoint_is_found(copied, tmp_path, shards):  # noqa: F811

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -25,6 +26,8 @@ from spider.data.shards import verify
 from spider.errors import RESUME_ME, TrainingError
 from spider.publish.export import export
 from spider.sources.mock import make_mock_data
+from spider.training.loop import Trainer
+from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan
 from tests.forkserver import python
 from tests.unit.small_training import DEFAULTS, MODEL, REPO
@@ -116,6 +119,39 @@ def test_a_run_that_asks_for_a_gpu_does_not_train_without_one_unless_it_is_told_
     assert "resources.gpus: the run asks for 1" in str(said.exception)
     assert not project.configured.exists() and not project.made
     assert project.train("resources.gpus=0", "--max-steps", 1).exit_code == 0
+
+
+def test_the_remedy_for_running_out_of_memory_continues_the_stage(project, monkeypatch):
+    """Each step reads what it would have read. The same settings in the file train no further step."""
+    project.plain["runs"]["r"]["defaults"] |= {"grad_accum": 2, "log_every": 1}
+    assert project.train("--ckpt-dir", project.folder / "whole").exit_code == 0
+    forward_backward = Trainer._forward_backward
+
+    def too_much(self, *arguments):
+        if self.progress.step == 4 and self.micro_batches == 2:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return forward_backward(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_forward_backward", too_much)
+    error = str(project.train().exception)
+    assert "out of memory at step 4" in error
+    remedy = re.findall(r"set micro_batch: (\d+) and grad_accum: (\d+)\. The stage then goes on", error)
+    assert remedy == [("2", "4")]
+    said = project.train("--micro-batch", 2, "--grad-accum", 4)
+    assert said.exit_code == 0 and not project.made, said.output
+    assert "began with 1 CPU threads (processes: 1, micro-batches of 4) and goes on with 1 CPU" in said.output
+    assert manifest(project.configured)["alike_since"] == 3
+    read = [
+        [(row.step, row.batches) for row in read_rows(folder / "metrics.jsonl")]
+        for folder in (project.folder / "whole", project.configured)
+    ]
+    assert len(read[0]) == 6 and read[0] == read[1]
+    monkeypatch.setattr(Trainer, "_forward_backward", forward_backward)
+    assert project.train("--micro-batch", 2).exit_code == 0 and len(project.made) == 1  # another batch
+    project.plain["runs"]["r"]["defaults"] |= {"micro_batch": 1, "grad_accum": 8}
+    written = (project.configured / "metrics.jsonl").stat().st_mtime_ns
+    assert project.train().exit_code == 0
+    assert (project.configured / "metrics.jsonl").stat().st_mtime_ns == written, "a finished stage"
 
 
 # ------------------------------------------------------------------------------------------------ settings

@@ -79,6 +79,23 @@ def test_a_changed_default_raises_the_format():
     assert pinned()["format"] == FORMAT and now == before, PIN
 
 
+def test_the_windows_of_a_step_decide_and_not_how_they_are_cut():
+    """Earlier versions gave each cut a digest of its own. Their stages are known by all of these."""
+
+    def spec(**settings: int) -> config.StageSpec:
+        run = {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 2, **settings}]}
+        return load_config({"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}).stage(
+            "r", "a"
+        )
+
+    whole, cut = spec(micro_batch=24), spec(micro_batch=6, grad_accum=4)
+    assert whole.identity == cut.identity == identity(whole.recorded()) != spec(micro_batch=12).identity
+    assert whole.shape != cut.shape and whole.recorded() != cut.recorded()
+    assert whole.identities == cut.identities and len(set(cut.identities)) == 8
+    assert cut.identities[0] == cut.identity and identity(cut.recorded()) in cut.identities
+    assert spec(micro_batch=32, grad_accum=2).deciding() == spec().deciding() == spec().recorded()
+
+
 CHANGED_BLOCKS = ["OptimizerConfig", "StageSettings", "Dataset", "PydocsSource", "EvaluationConfig"]
 
 

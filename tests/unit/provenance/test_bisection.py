@@ -191,3 +191,8 @@ def test_a_hybrid_of_all_suspects_is_the_other_run():
     made = load_config(plain).stage("run", "second")
     wanted = load_config({"datasets": DATASETS, "runs": {"run": other}}).stage("run", "second")
     assert made.identity == wanted.identity
+
+
+def test_the_settings_that_cut_a_step_are_one_suspect():
+    other = changed(defaults__micro_batch=32, defaults__grad_accum=2, seed=1)
+    assert [named([one]) for one in suspects(RUN, other)] == ["seed", "micro_batch, grad_accum"]

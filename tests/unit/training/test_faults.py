@@ -108,8 +108,8 @@ def test_running_out_of_memory_names_the_settings_to_change(
     monkeypatch.setattr(Trainer, "_forward_backward", too_much)
     with pytest.raises(
         TrainingError,
-        match=r"out of memory at step 3 with micro_batch 4, seq_len 32, grad_accum 2: halve micro_batch and "
-        r"double grad_accum \(.*\), or lower seq_len",
+        match=r"out of memory at step 3 with micro_batch 4, seq_len 32, grad_accum 2: set micro_batch: 2 and "
+        r"grad_accum: 4\. The stage then goes on .* is not bit-equal: .* A new training can lower seq_len",
     ) as raised:
         train(spec, tmp_path, shards)
     assert ("set model.recurrence.checkpointing: true" in str(raised.value)) is not checkpointing

@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 
 from spider import files
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import Receipt, steps
-from spider.config import OptimizerConfig
+from spider.checkpoints.records import Origin, Receipt, steps
+from spider.config import OptimizerConfig, StageSpec
+from spider.config.block import identity
 from spider.data.loader import Batch
 from spider.data.packing import pack
 from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
@@ -337,6 +338,28 @@ def test_a_finished_stage_only_gets_its_receipt_again(tmp_path, make_spec, shard
     (tmp_path / "train.json").unlink()
     again = train(make_spec(log_every=1), tmp_path, shards, on_step=lambda step: pytest.fail("it trained"))
     assert again == receipt == Receipt.read(tmp_path / "train.json")
+
+
+@pytest.mark.parametrize("done", [7, 12])
+def test_a_stage_of_a_version_that_told_cuts_apart_goes_on(tmp_path, make_spec, shards, monkeypatch, done):
+    """Its records keep the digest that it began with, so that an audit finds no contradiction."""
+    spec = make_spec(grad_accum=2, max_steps=12)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(StageSpec, "deciding", StageSpec.recorded)
+        with pytest.raises(Stop):
+            train(spec, tmp_path, shards, on_step=crash_at(done))
+    began = Origin.read(tmp_path / "origin.json").identity
+    assert began == identity(spec.recorded()) != spec.identity
+    written = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+    if done < 12:
+        with pytest.raises(TrainingError, match=r"\.micro_batch x grad_accum: 8 -> 12\n"):
+            train(make_spec(grad_accum=3, max_steps=12), tmp_path, shards)
+    receipt = train(make_spec(micro_batch=2, grad_accum=4, max_steps=12), tmp_path, shards)
+    assert receipt.steps == 12 and not list(tmp_path.glob("superseded-*"))
+    assert ((tmp_path / "metrics.jsonl").stat().st_mtime_ns == written) == (done == 12)
+    kept = [Checkpoint.at(path).training.identity for path in steps(tmp_path / "checkpoints")]
+    assert {*kept, receipt.identity, Origin.read(tmp_path / "origin.json").identity} == {began}
+    assert receipt.identity in spec.identities
 
 
 def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec, shards):

@@ -1,4 +1,4 @@
-"""What a step copies to a GPU, found out without one."""
+"""Check without a GPU what a step copies to it."""
 
 from __future__ import annotations
 
