@@ -9,7 +9,7 @@ import torch
 
 from spider.training.loop import Trainer
 from spider.training.telemetry import Window
-from tests.unit.small_training import shards, talk, talk_spec  # noqa: F401
+from tests.unit.small_training import talk, talk_spec  # noqa: F401
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="NO GPU: nothing of this file was tested"
@@ -23,13 +23,13 @@ def test_the_host_waits_for_a_step_once(tmp_path, talk, talk_spec):  # noqa: F81
     trainer.model.train()
     for _ in range(2):
         trainer._step(Window())
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as waits:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             trainer._step(Window())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        trainer.loader.close()
-    found = [str(one.message) for one in waits if "synchronizing" in str(one.message)]
-    assert len(found) == 1, found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            trainer.loader.close()
+    waits = [one for one in warned if "called a synchronizing CUDA operation" in str(one.message)]
+    assert len(waits) == 1, [(one.filename, one.lineno) for one in waits]

@@ -12,6 +12,7 @@ from spider.config import FORMAT, Block, load_config
 from spider.config.block import identity
 from spider.config.data import kinds, source_class
 from spider.config.measurement import measurement
+from spider.verdicts.noise import recipe
 
 ROOT = Path(__file__).parents[3]
 PINNED = Path(__file__).with_name("pinned.json")
@@ -93,6 +94,7 @@ def test_the_windows_of_a_step_decide_and_not_how_they_are_cut():
     assert whole.shape != cut.shape and whole.recorded() != cut.recorded()
     assert whole.identities == cut.identities and len(set(cut.identities)) == 8
     assert cut.identities[0] == cut.identity and identity(cut.recorded()) in cut.identities
+    assert recipe([cut.recorded()]) == recipe([whole.deciding()]) != recipe([spec().deciding()])
     assert spec(micro_batch=32, grad_accum=2).deciding() == spec().deciding() == spec().recorded()
 
 
