@@ -532,9 +532,24 @@ def scored_data(wildcards):
 
 def packed_rows(wildcards):
     """Return the plan of the rows of a stage, if they are packed."""
-    spec = stage_spec(wildcards)
+    return plans_of(stage_spec(wildcards))
+
+
+def plans_of(spec):
     packed = [f"<results>/shards/{name}/packed-{spec.settings.seq_len}.json" for name in spec.weights]
     return packed if spec.settings.packing == "best_fit" else []
+
+
+def measured_stage(wildcards):
+    """Return the first stage of a shape, which its warm-up measures."""
+    specs = (spec_of(wildcards.run, stage.name) for stage in CONFIG.runs[wildcards.run].stages)
+    return next(spec for spec in specs if spec.shape == wildcards.shape)
+
+
+def rows_with_documents(wildcards):
+    """Return the plans that decide how many documents a row of the measured stage has."""
+    spec = measured_stage(wildcards)
+    return plans_of(spec) if spec.settings.attend == "document" else []
 
 
 def receipt(wildcards):

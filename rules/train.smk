@@ -8,6 +8,8 @@ new shape leaves the others alone.
 
 
 rule warmup:
+    input:
+        packed=rows_with_documents,
     output:
         "<results>/runs/{run}/warmup-{shape}.json",
     log:
@@ -23,9 +25,7 @@ rule warmup:
         runtime=growing(branch(all_gpus, then=90, otherwise=30)),
     params:
         spider=command,
-        stage=lambda w: next(
-            stage.name for stage in CONFIG.runs[w.run].stages if spec_of(w.run, stage.name).shape == w.shape
-        ),
+        stage=lambda wildcards: measured_stage(wildcards).stage,
     shell:
         "{params.spider} --log {log:q} warmup {wildcards.run}/{params.stage} --threads {threads}"
 

@@ -45,7 +45,7 @@ def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> Non
     output = session.results.warmup(spec.run, spec.shape)
     with session.tracked("warmup", f"{spec.run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
         prepare_torch(threads, spec.processes)
-        record = warm_up(spec, output)
+        record = warm_up(spec, output, session.results.shards(spec.data))
         job.artifact(output)
     log.info("%s: %s, %s", record.device, record.precision, record.reason)
 

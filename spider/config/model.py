@@ -14,13 +14,16 @@ from functools import cache, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny
 
 from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
 from spider.config.imports import import_named, may_import
 from spider.config.ngram import NgramConfig
+
+#: Activations of a layer that the backward pass recomputes (`spider.model.recompute`).
+Recompute = Literal["none", "selective", "full"]
 
 
 class ModelConfig(Block):
@@ -68,6 +71,13 @@ class ModelConfig(Block):
     def feed_forwards(self) -> int:
         """Number of layers with a feed-forward that `Model.ffn_down` returns."""
         return 0
+
+    def shallow(self) -> ModelConfig:
+        """Return the block of a model with few layers, one of each kind; here the block itself.
+
+        The warm-up of a model that no device holds whole measures that one.
+        """
+        return self
 
     @property
     def recomputes(self) -> Any:

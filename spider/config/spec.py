@@ -74,8 +74,11 @@ class StageSpec(RunSettings):
         chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
         if narrow := sorted(name for name, one in self.optimizer.groups.items() if one.weights == "bf16"):
             chosen["optimizer"]["narrow"] = narrow
-        batch = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
+        batch: dict[str, Any] = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
         batch["micro_batch"] = self.micro_batch(self.processes)
+        batch |= self.settings.changed(include={"attend", "objective"})
+        if self.settings.attend == "document":  # the data decides how many documents a row has
+            batch["data"] = sorted(self.weights)
         return {"model": self.model.changed(), **chosen, **batch}
 
     @property

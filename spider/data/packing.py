@@ -22,6 +22,7 @@ so rows must be read in a shuffled order.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
@@ -163,6 +164,13 @@ def pack(folder: Path, seq_len: int) -> Packing:
         filled=held / ((len(rows) - 1) * (seq_len + 1)),
     )
     return packing.write(name.with_suffix(".json"))
+
+
+def most_documents(folders: Iterable[Path], seq_len: int) -> int:
+    """Return a bound on the pieces in a row of these datasets: a power of two, so that most datasets share
+    what is compiled for it."""
+    plans = [Packing.read(_name(folder, seq_len).with_suffix(".json")) for folder in folders]
+    return 1 << (max(plan.most_pieces for plan in plans) - 1).bit_length()
 
 
 def _begins(shards: Shards) -> np.ndarray:

@@ -89,6 +89,8 @@ def compile_forward(model: Model, **options: Any) -> None:
     torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
     torch._functorch.config.backward_pass_autocast = "off"
+    # Of one function for all layers, this many kinds of layers may have a graph of their own.
+    torch._dynamo.config.recompile_limit = 32
     for module, name in model.parts_to_compile():
         setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **options))
 

@@ -49,7 +49,7 @@ from spider.data.loader import (
 )
 from spider.data.metadata import load_metadata
 from spider.data.mixture import anew, mixes_of
-from spider.data.packing import PackedRows
+from spider.data.packing import PackedRows, most_documents
 from spider.data.shards import Shards
 from spider.errors import Preempted, TrainingError
 from spider.model import build_model, choose_kernels
@@ -62,7 +62,7 @@ from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
-from spider.training.memory import check_fits, out_of_memory
+from spider.training.memory import check_fits, out_of_memory, ran_out
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import Precision, check_recipe, compiles, decide, device_name, fp8_layers
@@ -162,6 +162,7 @@ class Trainer:
             if self.settings.val_every:
                 self.answers = AnswerValidation(data, self.sampler, world.rank, world.size)
         self.loader = self._open(data)
+        self.model.most_documents = documents_in_a_row(spec, data)
         if compiled:
             if warmup:
                 compilecache.load(warmup, self.device)
@@ -276,9 +277,9 @@ class Trainer:
                 self.means.add(measured)
                 progress.streak = 0
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                message = out_of_memory(self.spec, self.world.size, progress.global_step, error)
-                raise TrainingError(message) from error
+            if ran_out(error):
+                where = f"at step {progress.global_step}"
+                raise TrainingError(out_of_memory(self.spec, self.world.size, where, error)) from error
             raise
         self.model.after_step(updated=finite)
         self.optimizer.zero_grad()
@@ -305,26 +306,17 @@ class Trainer:
             counted_B: targets in each window of this process.
             targets: targets of the whole step, all processes together.
         """
-        n_loops = self.spec.loops
         measured: dict[str, Tensor] = {}
         counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
-        documents = self.settings.attend == "document"
         for i, micro in enumerate(batch.split(self.micro_batches), start=1):
             weight = counts[i - 1] / targets
-            tokens_BT, labels_BT = to_device(micro, self.device, self.model.tokens.pad)
-            extra = model_arguments(micro, self.device, documents)
             self._seed("micro-batch", self.world.rank * self.micro_batches + i)
             with exchange_gradients(self.wrapped, enabled=i == self.micro_batches):
-                reduction = "mean" if micro.advantage_B is None else "none"
-                with self.precision.autocast(self.device):
-                    out = self.wrapped(tokens_BT, labels_BT, n_loops=n_loops, reduction=reduction, **extra)
-                loss = out.loss
-                if micro.advantage_B is not None:
-                    advantage_B = copied(micro.advantage_B, self.device)
-                    loss = (out.loss.sum(1) * advantage_B).sum() / max(1, counts[i - 1])
+                pad = self.model.tokens.pad
+                loss, metrics = loss_of(self.wrapped, micro, pad, self.spec, self.precision, self.device)
                 # DDP averages gradients; multiply by the world size to get their sum.
                 (loss * (weight * self.world.size)).backward()
-            for name, value in {"loss": loss.detach(), **out.metrics}.items():
+            for name, value in {"loss": loss.detach(), **metrics}.items():
                 value = value * weight
                 measured[name] = measured[name] + value if name in measured else value
         return measured
@@ -558,11 +550,31 @@ class Trainer:
         packed = None
         if self.settings.packing == "best_fit":
             packed = PackedRows.open(data, shards, self.settings.seq_len)
-            most = packed.packing.most_pieces
-            self.model.most_documents = max(most, self.model.most_documents or 0)
         answers = self.settings.learn == "assistant"
         order["shuffled"] = self.settings.order == "shuffled"
         return Loader(shards, packed=packed, lookup=self.model.lookup, answers=answers, **order)
+
+
+def loss_of(
+    model: nn.Module, micro: Batch, pad: int, spec: StageSpec, precision: Precision, device: torch.device
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean loss of the targets of a micro-batch, and the metrics of its forward pass."""
+    tokens_BT, labels_BT = to_device(micro, device, pad)
+    extra = model_arguments(micro, device, spec.settings.attend == "document")
+    reduction = "mean" if micro.advantage_B is None else "none"
+    with precision.autocast(device):
+        out = model(tokens_BT, labels_BT, n_loops=spec.loops, reduction=reduction, **extra)
+    if micro.advantage_B is None or micro.learned_BT is None:
+        return out.loss, out.metrics
+    advantage_B = copied(micro.advantage_B, device)
+    return (out.loss.sum(1) * advantage_B).sum() / max(1, int(micro.learned_BT.sum())), out.metrics
+
+
+def documents_in_a_row(spec: StageSpec, data: Path | None) -> int | None:
+    """Return a bound on the documents of a row; None where attention does not end at documents."""
+    if data is None or spec.settings.attend == "row":
+        return None
+    return most_documents(spec.folders(data).values(), spec.settings.seq_len)
 
 
 def seed_of(*parts: object) -> int:

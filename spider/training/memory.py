@@ -158,7 +158,12 @@ def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
     return "no change that keeps the model would fit: take a smaller model, or a larger GPU"
 
 
-def out_of_memory(spec: StageSpec, processes: int, step: int, error: BaseException) -> str:
+def ran_out(error: RuntimeError) -> bool:
+    """Return whether a device or the machine had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def out_of_memory(spec: StageSpec, processes: int, where: str, error: object) -> str:
     """Return the error message for a step that ran out of memory."""
     s, model = spec.settings, spec.model
     more = model.most_recomputed if model.recomputes else "true"
@@ -172,6 +177,6 @@ def out_of_memory(spec: StageSpec, processes: int, step: int, error: BaseExcepti
             "the result is not bit-equal: each micro-batch has its own noise, and its own limit on patches. "
         )
     return (
-        f"out of memory at step {step} with micro_batch {s.micro_batch}, seq_len {s.seq_len}, grad_accum "
+        f"out of memory {where} with micro_batch {s.micro_batch}, seq_len {s.seq_len}, grad_accum "
         f"{s.grad_accum}: {remedy}A new training can lower seq_len{hint} ({error})"
     )

@@ -1,11 +1,16 @@
 """Measure before training which precision each matrix product should use and what a step costs.
 
-The warm-up runs the real model at the run's real shapes and notes every linear layer's product (M rows, K in,
-N out). It times each distinct product forward and backward in fp32, bf16 and, where device and layer allow,
-the run's fp8 recipe, casts included. A part that the family multiplies in fp8 itself is timed as a whole, in
-bf16 and in fp8. Then it times whole training steps in the remaining candidates, because a product that wins
-alone may lose in a step (on a CPU, bf16 also casts everything else). Each time is the least of as many calls
-as fit into a share of a time budget.
+The warm-up runs the real model on a micro-batch like the stage's (documents, answers) and notes every
+linear layer's product (M rows, K in, N out). It times each distinct product forward and backward in fp32,
+bf16 and, where device and layer allow, the run's fp8 recipe, casts included. A part that the family
+multiplies in fp8 itself is timed as a whole, in bf16 and in fp8. Then it times whole training steps in the
+remaining candidates, because a product that wins alone may lose in a step (on a CPU, bf16 also casts
+everything else). Each time is the least of as many calls as fit into a share of a time budget. A precision
+that runs out of memory is left out.
+
+Under FSDP no process has the memory for the whole model. The warm-up then runs a model with one layer of each
+kind (`ModelConfig.shallow`), and multiplies its seconds by the ratio of the FLOPs. The memory that it records
+is that of the small model.
 
 A compiled run's first step starts with nothing compiled, so its time is cold. The compiled code is kept in an
 archive beside the record (``compilecache.py``). A training stage of this shape on the same kind of processor
@@ -18,10 +23,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
+import re
 import resource
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,13 +40,16 @@ import torch
 from torch import Tensor, nn
 
 from spider.config import StageSpec
-from spider.data.loader import Batch, to_device
+from spider.config.model import ModelConfig
+from spider.data.loader import Batch
+from spider.errors import TrainingError
 from spider.model import build_model, choose_kernels
+from spider.model.interface import Model
 from spider.processes.device import available, choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward
-from spider.tokens import Tokens
 from spider.training import compilecache
-from spider.training.memory import check_fits
+from spider.training.loop import documents_in_a_row, loss_of
+from spider.training.memory import check_fits, meta_model, out_of_memory, ran_out
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import (
     Precision,
@@ -54,22 +64,29 @@ from spider.training.precision import (
 )
 from spider.training.warmup_record import Kind, Parts, Product, Step, Warmup
 
+log = logging.getLogger(__name__)
+
 #: Time budgets in seconds: all products together, and the steps of one candidate.
 _GEMM_SECONDS, _STEP_SECONDS = 1.0, 1.5
 #: A candidate replaces the most exact one only if its step takes less than this fraction of the time.
 _CLEARLY = 0.95
 #: Least M, K and N to time in fp8. Below it casts cost more than fp8 gains, and timing costs a compilation.
 _FP8_LEAST = 1024
+#: Calls of a product on a GPU between two waits, because to launch and to wait may take longer than a call.
+_CALLS = 10
 _KINDS: tuple[Kind, ...] = ("fp32", "bf16", "fp8")
 
 Products = dict[tuple[int, int, int], dict[str, int]]
 
 
-def warm_up(spec: StageSpec, output: Path) -> Warmup:
+def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     """Measure the shape of a stage and write its record; stages of equal shape (`StageSpec.shape`) share it.
 
+    Args:
+        data: shards folder of the stage's data, which decides how many documents a row has.
+
     Raises:
-        TrainingError, ValueError: the device lacks the configured precision or kernels.
+        TrainingError, ValueError: the device lacks the configured precision, kernels or memory.
     """
     began = time.perf_counter()
     device = torch.device(available())
@@ -80,7 +97,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
     choose_kernels(spec.kernels)
     choose_tf32(spec.tf32)
 
-    products, fp8_eligible = _products(spec, device)
+    products, fp8_eligible = _products(spec, device, data), eligible(meta_model(spec))
     gemms = _time_products(spec, products, fp8_eligible, device)
     fp8_layers = _fp8_layers(fp8_eligible, gemms) if has_fp8(device) else []
     parts = _time_parts(spec, device)
@@ -88,12 +105,17 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         fp8_layers += parts.layers
     plan = frozenset(fp8_layers) if configured == "auto" else None
     kinds = _candidates(spec, device, fp8_layers)
+
+    def steps(kind: Kind) -> Step:
+        return _time_steps(spec, Precision(kind, "measured", plan, recipe), device, data)
+
     archive = output.with_suffix(".compile-cache")
     compiled = any(compiles(spec, kind, device) for kind in kinds)
     with compilecache.saved_to(archive) if compiled else contextlib.nullcontext():
-        step = {kind: _time_steps(spec, Precision(kind, "measured", plan, recipe), device) for kind in kinds}
+        step = _fitting(spec, "a step", kinds, steps)
     costs = [f"{k} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for k, s in step.items()]
     chosen = "" if configured == "auto" else "configured, "
+    of = "one micro-batch" + ", from fewer layers" * (_measured_model(spec) != spec.model)
     return Warmup(
         format=Warmup.FORMAT,
         run=spec.run,
@@ -101,7 +123,7 @@ def warm_up(spec: StageSpec, output: Path) -> Warmup:
         threads=torch.get_num_threads(),
         versions={"python": python_version(), "torch": torch.__version__, "torchao": version("torchao")},
         precision=_fastest(step) if configured == "auto" else configured,
-        reason=f"{chosen}measured on {device_name(device)}, a step of one micro-batch: {'; '.join(costs)}",
+        reason=f"{chosen}measured on {device_name(device)}, a step of {of}: {'; '.join(costs)}",
         fp8_recipe=recipe,
         fp8_layers=fp8_layers,
         step=step,
@@ -133,31 +155,73 @@ def _fastest(step: dict[Kind, Step]) -> Kind:
     return best if step[best].seconds < _CLEARLY * step[first].seconds else first
 
 
-def _products(spec: StageSpec, device: torch.device) -> tuple[Products, frozenset[str]]:
-    """Return how often each layer computes each distinct (M, K, N), and the layers eligible for fp8."""
-    products: Products = defaultdict(lambda: defaultdict(int))
+def _measured_model(spec: StageSpec) -> ModelConfig:
+    """Return the block of the model that is run: the stage's, or a shallow one if processes share it."""
+    return spec.model.shallow() if spec.parallel == "fsdp" and spec.processes > 1 else spec.model
+
+
+def _fitting(
+    spec: StageSpec, what: str, kinds: Iterable[Kind], measure: Callable[[Kind], Any]
+) -> dict[Kind, Any]:
+    """Measure each precision, and leave out those that run out of memory.
+
+    Raises:
+        TrainingError: none is left.
+    """
+    measured: dict[Kind, Any] = {}
+    for kind in kinds:
+        try:
+            measured[kind] = measure(kind)
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            failed = str(error)
+            log.warning("%s in %s is left out: out of memory (%s)", what, kind, failed)
+    if not measured:
+        raise TrainingError(out_of_memory(spec, spec.processes, f"in the warm-up, {what}", failed))
+    return measured
+
+
+def _products(spec: StageSpec, device: torch.device, data: Path | None = None) -> Products:
+    """Return how often each layer computes each distinct (M, K, N)."""
+    noted: defaultdict[str, Counter[tuple[int, int, int]]] = defaultdict(Counter)
     torch.manual_seed(spec.seed)  # The number of patches depends on the initial weights.
-    model = build_model(spec.model).to(device)
+    model = build_model(_measured_model(spec)).to(device)
+    model.most_documents = documents_in_a_row(spec, data)
 
     def note(name: str, module: nn.Linear, args: tuple[Tensor, ...]) -> None:
         rows = args[0].numel() // module.in_features
-        products[rows, module.in_features, module.out_features][name] += 1
+        noted[name][rows, module.in_features, module.out_features] += 1
 
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(partial(note, name))
-    tokens_BT, _ = _random_text(spec, model.tokens, device)
     # A GPU groups experts in bf16 only; the shapes are the same in any arithmetic.
-    with torch.no_grad(), decide("auto", spec.fp8_recipe, device, None).autocast(device):
-        model(tokens_BT, n_loops=spec.settings.n_loops, **model.empty_candidates(tokens_BT))
-    return products, eligible(model)
+    precision = decide("auto", spec.fp8_recipe, device, None)
+    with torch.no_grad():
+        loss_of(model, _random_batch(spec, model), model.tokens.pad, spec, precision, device)
+    # A layer that a shallow model lacks computes what those of its name with another number do.
+    like = {re.sub(r"\d+", "#", name): shapes for name, shapes in noted.items()}
+    products: Products = defaultdict(dict)
+    for name, _ in meta_model(spec).named_modules():
+        for shape, count in (noted[name] or like.get(re.sub(r"\d+", "#", name), Counter())).items():
+            products[shape][name] = count
+    return products
 
 
-def _random_text(spec: StageSpec, tokens: Tokens, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of a micro-batch of random letters."""
-    shape = (spec.micro_batch(spec.processes), spec.settings.seq_len + 1)
-    letters = np.random.default_rng(spec.seed).integers(32, 127, shape, dtype=np.uint16)
-    return to_device(Batch(letters, {}), device, tokens.pad)
+def _random_batch(spec: StageSpec, model: Model) -> Batch:
+    """Return a micro-batch of random letters in the form of the stage's; each row is one document."""
+    s, rows = spec.settings, spec.micro_batch(spec.processes)
+    letters = np.random.default_rng(spec.seed).integers(32, 127, (rows, s.seq_len + 1), dtype=np.uint16)
+    candidates = model.empty_candidates(torch.from_numpy(letters[:, 1:].astype(np.int64)))
+    return Batch(
+        letters,
+        {},
+        **{name: tensor.numpy() for name, tensor in candidates.items()},
+        learned_BT=np.ones((rows, s.seq_len), bool),
+        segments_BT=np.ones((rows, s.seq_len), np.uint16),
+        advantage_B=np.ones(rows, np.float32) if s.objective == "reinforce" else None,
+    )
 
 
 def _time_products(
@@ -167,15 +231,17 @@ def _time_products(
     budget = _GEMM_SECONDS / max(1, 3 * len(products))
     timed = []
     for (m, k, n), layers in sorted(products.items()):
-        ms: dict[Kind, float] = {}
         narrow = has_fp8(device) and not fp8_eligible.isdisjoint(layers) and min(m, k, n) >= _FP8_LEAST
-        for kind in _KINDS if narrow else _KINDS[:2]:
+
+        def time_one(kind: Kind, m: int = m, k: int = k, n: int = n) -> float:
             layer = nn.Sequential(nn.Linear(k, n, bias=False, device=device))
             if kind == "fp8":
                 to_fp8(layer, spec.fp8_recipe, ["0"])
             x_MK = torch.randn(m, k, device=device)
             compiled = kind == "fp8" and spec.compiled_on(device.type, kind)
-            ms[kind] = milliseconds(layer, x_MK, kind, compiled, budget)
+            return milliseconds(layer, x_MK, kind, compiled, budget)
+
+        ms = _fitting(spec, f"the product {m} x {k} x {n}", _KINDS if narrow else _KINDS[:2], time_one)
         timed.append(
             Product(
                 m=m,
@@ -198,13 +264,17 @@ def _time_parts(spec: StageSpec, device: torch.device) -> Parts | None:
         own = build_model(spec.model).fp8_parts()
     if own is None or not own.runs_on(device):
         return None
-    ms: dict[Kind, float] = {}
-    for kind in _KINDS[1:]:
+    rows: list[int] = []
+
+    def time_one(kind: Kind) -> float:
         part, x_MK = own.example(spec.micro_batch(spec.processes), spec.settings.seq_len, device)
+        rows.append(len(x_MK))
         part.fp8 = kind == "fp8"  # type: ignore[assignment]
-        ms[kind] = milliseconds(part, x_MK, kind, spec.compiled_on(device.type, kind), _GEMM_SECONDS / 10)
+        return milliseconds(part, x_MK, kind, spec.compiled_on(device.type, kind), _GEMM_SECONDS / 10)
+
+    ms = _fitting(spec, f"the part {min(own.layers)}", _KINDS[1:], time_one)
     return Parts(
-        tokens=len(x_MK),
+        tokens=rows[0],
         uses=spec.loops * len(own.layers),
         ms=ms,
         fastest=min(ms, key=ms.__getitem__),
@@ -235,50 +305,51 @@ def milliseconds(part: nn.Module, x_MK: Tensor, kind: Kind, compiled: bool, budg
         y_MN.backward(dy_MN)
 
     seconds_of(once, x_MK.device, 0)
-    return round(1000 * seconds_of(once, x_MK.device, budget), 4)
+    calls = _CALLS if x_MK.device.type == "cuda" else 1
+    return round(1000 * seconds_of(once, x_MK.device, budget, calls), 4)
 
 
-def _time_steps(spec: StageSpec, precision: Precision, device: torch.device) -> Step:
+def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, data: Path | None) -> Step:
     """Measure a micro-batch's forward, backward and update: first step, later steps and peak memory."""
     compiled = spec.compiled_on(device.type, precision.kind)
     if compiled:
         torch.compiler.reset()  # imports the compiler
     gc.collect()  # earlier measurements hold memory in reference cycles
     torch.manual_seed(spec.seed)
-    model = build_model(spec.model).to(device)
+    model = build_model(_measured_model(spec)).to(device)
+    model.most_documents = documents_in_a_row(spec, data)
     precision.prepare(model)
     narrow_weights(model, spec.optimizer)
     optimizer = build_optimizer(model, spec.optimizer, spec.settings.lr, precision.compute, compiled=compiled)
     if compiled:
         compile_forward(model)
-    tokens_BT, labels_BT = _random_text(spec, model.tokens, device)
-    given = model.empty_candidates(tokens_BT)
+    batch, length = _random_batch(spec, model), (spec.settings.seq_len, spec.settings.n_loops)
+    ratio = meta_model(spec).flops_per_token(*length) / model.flops_per_token(*length)
     forget_peak(device)
 
     def once() -> None:
-        with precision.autocast(device):
-            loss = model(tokens_BT, labels_BT, n_loops=spec.settings.n_loops, **given).loss
-        assert loss is not None
-        loss.backward()
+        loss_of(model, batch, model.tokens.pad, spec, precision, device)[0].backward()
         optimizer.step()
         model.after_step()
         optimizer.zero_grad()
 
     first = round(seconds_of(once, device, 0), 4)
-    seconds = round(seconds_of(once, device, _STEP_SECONDS - first), 5)
-    return Step(first_seconds=first, seconds=seconds, peak_memory_mb=peak_memory_mb(device))
+    seconds = seconds_of(once, device, _STEP_SECONDS - first)
+    return Step(first_seconds=first, seconds=round(seconds * ratio, 5), peak_memory_mb=peak_memory_mb(device))
 
 
-def seconds_of(once: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Return the least time of a call; repeat until ``budget`` seconds are spent, at least once."""
+def seconds_of(once: Callable[[], Any], device: torch.device, budget: float, calls: int = 1) -> float:
+    """Return the least time of a call, the mean of ``calls`` in a row; repeat until ``budget`` seconds are
+    spent, at least once."""
     best, deadline = float("inf"), time.perf_counter() + budget
     while True:
         began = time.perf_counter()
-        once()
+        for _ in range(calls):
+            once()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         ended = time.perf_counter()
-        best = min(best, ended - began)
+        best = min(best, (ended - began) / calls)
         if ended > deadline:
             return best
 

@@ -15,9 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from spider.config import Config, ConfigError, load_config
 from spider.config.model import family_block
 from spider.describe import describe, quantity, render
-from spider.model import build_model
+from spider.model import build_model, recompute
 from spider.model.gpt import config as gpt
-from spider.model.spider import recurrence
 from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.kept import Position, kept, kept_compiled
@@ -219,8 +218,8 @@ def kept_by_forward(config: Config, autocast: bool, monkeypatch: pytest.MonkeyPa
             tree_map_only(torch.Tensor, pack, context.op_output)
         return chosen
 
-    choose = recurrence._policy
-    monkeypatch.setattr(recurrence, "_policy", policy)
+    choose = recompute._policy
+    monkeypatch.setattr(recompute, "_policy", policy)
     tokens_BT = torch.randint(0, 256, (spec.settings.micro_batch, spec.settings.seq_len))
     static = mock.patch("spider.model.spider.chunking.shapes_are_static", lambda x, training: True)
     narrow = torch.autocast("cpu", torch.bfloat16, enabled=autocast)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spider.config.block import Block, Positive, wrong_key
-from spider.config.model import ModelConfig
+from spider.config.model import ModelConfig, Recompute
 from spider.tokens import BYTES
 
 Nonnegative = Annotated[int, Field(ge=0)]
@@ -47,6 +47,8 @@ class GPTConfig(ModelConfig):
         "tables": "table",
     }
     FFN_INPUTS: ClassVar[bool] = True
+    RECOMPUTE: ClassVar[str | None] = "checkpointing"
+    MOST_RECOMPUTED: ClassVar[Any] = "full"
 
     preset: str = "gpt-d12"
     """Named sizes to start from; other keys override them."""
@@ -106,6 +108,9 @@ class GPTConfig(ModelConfig):
     zero. torch: that of torch, also for these."""
     stream: Literal["wide", "narrow"] = "narrow"
     """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
+    checkpointing: Recompute = "none"
+    """Activations of layers that the backward pass recomputes. full: all; selective: all except outputs of
+    matrix products and attention; none: nothing."""
     recurrence: LoopConfig = LoopConfig()
 
     @property
@@ -141,6 +146,14 @@ class GPTConfig(ModelConfig):
         if r.last is None:
             return all_
         return all_[: r.first] + loops * all_[r.first : r.last + 1] + all_[r.last + 1 :]
+
+    def shallow(self) -> GPTConfig:
+        least = max(self.parallel_from or 0, self.recurrence.last or 0) + 1
+        sizes = (self.model_copy(update={"layers": layers}) for layers in range(least, self.layers))
+        return next((one for one in sizes if one._kinds() == self._kinds()), self)
+
+    def _kinds(self) -> set[tuple[int | None, bool]]:
+        return {(self.window(layer), self.has_values(layer)) for layer in range(self.layers)}
 
     @model_validator(mode="before")
     @classmethod

@@ -37,8 +37,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernels.embedding import embedding
+from spider.config.model import Recompute
 from spider.model import interface
 from spider.model.gpt.attend import Cache, View, attend, view, view_behind
 from spider.model.gpt.config import GPTConfig
@@ -62,6 +64,7 @@ from spider.model.layers import (
     streamed,
     wide,
 )
+from spider.model.recompute import recomputing
 from spider.tokens import IGNORED
 
 #: Learning rates of tables, of m and of b, as factors on the rate: nanochat's 0.3, 0.005 and 0.5 over its
@@ -222,7 +225,6 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int, vocabulary: int) -> None:
         super().__init__()
-        self.shrink = (layer + 1) ** -0.5 if config.norm_scale else 1.0
         self.parallel = config.parallel_from is not None and layer >= config.parallel_from
         self.mix = Mix(config) if config.residual_mix != "none" else None
         self.attention = Attention(config, layer, vocabulary)
@@ -235,18 +237,28 @@ class Block(nn.Module):
             if scale is not None:
                 nn.init.ones_(scale)
 
-    def forward(
-        self, x: Tensor, x0: Tensor, tokens_BT: Tensor, rope: Rope, seen: View, cache: Cache | None
-    ) -> Tensor:
-        """Return the stream after this layer; the arguments after ``x0`` are those of `Attention`."""
+    def forward(self, x: Tensor, x0: Tensor, shrink: Any, *inputs: Any) -> Tensor:
+        """Return the stream after this layer; the number or tensor ``shrink`` multiplies its norms, and
+        ``inputs`` are the further arguments of `Attention`."""
         if self.mix is not None:
             x = self.mix(x, x0)
-        h = self.norm(x)
-        x = x + _scaled(self.attention(h, tokens_BT, rope, seen, cache), self.attention_scale)
-        return x + _scaled(self.ffn(h if self.parallel else self.norm(x)), self.ffn_scale)
+        h = _normed(x, shrink)
+        x = x + _scaled(self.attention(h, *inputs), self.attention_scale)
+        return x + _scaled(self.ffn(h if self.parallel else _normed(x, shrink)), self.ffn_scale)
 
-    def norm(self, x: Tensor) -> Tensor:
-        return (rms_norm(wide(x)) * self.shrink).to(x.dtype)
+
+def run(layer: Block, recompute: Recompute, skip: Skip | None, *inputs: Any) -> Tensor:
+    """Return the stream after a layer, whose inputs are those of `_blended`; in training, keep only the
+    activations that ``recompute`` leaves."""
+    return recomputing(layer, recompute, partial(_blended, layer, skip), *inputs)
+
+
+def _blended(layer: Block, skip: Skip | None, skipped: Tensor | None, x: Tensor, *inputs: Any) -> Tensor:
+    return layer(x if skip is None else skip(skipped, x), *inputs)
+
+
+def _normed(x: Tensor, shrink: Any = 1.0) -> Tensor:
+    return (rms_norm(wide(x)) * shrink).to(x.dtype)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -286,6 +298,7 @@ class GPT(interface.Model):
             from spider.model.ngram_head import NgramHead
 
             self.ngram = NgramHead(c.hidden, c.ngram, self.tokens)
+        self.run = run
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embedding, std=0.005 if self.head is None else 1.0)
@@ -319,24 +332,31 @@ class GPT(interface.Model):
     ) -> ModelOutput:
         """See `spider.model.interface.Model`; a position attends only within its document, and the trace is
         the tokens."""
-        h_BTD = self.states(tokens_BT, n_loops, segments_BT)
+        x_BTD = self.layers(tokens_BT, n_loops, segments_BT)
         inside = tokens_BT if trace else None
         if labels_BT is None:
-            return ModelOutput(None, self.logits(h_BTD, candidates_BTW), {}, inside)
-        nats_BT = self.nats(h_BTD, labels_BT, candidates_BTW)
-        mean = nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
+            return ModelOutput(None, self.logits(x_BTD, candidates_BTW), {}, inside)
+        nats_BT, mean = self.predict(x_BTD, labels_BT, candidates_BTW)
         metrics = {"cross_entropy": mean.detach()}
         return ModelOutput(nats_BT if reduction == "none" else mean, None, metrics, inside)
 
     def ffn_inputs(
         self, tokens_BT: Tensor, layers: Sequence[int], n_loops: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        h_BTD = self.states(tokens_BT, n_loops)
+        h_BTD = _normed(self.layers(tokens_BT, n_loops))
         blocks = [cast(Block, self.blocks[layer]) for layer in layers]
         return h_BTD, [block.ffn.inner(h_BTD) for block in blocks]
 
-    def states(self, tokens_BT: Tensor, n_loops: int | None, segments_BT: Tensor | None = None) -> Tensor:
-        """Return the normalised states before the head, (B, T, D)."""
+    def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
+        """Return what surrounds the layers, and one function for all layers.
+
+        Layers with the same parts share a graph. The gradients of a layer are ready when its own part of the
+        backward pass ends, so processes exchange them while the layers before it go on.
+        """
+        return [(self, name) for name in ("embed", "run", "predict")]
+
+    def layers(self, tokens_BT: Tensor, n_loops: int | None, segments_BT: Tensor | None = None) -> Tensor:
+        """Return the stream after the layers, (B, T, D)."""
         order = self.config.order(self.loops(n_loops))
         B, T = tokens_BT.shape
         views = {
@@ -367,30 +387,39 @@ class GPT(interface.Model):
         order: Sequence[int],
         caches: Sequence[Cache] | None = None,
     ) -> Tensor:
-        """Run the layers in this order and return the normalised states (B, T, D)."""
-        half = len(order) // 2
-        x0 = rms_norm(embedding(tokens_BT, self.embedding))
-        # A table may be narrower than the layers (optimizer.groups).
-        dtype = torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype)
-        x0 = streamed(x0.to(dtype), self.config.stream)
-        x = x0
+        """Run the layers in this order and return the stream after them, (B, T, D)."""
+        c, half = self.config, len(order) // 2
+        x = x0 = self.embed(tokens_BT)
+        shrink: Any = 1.0
         stack: list[Tensor] = []
-        skips = iter(self.skips)
+        skips = iter(cast(Sequence[Skip], self.skips))
         for i, (layer, cache) in enumerate(zip(order, caches or repeat(None), strict=False)):
-            if i >= half and stack:
-                skip = next(skips, None)
-                if skip is not None:
-                    x = skip(stack.pop(), x)
-            x = self.blocks[layer](x, x0, tokens_BT, rope, views[self.config.window(layer)], cache)
-            if i < half and self.config.skips:
+            skip = next(skips, None) if i >= half and stack else None
+            skipped = None if skip is None else stack.pop()
+            if c.norm_scale:  # a tensor, because the compiler makes a graph for each number
+                shrink = wide(x.new_empty(())).fill_((layer + 1) ** -0.5)
+            inputs = x0, shrink, tokens_BT, rope, views[c.window(layer)], cache
+            x = self.run(cast(Block, self.blocks[layer]), c.checkpointing, skip, skipped, x, *inputs)
+            if i < half and c.skips:
                 stack.append(x)
         for skip in skips:
             x = skip(None, x)
-        return rms_norm(wide(x)).to(x.dtype)
+        return x
 
-    def logits(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
-        """Return the logits (B, T, V) in at least float32, without those of added rows. The n-gram head
-        corrects them after the softcap."""
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Return the input of the first layer, (B, T, D)."""
+        x0 = rms_norm(embedding(tokens_BT, self.embedding))
+        # A table may be narrower than the layers (optimizer.groups).
+        dtype = torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype)
+        return streamed(x0.to(dtype), self.config.stream)
+
+    def logits(self, x_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
+        """Return the logits (B, T, V) of the stream after the layers, in at least float32."""
+        return self.unembed(_normed(x_BTD), candidates_BTW)
+
+    def unembed(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
+        """Return the logits of the normalised states, without those of added rows. The n-gram head corrects
+        them after the softcap."""
         z_BTV = F.linear(h_BTD, self.embedding) if self.head is None else self.head(h_BTD)
         z_BTV = wide(z_BTV[..., : self.vocabulary])
         cap = self.config.softcap
@@ -398,13 +427,16 @@ class GPT(interface.Model):
             z_BTV = cap * (z_BTV / cap).tanh()
         return self.with_ngrams(z_BTV, h_BTD, candidates_BTW)
 
-    def nats(self, h_BTD: Tensor, labels_BT: Tensor, candidates_BTW: Tensor | None) -> Tensor:
-        """Return each target's cross entropy, (B, T)."""
+    def predict(
+        self, x_BTD: Tensor, labels_BT: Tensor, candidates_BTW: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return each target's cross entropy, (B, T), and their mean."""
+        h_BTD = _normed(x_BTD)
         if len(self.embedding) <= _LARGE_VOCABULARY:
-            return cross_entropy(self.logits(h_BTD, candidates_BTW), labels_BT)[0]
+            return cross_entropy(self.unembed(h_BTD, candidates_BTW), labels_BT)
 
         def piece(h_1ND: Tensor, labels_1N: Tensor) -> Tensor:
-            return cross_entropy(self.logits(h_1ND), labels_1N)[0]
+            return cross_entropy(self.unembed(h_1ND), labels_1N)[0]
 
         states = h_BTD.flatten(0, 1)[None].split(_POSITIONS, dim=1)
         labels = labels_BT.flatten()[None].split(_POSITIONS, dim=1)
@@ -412,7 +444,8 @@ class GPT(interface.Model):
             checkpoint(piece, h_1ND, labels_1N, use_reentrant=False, preserve_rng_state=False)
             for h_1ND, labels_1N in zip(states, labels, strict=True)
         ]
-        return torch.cat(nats, 1).view_as(labels_BT)
+        nats_BT = torch.cat(nats, 1).view_as(labels_BT)
+        return nats_BT, nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
 
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
         return Incremental(self, context, n_loops)
@@ -459,7 +492,9 @@ class GPT(interface.Model):
             stream    D                      residual_mix
 
         Wide elements are float32. Narrow ones take 2 bytes under autocast, else 4. F is the feed-forward's
-        width. Tests compare this with what real passes keep.
+        width. A recomputed layer keeps D of the stream, and selectively what its products and attention
+        return: 2 K (H + G) + 2 D + F. One layer at a time has the rest. Tests compare this with what real
+        passes keep.
         """
         c = self.config
         D, heads, groups = c.hidden, c.head_dim * c.heads, c.head_dim * c.groups
@@ -474,7 +509,10 @@ class GPT(interface.Model):
         positions = windows * length
         V = len(self.embedding)
         at_once = positions if V <= _LARGE_VOCABULARY else min(positions, _POSITIONS)
-        total = positions * len(c.order(self.loops(n_loops))) * layer + at_once * V * 3 * 4
+        kept = layer if c.checkpointing == "none" else D * stream_size
+        if c.checkpointing == "selective":
+            kept += size * (2 * (heads + groups) + (2 + c.ffn_ratio) * D)
+        total = positions * (len(c.order(self.loops(n_loops))) * kept + layer - kept) + at_once * V * 3 * 4
         return total + positions * (self.ngram.activation_bytes() if self.ngram else 0)
 
     def keeps_wide(self, name: str) -> bool:
@@ -499,8 +537,8 @@ class Incremental(Reader):
         tokens_RN = self.ids_RT[:, start:]
         cached = {window: start if window is None else min(start, window) for window in self.windows}
         views = {w: view_behind(cached[w], N, w, tokens_RN.device) for w in self.windows}
-        h_RND = model.read(tokens_RN, self.rope.part(start, self.length), views, self.order, self.caches)
-        return model.logits(h_RND, self.candidates[-1] if self.candidates else None)
+        x_RND = model.read(tokens_RN, self.rope.part(start, self.length), views, self.order, self.caches)
+        return model.logits(x_RND, self.candidates[-1] if self.candidates else None)
 
     def choose(self, row_R: Tensor) -> None:
         super().choose(row_R)

@@ -7,9 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Positive
-from spider.config.model import ModelConfig
-
-Recompute = Literal["none", "selective", "full"]
+from spider.config.model import ModelConfig, Recompute
 
 
 class AttentionConfig(Block):
@@ -169,6 +167,13 @@ class SpiderConfig(ModelConfig):
     @property
     def feed_forwards(self) -> int:
         return self.prelude_layers + self.recurrence.layers + self.coda_layers
+
+    def shallow(self) -> SpiderConfig:
+        layers = min(2, self.recurrence.layers)  # one without and one with Engram
+        engram = self.engram.model_copy(update={"layers": [layers - 1] if self.engram.layers else []})
+        recurrence = self.recurrence.model_copy(update={"layers": layers})
+        ends = {"prelude_layers": 1, "coda_layers": 1}
+        return self.model_copy(update={**ends, "engram": engram, "recurrence": recurrence})
 
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
         if compiled and precision == "fp32" and self.moe and self.moe.implementation == "grouped":

@@ -204,6 +204,7 @@ class _Routed(Experts):
     def __init__(self, dim: int, config: MoEConfig, tokens: int, valid: int, device: torch.device) -> None:
         super().__init__(dim, config)
         self.to(device).init_weights()
+        nn.init.normal_(self.down, std=config.expert_hidden**-0.5)  # products with zeros take less time
         self.valid = valid
         logits_NE = torch.randn(tokens, config.experts, device=device)
         valid_N = torch.rand(tokens).argsort().to(device) < valid

@@ -20,16 +20,8 @@ patch. A halted patch only stops adding to its output. The loss adds ``ponder_we
 A patch that halts at the first loop passes no gradient to p, so a unit that saturates early never recovers.
 The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
-Gradients: ``checkpointing`` selects what the backward pass of a layer recomputes:
-
-    none        Keep all activations.
-    selective   Keep the outputs of matrix products and of attention. Recompute norms, rotations, SwiGLU and
-                what Engram reads, which move bytes and multiply little.
-    full        Keep only the layer's input.
-
-A layer draws no random numbers and changes no buffer, so recomputation repeats it exactly. Compiled, `run` is
-one graph for all layers of a kind. Every call would cast the weights that it multiplies; the weights of the
-core's layers, which run several times, are cast once before the loops (`narrowed`).
+Compiled, `run` is one graph for all layers of a kind. Every call would cast the weights that it multiplies;
+the weights of the core's layers, which run several times, are cast once before the loops (`narrowed`).
 
 Shapes: M rows of the core (patches of all windows), D features, R loops, K rank of the low-rank maps.
 """
@@ -44,33 +36,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from spider.config.model import Recompute
 from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, compute_dtype, rms_norm, streamed
+from spider.model.recompute import recomputing
 from spider.model.spider.attention import LatentAttention, LayerCache
-from spider.model.spider.config import MoEConfig, Recompute, SpiderConfig
+from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Retrieved
 from spider.model.spider.moe import Experts, MoE, RouterStats
 from spider.model.spider.windows import Windows
 
 #: A patch halts when its sum of p is within this of 1 (Graves's epsilon): p itself never reaches 1.
 EPSILON = 0.01
-#: Operators whose outputs selective recomputation keeps.
-_COSTLY = {
-    "aten::mm",
-    "aten::addmm",
-    "aten::bmm",
-    "aten::baddbmm",
-    "aten::_scaled_mm",
-    "aten::_grouped_mm",
-    "aten::_scaled_grouped_mm",
-    "spider::grouped_mm_fp8",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "torch_attn::_varlen_attn",
-}
 
 
 class Layer(nn.Module):
@@ -127,21 +104,12 @@ def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: T
     """Return ``layer(x, *inputs)`` with ``weights`` in place of its own; in training, keep only the
     activations that ``recompute`` leaves."""
     call = partial(_call_with, layer, weights) if weights else layer
-    if recompute == "none" or not (layer.training and torch.is_grad_enabled()):
-        return call(x, *inputs)
-    if recompute == "full":
-        return checkpoint(call, x, *inputs, use_reentrant=False, preserve_rng_state=False)
-    context_fn = partial(create_selective_checkpoint_contexts, _policy)
-    return checkpoint(call, x, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
+    return recomputing(layer, recompute, call, x, *inputs)
 
 
 def _call_with(layer: nn.Module, weights: dict[str, Tensor], *inputs: Any) -> Any:
     # tie_weights would look at every parameter, and the compiler makes a graph for each of their sizes.
     return functional_call(layer, weights, inputs, tie_weights=False)
-
-
-def _policy(context: Any, op: Any, *args: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op.name() in _COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Injection(nn.Module):

@@ -249,7 +249,7 @@ class Reference:
         if end >= self.M:
             return
         if self.settings.objective == "projection":
-            h = self.model.states(self.ids[None, begin : begin + self.T], None)[0].detach().numpy()
+            h = self.model.ffn_inputs(self.ids[None, begin : begin + self.T], [])[0][0].detach().numpy()
             h = h[start - begin : end - begin]
             for ffn in self.layers:
                 up = h @ ffn.up.weight.detach().numpy().T

@@ -49,7 +49,7 @@ def test_the_products_of_a_run_are_the_same_in_every_process(make_spec):
     shapes = []
     for seed in (0, 23):
         torch.manual_seed(seed)
-        shapes.append(sorted(warmup._products(make_spec(), torch.device("cpu"))[0]))
+        shapes.append(sorted(warmup._products(make_spec(), torch.device("cpu"))))
     assert shapes[0] == shapes[1]
 
 
@@ -193,7 +193,7 @@ def test_only_a_clearly_faster_precision_replaces_the_exact_one(tmp_path, make_s
         monkeypatch.setattr(
             warmup,
             "_time_steps",
-            lambda spec, precision, device, s=seconds: Step(
+            lambda spec, precision, device, data, s=seconds: Step(
                 first_seconds=1, seconds=1 if precision.kind == "fp32" else s, peak_memory_mb=1
             ),
         )
