@@ -253,6 +253,25 @@ def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(
     assert 0.85 < estimate / real < most
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("way", ["selective", "full"])
+def test_the_estimate_of_what_a_recomputed_gpt_layer_keeps_is_near_what_a_forward_pass_keeps(
+    way, precision, monkeypatch
+):
+    """The window is longer than those for which a CPU computes attention by plain products in bf16."""
+    estimates, real = [], []
+    for layers in (2, 6):
+        model = {"preset": "gpt-cpu", "checkpointing": way, "layers": layers}
+        stages = [{"name": "main", "max_steps": 2, "seq_len": 640, "micro_batch": 1}]
+        config = configuration(model, precision=precision, stages=stages)
+        estimates.append(describe(config, "r")["stages"][0]["memory"]["activations"])
+        real.append(kept_by_forward(config, precision == "bf16", monkeypatch))
+    assert (estimates[1] - estimates[0]) / (real[1] - real[0]) == pytest.approx(1, abs=0.1)
+    kept = build_model(config.run("r").model.model_copy(update={"checkpointing": "none"}))
+    whole = kept.activation_bytes(1, 640, None, narrow=precision == "bf16", compiled=False)
+    assert estimates[1] < 0.8 * whole
+
+
 @pytest.mark.parametrize("changes", [{}, {"qk_gain": 5.0, "residual_mix": "none", "heads": 4, "kv_heads": 2}])
 @pytest.mark.parametrize("length", [64, 256])
 def test_the_estimate_of_a_gpts_activations_is_near_what_a_forward_pass_keeps(length, changes, monkeypatch):

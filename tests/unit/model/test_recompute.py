@@ -8,10 +8,12 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from small import build, train
+from small_gpt import SWITCHES, build_gpt, text
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spider.config import merged
 from spider.processes.parallel import compile_forward
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
@@ -69,3 +71,23 @@ def test_compiled_the_selective_way_multiplies_no_matrix_twice():
         products[way] = sum(found[name] for name in PRODUCTS)
     assert losses["selective"] == pytest.approx(losses["none"], rel=0.01)
     assert products["selective"] == products["none"] > 0
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("switch", ["nanochat", "golf"])
+def test_a_gpts_gradients_are_the_same_bits_with_recomputation(switch, narrow):
+    """Selectively, a looped layer is cast again in each run, so its gradients are summed in float32."""
+    gradients, products = {}, {}
+    for way in ("none", "selective", "full"):
+        model, x = build_gpt(**merged(SWITCHES[switch], {"checkpointing": way})).train(), text(2, 41)
+        with Count() as counted:
+            with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                loss = model(x[:, :-1], x[:, 1:], segments_BT=torch.ones(2, 40, dtype=torch.int64)).loss
+            loss.backward()
+        gradients[way] = [loss.detach(), *(p.grad for p in model.parameters())]
+        products[way] = sum(counted.calls[name] for name in PRODUCTS)
+    assert products["none"] == products["selective"] < products["full"]
+    for one, other in zip(gradients["none"], gradients["full"], strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(gradients["none"], gradients["selective"], strict=True):
+        assert (one - other).norm() <= (0.02 * one.norm() if switch == "golf" and narrow else 0)

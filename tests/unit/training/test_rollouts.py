@@ -27,6 +27,7 @@ from spider.training.loop import Trainer, seed_of
 from spider.training.metrics import read_rows
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.stage import train
+from spider.training.warmup import warm_up
 from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.training.disturb import Stop, crash_at
@@ -259,3 +260,12 @@ def test_answers_without_a_number_are_refused_before_training(tmp_path):
 def test_settings_that_contradict_each_other_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         configuration(**changes)
+
+
+def test_a_compiled_stage_runs_the_graphs_of_its_warm_up_and_samples_with_none(sums, tmp_path, graphs):
+    own = spec(max_steps=2).model_copy(update={"compile": True})
+    warm_up(own, tmp_path / "warmup.json")
+    measured = graphs()
+    train(own, tmp_path / "rl", sums, warmup=tmp_path / "warmup.json")
+    assert graphs() == measured and len(measured) == 4
+    assert own.shape != spec(objective="next_token", rollouts={}).shape

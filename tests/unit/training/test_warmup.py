@@ -2,16 +2,21 @@ import re
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from spider import files
 from spider.cli.session import keep_freed_memory
 from spider.config import StageSpec
+from spider.config.model import family_block, model_block
+from spider.data.packing import Packing
 from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.sample import sample
 from spider.model import build_model
+from spider.model.interface import Model
 from spider.model.spider import moe
 from spider.training import precision, warmup
+from spider.training.loop import Trainer, documents_in_a_row
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up
@@ -102,6 +107,7 @@ def test_experts_are_timed_with_the_expected_number_of_patches(make_spec):
     chosen_NK = part.routing.chosen_NK
     assert (chosen_NK[:, 0] >= 0).sum() == part.valid == 8 * (1 + 64 * 0.25)
     assert part(x_MK).shape == x_MK.shape
+    assert part.down.count_nonzero() == part.down.numel(), "zeros take less time on a GPU"
 
 
 def test_a_record_of_another_format_is_refused(tmp_path):
@@ -236,3 +242,124 @@ def test_a_gpu_compiles_by_default_if_the_precision_allows_it(make_spec):
     assert not spec.compiled_on("cpu", "bf16") and make_spec(precision="bf16", compile=True).compiled_on(
         "cpu", "bf16"
     )
+
+
+# ------------------------------------------------------------------------------------------- out of memory
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")]
+)
+def test_a_precision_that_runs_out_of_memory_is_left_out(
+    tmp_path, make_spec, quick, monkeypatch, caplog, error
+):
+    build, lacking = warmup.build_optimizer, {torch.float32}
+
+    def too_large(model, config, lr, compute, **options):
+        if compute in lacking:
+            raise error
+        return build(model, config, lr, compute, **options)
+
+    monkeypatch.setattr(warmup, "build_optimizer", too_large)
+    record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
+    assert record.precision == "bf16" and set(record.step) == {"bf16"}
+    assert caplog.text.count("a step in fp32 is left out: out of memory") == 1
+    lacking.add(torch.bfloat16)
+    with pytest.raises(
+        TrainingError, match=r"out of memory in the warm-up, a step with micro_batch 4.*halve"
+    ):
+        warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
+
+
+def test_another_error_ends_the_warm_up(tmp_path, make_spec, quick, monkeypatch):
+    def wrong(*_, **__):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(warmup, "build_optimizer", wrong)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        warm_up(make_spec(), tmp_path / "warmup.json")
+
+
+def test_a_gpu_is_waited_for_once_in_several_calls_of_a_product(monkeypatch):
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("wait"))
+    warmup.seconds_of(lambda: done.append("call"), torch.device("cuda"), 0, calls=3)
+    assert done == ["call"] * 3 + ["wait"]
+
+
+# -------------------------------------------------------------------------------------- what the stage runs
+
+
+def small_gpt(**changes):
+    return family_block(model_block({"preset": "gpt-cpu", "hidden": 32, "heads": 2, **changes}))
+
+
+def test_a_compiled_stage_runs_the_graphs_of_its_warm_up(tmp_path, make_spec, shards, quick, graphs):
+    spec = make_spec(max_steps=2).model_copy(update={"compile": True, "model": small_gpt(layers=3)})
+    warm_up(spec, tmp_path / "warmup.json")
+    measured = graphs()
+    train(spec, tmp_path / "a", shards, warmup=tmp_path / "warmup.json")
+    assert graphs() == measured and len(measured) == 4
+
+
+def test_a_compiled_stage_of_packed_documents_runs_the_graphs_of_its_warm_up(
+    tmp_path, talk, talk_spec, quick, graphs
+):
+    spec = talk_spec.model_copy(update={"compile": True})
+    warm_up(spec, tmp_path / "warmup.json", talk)
+    measured = graphs()
+    train(spec, tmp_path / "a", talk, warmup=tmp_path / "warmup.json")
+    assert graphs() == measured and len(measured) > 2
+    row = {"settings": spec.settings.model_copy(update={"attend": "row"})}
+    assert spec.shape != spec.model_copy(update=row).shape
+
+
+@pytest.mark.inductor
+@pytest.mark.long
+def test_a_stage_compiles_nothing_that_its_warm_up_compiled(tmp_path, talk, talk_spec, quick, monkeypatch):
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "torch"))
+    monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 1)
+    spec = talk_spec.model_copy(update={"compile": True})
+    warm_up(spec, tmp_path / "warmup.json", talk)
+    torch.compiler.reset()
+    counters.clear()
+    train(spec, tmp_path / "a", talk, warmup=tmp_path / "warmup.json")
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0 < counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def test_the_bound_on_documents_is_the_power_of_two_above_the_datas(tmp_path, talk, talk_spec):
+    most, bound = Packing.read(talk / "packed-32.json").most_pieces, documents_in_a_row(talk_spec, talk)
+    assert most <= bound < 2 * most and bound.bit_count() == 1
+    trainer = Trainer(talk_spec, tmp_path, talk, {"data_digest": ""})
+    assert trainer.model.most_documents == bound
+    trainer.loader.close()
+    row = talk_spec.settings.model_copy(update={"attend": "row"})
+    assert documents_in_a_row(talk_spec.model_copy(update={"settings": row}), talk) is None
+
+
+@pytest.mark.parametrize("family", ["gpt", "spider"])
+def test_under_fsdp_no_process_builds_the_whole_model(tmp_path, make_spec, quick, family):
+    """The products are those of the whole model all the same."""
+    spec = make_spec(precision="auto", model={"recurrence": {"layers": 4}, "coda_layers": 3})
+    if family == "gpt":
+        windows = {"windows": "SSSL", "short_window": 8, "value_embeddings": "alternate"}
+        spec = spec.model_copy(update={"model": small_gpt(layers=12, **windows)})
+    largest = {"built": 0}
+
+    def note(module, _):
+        if isinstance(module, Model):
+            largest["built"] = max(largest["built"], sum(p.numel() for p in module.parameters()))
+
+    products, hook = [], torch.nn.modules.module.register_module_forward_pre_hook(note)
+    with hook:
+        for parallel in ("fsdp", "ddp"):
+            shared = spec.model_copy(update={"parallel": parallel, "processes": 2})
+            record = warm_up(shared, tmp_path / "warmup.json")
+            products.append([(g.m, g.k, g.n, g.uses, g.layers) for g in record.gemms])
+            assert (" from fewer layers: fp32 " in record.reason) == (parallel == "fsdp")
+            if parallel == "fsdp":
+                assert 0 < largest["built"] < 0.7 * build_model(spec.model).num_parameters()
+                assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == record.precision
+    assert largest["built"] == build_model(spec.model).num_parameters()
+    assert products[0] == products[1]
