@@ -2,6 +2,7 @@
 
     interface.py   The base class `Model`: the contract between a family and the rest of Spider.
     layers.py      The small parts that families share.
+    recompute.py   Activations that the backward pass computes again.
     ngram_head.py  The head that scores the candidates of an n-gram index, for any family.
 
     spider/        The byte-level recurrent-depth transformer with learned patches.

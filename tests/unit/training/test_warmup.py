@@ -295,7 +295,8 @@ def small_gpt(**changes):
 
 
 def test_a_compiled_stage_runs_the_graphs_of_its_warm_up(tmp_path, make_spec, shards, quick, graphs):
-    spec = make_spec(max_steps=2).model_copy(update={"compile": True, "model": small_gpt(layers=3)})
+    spec = make_spec(max_steps=2, n_loops=1)
+    spec = spec.model_copy(update={"compile": True, "model": small_gpt(layers=3)})
     warm_up(spec, tmp_path / "warmup.json")
     measured = graphs()
     train(spec, tmp_path / "a", shards, warmup=tmp_path / "warmup.json")
