@@ -19,14 +19,20 @@ every job. Their default storage keeps its index in a pickle, and reading a pick
 A checkpoint is a sealed folder (`spider.sealed`). A process can be killed at any moment: a folder named
 ``step-...`` was complete once. Its hashes show whether it is still complete.
 
-Hashing and flushing take seconds, and training continues meanwhile with its own tensors. It waits only while
-`Saver` copies the state. The copy takes its size once more in host memory, which is reused for the next save.
+Writing takes seconds, and training continues meanwhile with its own tensors and with the interpreter. Files
+are hashed while they are written. The digest of the weights is another hash of the same bytes. So weights and
+their average are hashed twice, and the optimizer's state once.
+
+Training waits only while `Saver` copies the state. The copy takes its size once more in host memory, which is
+reused for the next save.
 It is pinned for a GPU, because copies into pinned memory are several times as fast. The first save of a
 training is slower, because it allocates this memory, rounded up to a power of two for each tensor.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -34,6 +40,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +53,7 @@ from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
 from spider.config import StageSettings
 from spider.errors import CheckpointError
-from spider.model.interface import weights_digest
+from spider.model.interface import raw_bytes, weights_digest
 from spider.processes.parallel import full_tensor
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER
@@ -146,11 +153,11 @@ def save(
     folder = root / f"step-{record['global_step']:08d}"
     try:
         with sealed.writing(folder) as beside:
-            _write_tensors(beside, tensors)
+            hashed = _write_tensors(beside, tensors)
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, beside / TOKENIZER)
             fields = {"format": Manifest.FORMAT, **record, **_digests(tensors)}
-            plain = sealed.seal(beside, MANIFEST, fields, digest=True)
+            plain = sealed.seal(beside, MANIFEST, fields, digest=True, hashed=hashed)
             manifest = Manifest.parse(plain, beside / MANIFEST)
     except OSError as error:
         raise CheckpointError(
@@ -169,8 +176,8 @@ def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
     }
 
 
-def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write each kind of tensors into files of its own, and the index of all files."""
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, sealed.SealedFile]:
+    """Write each kind of tensors into files of its own, and the index of all files; return the former."""
     parts: list[dict[str, Tensor]] = []
     filled = 0
     previous = ""
@@ -179,17 +186,41 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         if kind != previous or filled + tensor.nbytes > _FILE_BYTES:
             parts.append({})
             filled = 0
-        parts[-1][name] = tensor.contiguous()
+        parts[-1][name] = tensor
         filled += tensor.nbytes
         previous = kind
     file_of: dict[str, str] = {}
+    hashed: dict[str, sealed.SealedFile] = {}
     for number, part in enumerate(parts, 1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        # `save_file` would turn an `OSError` into an error of its own.
-        (folder / file).write_bytes(safetensors.torch.save(part))
+        hashed[file] = _write_file(folder / file, part)
         file_of |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     files.write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
+    return hashed
+
+
+def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> sealed.SealedFile:
+    """Write the bytes that `safetensors.torch.save` returns, and hash them on the way.
+
+    That function would hold the interpreter for seconds while it copies the tensors twice. It gives the order
+    of the tensors and the names of their types here, from one value of each.
+    """
+    example = safetensors.torch.save({name: tensor.new_zeros(1) for name, tensor in tensors.items()})
+    entries = json.loads(example[8 : 8 + int.from_bytes(example[:8], "little")])
+    end = 0
+    for name, entry in entries.items():
+        begin, end = end, end + tensors[name].nbytes
+        entry |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    h = hashlib.sha256()
+    with open(path, "wb") as file:
+        head = len(header).to_bytes(8, "little") + header
+        for piece in chain([head], (raw_bytes(tensors[name]) for name in entries)):
+            file.write(piece)
+            h.update(piece)
+    return sealed.SealedFile(size=len(head) + end, sha256=h.hexdigest())
 
 
 def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:

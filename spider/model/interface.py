@@ -407,5 +407,10 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(n for n in tensors if n.startswith("model.")):
         t = tensors[name].detach()
         h.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
-        h.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        h.update(raw_bytes(t))
     return h.hexdigest()[:16]
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,14 +1,19 @@
 import os
 import pickle
 import shutil
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
 import spider
-from spider import files
+from spider import files, sealed
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import read_manifest, steps
 from spider.checkpoints.save import clean, retain, save
@@ -34,6 +39,60 @@ def test_a_saved_checkpoint_verifies_and_loads_without_change(tmp_path):
     loaded = {name: torch.zeros_like(t) for name, t in given.items()}
     Checkpoint.at(good.path).load_into(loaded)
     assert all(torch.equal(loaded[name], given[name]) for name in given)
+
+
+def test_a_file_has_the_bytes_and_the_hash_that_safetensors_gives_it(tmp_path):
+    dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    given = {f"model.{i}.{name}": torch.arange(6).to(getattr(torch, name)) for i, name in enumerate(dtypes)}
+    given |= {
+        "model.näme": torch.zeros(2, 0),
+        "model.scalar": torch.tensor(3.0),
+        "model.a.turned": torch.randn(3, 5).T,
+    }
+    good = save(tmp_path, given, saved())
+    (file,) = good.path.glob("*.safetensors")
+    contiguous = {name: tensor.contiguous() for name, tensor in given.items()}
+    assert file.read_bytes() == safetensors.torch.save(contiguous)
+    assert good.manifest.files[file.name] == sealed.SealedFile.of(file)
+
+
+def test_saving_reads_no_tensor_back(tmp_path, monkeypatch):
+    read, sha256 = [], files.sha256
+    monkeypatch.setattr(files, "sha256", lambda path: read.append(path.name) or sha256(path))
+    write(tmp_path, 1)
+    assert read == ["model.safetensors.index.json"]
+
+
+def longest_gap(work):
+    """Return the longest time between two ticks of a thread that ticks each millisecond beside ``work``."""
+    ticks, done = [time.perf_counter()], threading.Event()
+
+    def tick():
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    work()
+    ticks.append(time.perf_counter())
+    done.set()
+    thread.join()
+    return max(after - before for before, after in pairwise(ticks))
+
+
+def test_saving_holds_neither_the_interpreter_nor_a_copy(tmp_path):
+    """`safetensors.torch.save` does both: its gap is the measure, so a slow machine changes nothing."""
+    tensors = {f"model.{i}": torch.ones(1 << 23) for i in range(4)}  # 128 MiB
+    stops = longest_gap(lambda: safetensors.torch.save(tensors))
+    status = Path("/proc/self/status")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, *gaps = (
+        status.read_text(),
+        *(longest_gap(lambda: save(tmp_path, tensors, saved())) for _ in range(3)),
+    )
+    peaks = [int(text.partition("VmHWM:")[2].split()[0]) for text in (before, status.read_text())]
+    assert min(gaps) < stops / 4
+    assert peaks[1] - peaks[0] < (32 << 10), "a quarter of the tensors, in kB"
 
 
 def test_equal_states_give_equal_files(tmp_path):
