@@ -72,26 +72,19 @@ def _hide(folder: Path) -> Path:
     return old
 
 
-def seal(
-    folder: Path,
-    name: str,
-    manifest: dict[str, Any],
-    *,
-    digest: bool,
-    hashed: Mapping[str, SealedFile] | None = None,
-) -> dict[str, Any]:
+def seal(folder: Path, name: str, manifest: dict[str, Any], *, digest: bool) -> dict[str, Any]:
     """Flush all files of a folder and write its manifest, and return the manifest as it was written.
 
     Args:
         name: the file name of the manifest.
-        manifest: its other fields.
+        manifest: its other fields. ``files`` may have files that were hashed while they were written; the
+            others are read here.
         digest: add the `content_digest` of the manifest. A file that people may edit has none.
-        hashed: files that were hashed while they were written. The others are read.
     """
     present = sorted(folder.iterdir())
-    known = hashed or {}
-    sealed = {file.name: known.get(file.name) or SealedFile.of(file) for file in present}
-    manifest = {**manifest, "files": {name: file.model_dump() for name, file in sealed.items()}}
+    known = manifest.get("files", {})
+    hashed = {file.name: known.get(file.name) or SealedFile.of(file) for file in present}
+    manifest = {**manifest, "files": {name: file.model_dump() for name, file in hashed.items()}}
     if digest:
         manifest["digest"] = content_digest(manifest)
     for file in present:

@@ -304,7 +304,7 @@ class _Links:
         digest = load_metadata(data).digest
         self._equal(path, "the digest of its data", scored.data_digest, digest, "metadata.json")
         settings = claim.spec.evaluation
-        tokens = Checkpoint.at(claim.folder.receipt, quick=True).tokens
+        tokens = Checkpoint.at(claim.folder.receipt).tokens
         stream, _ = validation_stream(data, settings.max_bytes, tokens, settings.largest_group)
         text = Text.of(stream, tokens)
         held_out = f"the first {settings.max_bytes:,} bytes of {claim.held_out}"

@@ -70,7 +70,7 @@ def check(claim: Claim, quick: bool) -> Finding:
     kept = []
     for path in steps(folder.checkpoints):
         try:
-            kept.append(Checkpoint.at(path, quick=quick))
+            kept.append(Checkpoint.at(path, whole=not quick))
         except CheckpointError as error:
             return _finding("failed", f"{path.name} is damaged", str(error).splitlines())
     if not kept:
@@ -87,7 +87,8 @@ def check(claim: Claim, quick: bool) -> Finding:
     if missing := _obstacle(claim, kept[-1].training):
         return _finding("skipped", missing, [read])
     stretches = [_Stretch(before, after) for before, after in pairwise([None, *kept]) if after]
-    stretches = [one for one in stretches if _can_begin(one)]
+    # Earlier versions also saved while they skipped steps.
+    stretches = [one for one in stretches if _can_begin(one) and not one.after.training.streak]
     if not stretches:
         return _finding("skipped", "no stretch between kept checkpoints can be trained again", [read])
     shortest = min(one.seconds for one in stretches)

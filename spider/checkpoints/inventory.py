@@ -22,7 +22,6 @@ from spider.checkpoints.records import (
 )
 from spider.errors import CheckpointError
 from spider.results import StageFolder
-from spider.sealed import damage
 
 
 def below(path: Path) -> list[Path]:
@@ -47,7 +46,7 @@ def below(path: Path) -> list[Path]:
 
 
 def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Read the manifest of a checkpoint and compare its files with it; ``quick`` compares only the sizes.
+    """Read the manifest of a checkpoint and check its files; ``quick`` compares only the sizes.
 
     Returns a JSON object. What the manifest does not hold is None:
 
@@ -68,7 +67,8 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
             manifest = Checkpoint.at(path).manifest  # reads and checks every byte
         else:
             manifest = read_manifest(path)
-            problems = damage(path, manifest.files, quick=quick) + _damage_of_index(path, manifest, quick)
+            problems = Checkpoint(path, manifest).problems(quick=quick)
+            problems += _damage_of_index(path, manifest, quick)
     except CheckpointError as error:
         problems = [str(error)]
     folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
@@ -116,6 +116,7 @@ def render(entries: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for entry in entries:
+        diverged = any(": not finite: " in problem for problem in entry["problems"])
         state = ", ".join(["good", *(word for word in ("final", "best") if entry[word])])
         table.add_row(
             entry["stage"],
@@ -124,7 +125,7 @@ def render(entries: list[dict[str, Any]]) -> None:
             _cell(entry["size"], ",.1f", 1e6),
             _cell(entry["best_loss"], ".3f"),
             "" if entry["val_bpb"] is None else f"{entry['val_bpb']:.4f}",
-            state if entry["good"] else "[red]damaged[/]",
+            state if entry["good"] else f"[red]{'not finite' if diverged else 'damaged'}[/]",
         )
     Console(highlight=False).print(table)
 

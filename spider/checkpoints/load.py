@@ -1,16 +1,19 @@
 """Find and verify the checkpoint that a path names, and load its tensors or its model: `Checkpoint.at`.
 
 A path names a checkpoint, an exported folder, a compressed model, a stage's folder (its newest good
-checkpoint), or a stage's receipt. Every file is hashed before it is used.
+checkpoint), or a stage's receipt. A file is hashed before it is opened for the first time, and its numbers
+must be finite. So reading weights does not cost reading the state of the optimizer, twice as large.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from pydantic import ValidationError
@@ -20,6 +23,7 @@ from torch import Tensor
 from spider import files
 from spider.checkpoints.records import (
     COMPRESSED,
+    INDEX,
     MANIFEST,
     NGRAM,
     Exported,
@@ -49,28 +53,30 @@ log = logging.getLogger(__name__)
 
 #: The prefix of the names of averaged weights.
 AVERAGE = "ema."
+_DIVERGED = "the training diverged; use an earlier checkpoint, or train again with a lower lr"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint or an exported folder, whose files were checked against its manifest."""
+    """A checkpoint or an exported folder. Each of its files is checked once, before it is read."""
 
     path: Path
     manifest: Manifest | Exported
+    _checked: set[str] = field(init=False, compare=False, repr=False, default_factory=set)
 
     @classmethod
-    def at(cls, path: Path, *, quick: bool = False) -> Checkpoint:
-        """Return the checkpoint that a path names, after checking each of its files once.
+    def at(cls, path: Path, *, whole: bool = False) -> Checkpoint:
+        """Return the checkpoint that a path names, after comparing the sizes of its files.
 
         Args:
-            quick: check only the sizes of files. The newest good checkpoint of a stage's folder is always
-                found by the contents of its files.
+            whole: check the contents of all files now. Without it, the newest good checkpoint of a stage's
+                folder is the newest with good weights.
 
         Raises:
             CheckpointError: a checkpoint is missing, or some of its files differ. The message names them.
         """
         if path.is_file() and path.suffix == COMPRESSED:
-            return cls._verified(path)
+            return cls._open(path)
         stage = StageFolder(path)
         if not path.is_file() and stage.receipt.is_file() and not steps(stage.checkpoints):
             path = stage.receipt
@@ -88,37 +94,85 @@ class Checkpoint:
                 )
             path = named
         elif (root := stage.checkpoints).is_dir():
-            good, _ = cls.newest_good(root)
+            good, _ = cls.newest_good(root, whole=whole)
             if good is None:
                 raise CheckpointError(f"{root}: no usable checkpoint; train the stage first")
             return good
         elif not Exported.lies_in(path) and not (path / MANIFEST).is_file():
             raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")
-        return cls._verified(path, quick)
+        return cls._open(path).check(None if whole else ())
 
     @classmethod
-    def newest_good(cls, root: Path) -> tuple[Checkpoint | None, list[Path]]:
+    def newest_good(cls, root: Path, *, whole: bool = True) -> tuple[Checkpoint | None, list[Path]]:
         """Return the newest checkpoint below ``root`` that verifies, and the newer ones that do not.
 
-        Log a warning for each of those.
+        Log a warning for each of those. Without ``whole`` only files of weights are checked.
         """
         bad: list[Path] = []
         for path in reversed(steps(root)):
             try:
-                return cls._verified(path), bad
+                found = cls._open(path)
+                weights = (file for name, file in found.file_of.items() if not name.startswith("optimizer."))
+                return found.check(None if whole else weights), bad
             except CheckpointError as error:
                 log.warning("damaged checkpoint, trying the one before it: %s", error)
                 bad.append(path)
         return None, bad
 
     @classmethod
-    def _verified(cls, path: Path, quick: bool = False) -> Checkpoint:
+    def _open(cls, path: Path) -> Checkpoint:
         if path.suffix == COMPRESSED:
             return CompressedCheckpoint.open(path)
-        manifest = read_manifest(path)
-        if damaged := damage(path, manifest.files, quick=quick):
+        found = cls(path, read_manifest(path))
+        if damaged := found.problems(quick=True):
             raise CheckpointError("\n".join(damaged))
-        return cls(path, manifest)
+        return found
+
+    def problems(self, names: Iterable[str] | None = None, *, quick: bool = False) -> list[str]:
+        """Return what is wrong with its files of these names (default: all), one line each.
+
+        A file may differ from the manifest or hold numbers that are not finite; ``quick`` compares only the
+        sizes.
+        """
+        listed = self.manifest.files
+        if names is not None:
+            listed = {name: listed[name] for name in names}
+        found = damage(self.path, listed, quick=quick)
+        for name in () if quick or found else listed:
+            if name.endswith(".safetensors"):
+                with safe_open(self.path / name, "pt") as file:
+                    if wrong := not_finite((one, file.get_tensor(one)) for one in file.keys()):  # noqa: SIM118
+                        found.append(f"{self.path / name}: {wrong}; {_DIVERGED}")
+        return found
+
+    def check(self, names: Iterable[str] | None = None) -> Self:
+        """Check the contents of files (default: all) that were not checked yet.
+
+        Raises:
+            CheckpointError: has a line for each of the `problems`.
+        """
+        left = {*(self.manifest.files if names is None else names)} - self._checked
+        if left and (problems := self.problems(sorted(left))):
+            raise CheckpointError("\n".join(problems))
+        self._checked.update(left)
+        return self
+
+    @cached_property
+    def file_of(self) -> dict[str, str]:
+        """Return the file of each tensor."""
+        listed = self.manifest.files
+        if INDEX in listed:
+            self.check([INDEX])
+            named: dict[str, str] = files.read_json(self.path / INDEX)["weight_map"]
+            if not listed.keys() >= {*named.values()}:
+                raise CheckpointError(f"{self.path / INDEX}: names a file that the manifest does not list")
+            return named
+        file_of: dict[str, str] = {}
+        for name in listed:
+            if name.endswith(".safetensors"):
+                with safe_open(self.check([name]).path / name, "pt") as file:
+                    file_of |= dict.fromkeys(file.keys(), name)
+        return file_of
 
     @property
     def exported(self) -> bool:
@@ -184,6 +238,7 @@ class Checkpoint:
         """
         if TOKENIZER not in self.manifest.files:
             return BYTES
+        self.check([TOKENIZER])
         try:
             return read_tokens(self.path / TOKENIZER)
         except ValueError as error:
@@ -192,7 +247,9 @@ class Checkpoint:
     @property
     def tokenizer(self) -> bytes | None:
         """Return the content of its ``tokenizer.json``, or None if the vocabulary is bytes."""
-        return (self.path / TOKENIZER).read_bytes() if TOKENIZER in self.manifest.files else None
+        if TOKENIZER not in self.manifest.files:
+            return None
+        return (self.check([TOKENIZER]).path / TOKENIZER).read_bytes()
 
     def model(self, device: str | torch.device = "cpu") -> Model:
         """Return the model in evaluation mode, with averaged weights if there are any.
@@ -241,13 +298,14 @@ class Checkpoint:
         prefix = "" if self.exported else "model."
         if self.exported:
             tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
-        saved = self.saved()
+        saved = self.file_of
         wrong = [f"it has no {name}" for name in tensors if name not in saved]
         wrong += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
-        for name in tensors.keys() & saved.keys():
-            expected = list(tensors[name].shape)
-            if saved[name] != expected:
-                wrong.append(f"{name} has shape {saved[name]}, and {expected} in this model")
+        for file, names in self._opened(tensors.keys() & saved.keys()):
+            for name in names:
+                shape, expected = file.get_slice(name).get_shape(), list(tensors[name].shape)
+                if shape != expected:
+                    wrong.append(f"{name} has shape {shape}, and {expected} in this model")
         if wrong:
             raise CheckpointError(
                 f"{self.path}: a checkpoint of another architecture: {first_three(sorted(wrong))}"
@@ -257,24 +315,21 @@ class Checkpoint:
     def holds_optimizer(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether it has the state of the same optimizer, by the names of its tensors."""
         wanted = {name for name in tensors if name.startswith("optimizer.")}
-        return wanted == {name for name in self.saved() if name.startswith("optimizer.")}
+        return wanted == {name for name in self.file_of if name.startswith("optimizer.")}
 
-    def saved(self) -> dict[str, list[int]]:
-        """Return the shapes of all its tensors, by their names."""
-        shapes: dict[str, list[int]] = {}
-        for path in sorted(self.path.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        return shapes
+    def _opened(self, names: Collection[str]) -> Iterator[tuple[Any, list[str]]]:
+        """Check and open each file that holds some of these tensors; yield it with their names."""
+        for name in sorted({self.file_of[one] for one in names}):
+            with safe_open(self.check([name]).path / name, "pt") as file:
+                yield file, [one for one in names if self.file_of[one] == name]
 
     def _copy_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the tensors of these names; of a sharded tensor, the part that this process holds."""
-        for path in sorted(self.path.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                for name in tensors.keys() & file.keys():
-                    part, where = local_slice(tensors[name])
-                    if part.numel():  # a tensor of few rows leaves some processes empty
-                        part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
+        for file, names in self._opened(tensors.keys()):
+            for name in names:
+                part, where = local_slice(tensors[name])
+                if part.numel():  # a tensor of few rows leaves some processes empty
+                    part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
 
 
 @dataclass(frozen=True)
@@ -294,7 +349,9 @@ class CompressedCheckpoint(Checkpoint):
         fields["step"] = fields["global_step"]
         fields["best_loss"] = None
         fields["files"] = {path.name: SealedFile.of(path)}
-        return cls(path, Exported.model_validate(fields), compressed)
+        opened = cls(path, Exported.model_validate(fields), compressed)
+        opened._checked.add(path.name)
+        return opened
 
     @property
     def tokens(self) -> Tokens:
@@ -307,8 +364,17 @@ class CompressedCheckpoint(Checkpoint):
     def model(self, device: str | torch.device = "cpu") -> Model:
         return self.compressed.model(device)
 
-    def saved(self) -> dict[str, list[int]]:
+    @property
+    def file_of(self) -> dict[str, str]:  # type: ignore[override]
         raise CheckpointError(f"{self.path}: a compressed model, from which training cannot continue")
+
+
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return which tensors hold a NaN or an infinity, or "" if none does."""
+    floating = ((name, tensor) for name, tensor in tensors if tensor.is_floating_point() and tensor.numel())
+    # `aminmax` propagates NaN, and is many times as fast as `torch.isfinite`.
+    wrong = [name for name, tensor in floating if not all(map(math.isfinite, tensor.aminmax()))]
+    return f"not finite: {first_three(wrong)}" if wrong else ""
 
 
 def first_three(names: list[str]) -> str:

@@ -120,7 +120,7 @@ def _claim(session: Session, name: str, compressed: bool) -> Claim:
     if Exported.lies_in(path) or (path.suffix == COMPRESSED and path.is_file()):
         from spider.checkpoints.load import Checkpoint
 
-        exported = Checkpoint.at(path, quick=True).manifest
+        exported = Checkpoint.at(path).manifest
         compressed = compressed or path.suffix == COMPRESSED
         return Claim(config, exported.run, exported.stage, compressed, exported=path)
     if root is not None:

@@ -13,7 +13,6 @@ from spider.compress import rans
 from spider.compress.format import Quantized, matrices
 from spider.compress.gptq import error, gptq, largest, nearest, steps
 from spider.config.run import CompressConfig
-from spider.errors import CheckpointError
 from spider.model.interface import Model, model_tensors
 
 #: A tensor of fewer numbers is stored exactly, because a table of its own would cost more than it saves.
@@ -69,15 +68,12 @@ class QuantizedPart:
 def split(model: Model, config: CompressConfig) -> tuple[list[Part], dict[str, Tensor]]:
     """Return the parts that become integers, and the tensors that are stored exactly.
 
-    The model may be on the meta device, for the sizes alone. Raises `CheckpointError` for a tensor that is
-    not finite.
+    The model may be on the meta device, for the sizes alone.
     """
     embeddings = {name for name, group in model.parameter_groups().items() if group.role == "table"}
     parts: list[Part] = []
     exact: dict[str, Tensor] = {}
     for name, t in model_tensors(model, "").items():
-        if not t.is_meta and not torch.isfinite(t).all():
-            raise CheckpointError(f"{name} holds numbers that are not finite: its training has diverged")
         if t.ndim not in (2, 3) or t.numel() < _SMALL or not t.is_floating_point():
             exact[name] = t.half() if t.is_floating_point() and t.numel() > 64 else t
         elif name in embeddings:

@@ -45,7 +45,7 @@ def evaluate_checkpoints(
             missing, or the validation text is empty.
     """
     trained = Receipt.of_stage(folder.receipt, spec)
-    end = Checkpoint.at(folder.receipt, quick=True)
+    end = Checkpoint.at(folder.receipt)
     held_out = HeldOut.of(spec, data, end.tokens, device)
     scores: list[Evaluation] = []
     left_out: dict[str, str] = {}

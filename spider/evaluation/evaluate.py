@@ -197,6 +197,7 @@ def evaluate(
     held_out = HeldOut.of(spec, data, checkpoint.tokens, device)
     tokens_N, text = held_out.tokens_N, held_out.text
     reading = held_out.reading(trained)
+    model = checkpoint.model(held_out.device)
     with ThreadPoolExecutor(1, thread_name_prefix="baselines") as background:
         baselines = background.submit(
             text_baselines,
@@ -206,7 +207,6 @@ def evaluate(
             cache or output / "baselines",
             zpaq=settings.zpaq,
         )
-        model = checkpoint.model(held_out.device)
         inspector = model.inspector()
         scored, carried = held_out.score(model, reading, inspector)
         subject = Subject(

@@ -211,7 +211,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         if kwargs.get("trust_remote_code"):
             allow_import(str((described.get("model") or {}).get("family", default_family())))
         if "files" in described:
-            _ = Checkpoint.at(folder).config  # raises if a file is damaged or of another version
+            _ = Checkpoint.at(folder, whole=True).config  # raises if a file is damaged or of another version
         return_info = kwargs.pop("output_loading_info", False)
         # Collect all mismatches, to name them in one error.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}

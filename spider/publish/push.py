@@ -96,7 +96,7 @@ def push(
         raise CheckpointError(f"{repo}: not a valid name on the hub ({_first_line(error)})") from None
     if constants.HF_HUB_OFFLINE:
         raise CheckpointError(f"{repo}: HF_HUB_OFFLINE is set; unset it to push")
-    checkpoint = Checkpoint.at(source)
+    checkpoint = Checkpoint.at(source, whole=True)
     exported = checkpoint.exported and checkpoint.path.is_dir()
     with nullcontext() if exported else TemporaryDirectory(prefix="spider-push-") as scratch:
         folder = checkpoint.path if scratch is None else export(source, Path(scratch) / "export").path

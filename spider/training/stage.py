@@ -110,7 +110,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
         began = (name for name in names if results.stage(name, stage).origin.exists())
         spec = spec.model_copy(update={"run": next(began, names[0])})
     folder = ckpt_dir or results.stage(spec.run, stage).path
-    resume = Checkpoint.at(start, quick=True).path if start else None
+    resume = Checkpoint.at(start, whole=True).path if start else None
     if resume and resume.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"--resume {resume}: is in this training's own folder, {folder}. Leave --resume out to continue "
@@ -191,7 +191,7 @@ def train(
             opened = (split, full)
             origin |= {"ngram": split.description.digest, "full_index": full.description.digest}
         if resume is not None:
-            origin["parent_weights"] = Checkpoint.at(resume, quick=True).manifest.weights
+            origin["parent_weights"] = Checkpoint.at(resume).manifest.weights
             origin["resumed"] = "weights" if reset_steps else "training"
         elif previous is not None:
             origin["parent_weights"] = Receipt.read(previous).weights
@@ -236,7 +236,7 @@ def _conversations(spec: StageSpec, data: Path, start: Path | None) -> str | Non
         for name, folder in spec.folders(data).items():
             if load_metadata(folder).written_as == "chat":
                 return name
-    return Checkpoint.at(start, quick=True).manifest.conversations if start else None
+    return Checkpoint.at(start).manifest.conversations if start else None
 
 
 def data_digest(spec: StageSpec, data: Path) -> str:

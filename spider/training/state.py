@@ -269,7 +269,7 @@ def read_parent(spec: StageSpec, start: Path, tokens: Tokens) -> Checkpoint:
         CheckpointError: the path does not lead to a good checkpoint.
         TrainingError: its weights have other shapes than ``spec``'s model, or its tokenizer differs.
     """
-    parent = Checkpoint.at(start)
+    parent = Checkpoint.at(start, whole=True)
     changed = differences(parent.config.shape_of_weights(), spec.model.shape_of_weights(), "model")
     if changed:
         raise TrainingError(f"{start}: trained another model:\n  " + "\n  ".join(changed))

@@ -165,7 +165,7 @@ def test_a_batch_left_out_is_found(tmp_path, shards, monkeypatch):  # noqa: F811
 
 
 def test_another_machine_is_said(copied, monkeypatch):
-    monkeypatch.setattr("spider.audit.replay.torch.__version__", "1.0")
+    monkeypatch.setattr("spider.audit.replay.torch.__version__", "1.0.0")
     finding = check(claimed(copied, "a"), quick=False)
     assert finding.status == "skipped" and "torch" in finding.reason
 

@@ -90,6 +90,15 @@ def test_verify_names_every_damaged_file_and_fails(results):
     assert say("verify", at / "demo/main/checkpoints/step-00000050").exit_code == 0
 
 
+def test_weights_that_are_not_finite_are_said_to_be_so(tmp_path):
+    tensors = {"model.w": torch.tensor([1.0, float("nan")])}
+    path = save(tmp_path / "demo/main/checkpoints", tensors, saved(7)).path
+    verified = say("verify", tmp_path)
+    assert verified.exit_code == 1
+    assert verified.output.startswith(f"{path}/model-00001-of-00001.safetensors: not finite: model.w; ")
+    assert "not finite" in say("ls", tmp_path).output
+
+
 @pytest.mark.parametrize("command", ["ls", "verify"])
 def test_a_folder_without_checkpoints_is_an_error(tmp_path, command):
     for path in (tmp_path, tmp_path / "nowhere"):

@@ -216,6 +216,59 @@ def test_a_checkpoint_keeps_its_tokenizer(tmp_path):
         Checkpoint(with_one.path, with_one.manifest).tokens  # noqa: B018
 
 
+def not_finite(root, step):
+    """Save a checkpoint as a version that did not look for diverged weights could."""
+    tensors = {"model.w": torch.tensor([1.0, float("inf")]), "optimizer.w.momentum": torch.zeros(2)}
+    return save(root, tensors, saved(step)).path
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
+    write(tmp_path, 1)
+    bad = not_finite(tmp_path, 2)
+    message = (
+        r"model-00001-of-00002\.safetensors: not finite: model\.w; the training diverged; use an earlier"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.at(bad).load_into({"model.w": torch.zeros(2)})
+    good, passed_over = Checkpoint.newest_good(tmp_path)
+    assert good is not None and good.manifest.step == 1 and passed_over == [bad]
+
+
+def test_only_files_that_are_opened_are_hashed_and_each_once(tmp_path, monkeypatch):
+    """Weights and their average are read, and not the moments, which are most of a checkpoint."""
+    hashed, sha256 = [], files.sha256
+    weights = {"model.w": torch.ones(3, 2), "ema.w": torch.zeros(3, 2)}
+    root = tmp_path / "checkpoints"
+    path = save(root, {**weights, "optimizer.w.momentum": torch.ones(3, 2)}, saved(1)).path
+    index = files.read_json(path / "model.safetensors.index.json")["weight_map"]
+    monkeypatch.setattr(files, "sha256", lambda file: hashed.append(file.name) or sha256(file))
+    for given in (path, tmp_path):  # a stage's folder too
+        hashed.clear()
+        checkpoint = Checkpoint.at(given)
+        for _ in range(2):
+            checkpoint.load_into({"model.w": torch.zeros(3, 2)})
+            checkpoint._copy_into({"ema.w": torch.zeros(3, 2)})
+        assert sorted(hashed) == sorted(["model.safetensors.index.json", index["model.w"], index["ema.w"]])
+    for everything in (lambda: Checkpoint.newest_good(root), lambda: Checkpoint.at(path, whole=True)):
+        hashed.clear()
+        everything()
+        assert sorted(hashed) == sorted(file.name for file in path.iterdir() if file.name != "manifest.json")
+
+
+def test_a_damaged_file_is_refused_when_it_is_opened(tmp_path):
+    path = write(tmp_path, 1).path
+    momentum = path / "model-00002-of-00002.safetensors"
+    content = bytearray(momentum.read_bytes())
+    content[-1] ^= 1
+    momentum.write_bytes(content)
+    checkpoint = Checkpoint.at(path)
+    checkpoint.load_into({"model.w": torch.zeros(3, 2)})
+    with pytest.raises(CheckpointError, match=rf"{momentum.name}: SHA-256 differs from the manifest"):
+        checkpoint.load_into({"model.w": torch.zeros(3, 2), "optimizer.w.momentum": torch.zeros(3, 2)})
+    with pytest.raises(CheckpointError, match=momentum.name):
+        Checkpoint.at(path, whole=True)
+
+
 @pytest.fixture
 def stage(tmp_path, make_spec, shards):
     spec, folder = make_spec(max_steps=4), tmp_path / "a stage"
