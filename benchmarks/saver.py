@@ -28,6 +28,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ WAYS = ("one bytes object", "now")
 GOAL = 0.05
 
 
-def one_bytes_object(path: Path, tensors: dict[str, torch.Tensor]) -> SealedFile:
+def one_bytes_object(path: Path, tensors: Mapping[str, torch.Tensor]) -> SealedFile:
     """Write a file as Spider did before, and read it again for its hash."""
-    path.write_bytes(safetensors.torch.save(tensors))
+    path.write_bytes(safetensors.torch.save(dict(tensors)))
     return SealedFile.of(path)
 
 

@@ -12,6 +12,10 @@ class TrainingError(ValueError):
     """Training cannot start or continue. The message has the reason, the place and the remedy."""
 
 
+class Diverged(TrainingError):
+    """The loss, the weights or the predictions of a model are not finite."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be written or read. The message has the path and the remedy."""
 

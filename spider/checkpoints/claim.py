@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ import filelock
 from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
-from spider.checkpoints.save import clean, link_best
+from spider.checkpoints.save import clean, link_best, set_aside
 from spider.config import StageSpec
 from spider.config.spec import recut
 from spider.errors import CheckpointError, TrainingError
@@ -113,10 +112,8 @@ def claim(folder: Path, origin: Origin) -> Checkpoint | None:
             "move the folder away"
         )
     good, bad = Checkpoint.newest_good(stage.checkpoints)
-    for path in bad:  # rename it, so that `retain` does not take it for a good one
-        aside = path.with_name(f"corrupt-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        log.warning("%s: damaged, kept as %s", path, path.rename(aside).name)
+    for path in bad:
+        log.warning("%s: damaged, kept as %s", path, set_aside(path, "corrupt").name)
     link_best(stage.checkpoints)
     if good is not None:
         log.info("%s: going on from %s", folder, good.path.name)

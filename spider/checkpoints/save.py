@@ -23,10 +23,10 @@ Writing takes seconds, and training continues meanwhile with its own tensors and
 are hashed while they are written. The digest of the weights is another hash of the same bytes. So weights and
 their average are hashed twice, and the optimizer's state once.
 
-Training waits only while `Saver` copies the state. The copy takes its size once more in host memory, which is
-reused for the next save.
-It is pinned for a GPU, because copies into pinned memory are several times as fast. The first save of a
-training is slower, because it allocates this memory, rounded up to a power of two for each tensor.
+Training waits only while `Saver` copies the state and looks for numbers that are not finite. The copy takes
+its size once more in host memory, which is reused for the next save. It is pinned for a GPU, because copies
+into pinned memory are several times as fast. The first save of a training is slower, because it allocates
+this memory, rounded up to a power of two for each tensor.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,10 @@ import torch
 from torch import Tensor
 
 from spider import files, sealed
-from spider.checkpoints.load import AVERAGE, Checkpoint
+from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
 from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
 from spider.config import StageSettings
-from spider.errors import CheckpointError
+from spider.errors import CheckpointError, Diverged
 from spider.model.interface import raw_bytes, weights_digest
 from spider.processes.parallel import full_tensor
 from spider.processes.world import ALONE, World
@@ -97,23 +96,33 @@ class Saver:
         self._pending: Future[Checkpoint] | None = None
 
     def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
-        """Copy the tensors and begin to save the copy; wait for the save before it first."""
+        """Copy the tensors and begin to save the copy; wait for the save before it first.
+
+        Raises:
+            Diverged: in every process, if a tensor is not finite. Nothing is saved then.
+        """
         self.settle()
         began = time.perf_counter()
         self.begun = record["global_step"]
-        for name, tensor in tensors.items():
-            gathered = full_tensor(tensor.detach())
-            if self._world.first:
-                if name not in self._copies:
-                    pinned = gathered.is_cuda
-                    self._copies[name] = torch.empty_like(gathered, device="cpu", pin_memory=pinned)
-                self._copies[name].copy_(gathered, non_blocking=True)
+        # The saver's thread does not check, because OpenMP would start threads for it that slow every step.
+        if wrong := not_finite(self._copy(tensors)):
+            raise Diverged(f"the state is {wrong}")
         if not self._world.first:
             return
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         copies = {name: self._copies[name] for name in tensors}
         self._pending = self._thread.submit(self._save, copies, record, began)
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Copy each tensor to the host, in the first process, and yield it whole in every process."""
+        for name, tensor in tensors.items():
+            gathered = full_tensor(tensor.detach())
+            if self._world.first:
+                if name not in self._copies:
+                    self._copies[name] = torch.empty_like(gathered, device="cpu", pin_memory=gathered.is_cuda)
+                self._copies[name].copy_(gathered, non_blocking=True)
+            yield name, gathered
 
     def _save(self, tensors: dict[str, Tensor], record: dict[str, Any], started: float) -> Checkpoint:
         saved = save(self.root, tensors, record, self._tokenizer)
@@ -156,8 +165,8 @@ def save(
             hashed = _write_tensors(beside, tensors)
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, beside / TOKENIZER)
-            fields = {"format": Manifest.FORMAT, **record, **_digests(tensors)}
-            plain = sealed.seal(beside, MANIFEST, fields, digest=True, hashed=hashed)
+            fields = {"format": Manifest.FORMAT, **record, **_digests(tensors), "files": hashed}
+            plain = sealed.seal(beside, MANIFEST, fields, digest=True)
             manifest = Manifest.parse(plain, beside / MANIFEST)
     except OSError as error:
         raise CheckpointError(
@@ -214,12 +223,14 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> sealed.SealedFile:
         entry |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
-    h = hashlib.sha256()
+    head = len(header).to_bytes(8, "little") + header
+    h = hashlib.sha256(head)
     with open(path, "wb") as file:
-        head = len(header).to_bytes(8, "little") + header
-        for piece in chain([head], (raw_bytes(tensors[name]) for name in entries)):
-            file.write(piece)
-            h.update(piece)
+        file.write(head)
+        for name in entries:
+            content = raw_bytes(tensors[name])
+            file.write(content)
+            h.update(content)
     return sealed.SealedFile(size=len(head) + end, sha256=h.hexdigest())
 
 
@@ -263,6 +274,15 @@ def link_best(root: Path) -> Path | None:
             link, error.strerror,
         )  # fmt: skip
     return path
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a checkpoint to ``{why}-{name}``, so that nothing takes it for a good one."""
+    aside = path.with_name(f"{why}-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    link_best(path.parent)
+    return aside
 
 
 def clean(root: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spider.errors import Diverged
 from spider.evaluation.calculator import Calls
 from spider.model.interface import Model
 from spider.model.layers import wide
@@ -204,8 +205,16 @@ def sample(
     generators: Sequence[torch.Generator],
     writable_W: np.ndarray,
 ) -> list[int]:
-    """Draw one of the ids in ``writable_W`` for each row of unnormalised log probabilities (R, V)."""
+    """Draw one of the ids in ``writable_W`` for each row of unnormalised log probabilities (R, V).
+
+    Raises:
+        Diverged: they are not finite.
+    """
     allowed_RW = logits_RV[:, torch.from_numpy(writable_W).to(logits_RV.device)].double().cpu()
+    if not allowed_RW.amax(-1).isfinite().all():
+        raise Diverged(
+            "the model's predictions are not finite, its weights have diverged; use an earlier checkpoint"
+        )
     if temperature == 0:
         return [int(i) for i in writable_W[allowed_RW.argmax(-1).numpy()]]
     p_RW = (allowed_RW / temperature).softmax(-1)

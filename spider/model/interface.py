@@ -6,7 +6,8 @@ from `Model` here. It implements ``forward``, ``flops_per_token`` and ``activati
 it does better than the base. The smallest family is ``tests/families/toy``.
 
 A submodule that defines ``init_weights`` sets its own weights there; its constructor draws no random numbers.
-Names of modules and their order are part of the checkpoint format.
+Names of modules and their order are part of the checkpoint format. Persistent buffers must be finite, like
+parameters, or nothing is saved.
 
 Shapes: B windows, T tokens of a window, V vocabulary size, N new tokens of a stream, D features.
 """

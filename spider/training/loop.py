@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.save import Saver
+from spider.checkpoints.records import step_of, steps
+from spider.checkpoints.save import Saver, set_aside
 from spider.config import StageSpec
 from spider.data.loader import (
     Batch,
@@ -51,7 +52,7 @@ from spider.data.metadata import load_metadata
 from spider.data.mixture import anew, mixes_of
 from spider.data.packing import PackedRows, most_documents
 from spider.data.shards import Shards
-from spider.errors import Preempted, TrainingError
+from spider.errors import Diverged, Preempted, TrainingError
 from spider.model import build_model, choose_kernels
 from spider.model.layers import has_offsets
 from spider.processes.device import choose_tf32, make_deterministic
@@ -196,6 +197,7 @@ class Trainer:
         """Train to the stage's end. The first process returns the final checkpoint, the others None."""
         progress = self.progress
         self._saved = time.perf_counter()
+        owed = False  # a save that was due while steps were skipped
         window = Window()
         if self.answers is not None and not progress.step:
             first = self._answer_prompts(self.answers)
@@ -222,7 +224,8 @@ class Trainer:
                     bar.update()
                     decided = self._end_in_time(bar)
                     done = progress.step == progress.end
-                    saved = self._save_is_due() or decided or done
+                    owed = self._save_is_due() or decided or done or owed
+                    saved = owed and not progress.streak
                     with peers_required():
                         validated = self._measure(watchdog, saved)
                     if progress.step % self.settings.log_every == 0 or done:
@@ -230,10 +233,15 @@ class Trainer:
                         window = Window()
                     elif validated and self.metrics is not None:
                         self.metrics.write(progress.global_step, validated)
+                    if done:
+                        self._refuse_skipped()
                     if saved:
                         self._save(final=done)
+                        owed = False
                     if on_step is not None:
                         on_step(progress.step)
+        except Diverged as error:
+            raise self._diverged(error) if self.world.first else error from None
         finally:
             self.loader.close()
             self.saver.close()
@@ -385,17 +393,44 @@ class Trainer:
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
         if progress.streak >= NAN_PATIENCE:
             self.world.from_first(self.saver.settle)
-            newest = self.saver.newest.path if self.saver.newest else "none in this stage"
-            raise TrainingError(
-                f"step {progress.global_step}: {progress.streak} steps in a row without a finite loss; the "
-                f"last good checkpoint is {newest}. Lower lr or clip, or inspect the data around "
-                f"{progress.position}"
+            raise Diverged(f"{progress.streak} steps in a row without a finite loss")
+
+    def _refuse_skipped(self) -> None:
+        """Raise `Diverged` if the stage ends with a skipped step, or if it skipped more than half of them."""
+        progress = self.progress
+        if progress.streak or 2 * progress.skipped > progress.step:
+            self.world.from_first(self.saver.settle)
+            last = ", the last one too" if progress.streak else ""
+            raise Diverged(
+                f"the stage has no result, {progress.skipped} of {progress.step} steps were skipped{last}"
             )
 
+    def _diverged(self, error: Diverged) -> TrainingError:
+        """Return the error with the last good checkpoint and the remedy.
+
+        A checkpoint is good if a finite loss came after it. One without is set aside, because its weights may
+        be the ones that overflow.
+        """
+        self.saver.close()
+        progress, root = self.progress, self.saver.root
+        for path in steps(root):
+            if step_of(path) >= progress.global_step - progress.streak:
+                aside = set_aside(path, "diverged")
+                log.warning("%s: no finite loss came after it, kept as %s", path, aside.name)
+        good = steps(root)
+        elsewhere = (
+            f"move {root.parent} away and run again, or go on elsewhere: --resume {good[-1]}" if good else ""
+        )
+        return TrainingError(
+            f"step {progress.global_step}: {error}; the last good checkpoint is "
+            f"{good[-1] if good else 'none in this stage'}. The same settings fail again: lower lr or "
+            f"optimizer.clip, or inspect the data around {progress.position}; then {elsewhere or 'run again'}"
+        )
+
     def _leave(self, signum: int) -> None:
-        """Save the steps since the last checkpoint and raise `Preempted`."""
+        """Save the steps since the last checkpoint, unless the last one was skipped; raise `Preempted`."""
         self.saver.settle()
-        if self.progress.step and self.saver.begun != self.progress.global_step:
+        if self.progress.step and not self.progress.streak and self.saver.begun != self.progress.global_step:
             self._save(final=False)
         self.world.from_first(self.saver.settle)  # a process that exits first would end the others
         raise Preempted(signum, self.progress.global_step)

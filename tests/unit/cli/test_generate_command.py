@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file
 
 import spider
 from spider import files
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import MANIFEST
+from spider.checkpoints.records import MANIFEST, read_manifest, steps
+from spider.checkpoints.save import save
 from spider.cli import cli, main
 from spider.evaluation.generate import generate
 from spider.training.stage import train
@@ -55,6 +58,29 @@ def test_the_mixer_changes_the_text_and_repeats_what_it_has_read(stage):
     words = "--prompt", "one two three " * 4, "--bytes", 28, "--temperature", 0, "--context", 128
     assert say(stage, *words, "--mixer").output == "one two three " * 6 + "\n"
     assert say(stage, *words).output != say(stage, *words, "--mixer").output
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("inf"), "model-00001-of-00002.safetensors: not finite: model."),
+        (
+            3e38,
+            "the model's predictions are not finite, its weights have diverged; use an earlier checkpoint",
+        ),
+    ],
+)
+def test_diverged_weights_are_said_to_be_so(stage, tmp_path, value, says):
+    shutil.copytree(stage, tmp_path / "stage", symlinks=True)
+    (path,) = steps(tmp_path / "stage/checkpoints")
+    tensors = {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
+    head = max(name for name in tensors if name.startswith("model.") and name.endswith("weight"))
+    record = read_manifest(path).model_dump(
+        exclude={"format", "files", "digest", "weights", "averaged_weights"}
+    )
+    save(path.parent, {**tensors, head: torch.full_like(tensors[head], value)}, record)
+    said = say(path, "--bytes", 30, "--temperature", 0)
+    assert isinstance(said.exception, ValueError) and says in str(said.exception)
 
 
 def test_a_prompt_may_be_any_bytes_from_a_file_or_none_at_all(stage, tmp_path):

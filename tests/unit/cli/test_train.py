@@ -585,3 +585,19 @@ def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project
     _, error = uneven.communicate()
     assert uneven.returncode == 1
     assert error.count("3 windows, which 2 processes cannot share evenly") == 1 and "Traceback" not in error
+
+
+def test_the_remedies_of_a_diverged_training_can_be_followed(project):
+    defaults = project.plain["runs"]["r"]["defaults"]
+    defaults |= {"lr": 1e3, "warmup_steps": 0, "ckpt_every": 1, "max_steps": 20}
+    failed = project.train("r/a")
+    assert isinstance(failed.exception, TrainingError)
+    good = re.search(
+        r"the last good checkpoint is (\S+)\. The same settings fail again: lower lr", str(failed.exception)
+    )[1]
+    elsewhere = project.train("r/a", "lr=1e-3", "--resume", good)
+    assert elsewhere.exit_code == 0 and [manifest(folder)["step"] for folder in project.made] == [20]
+    project.configured.rename(project.folder / "aside")
+    defaults["lr"] = 1e-3
+    again = project.train("r/a")
+    assert again.exit_code == 0 and manifest(project.configured)["step"] == 20

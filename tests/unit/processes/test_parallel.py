@@ -56,6 +56,7 @@ def run_together(processes, jobs, scratch, fails=False):
         timeout=240,
     )
     assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +222,13 @@ def test_micro_batches_are_equal_and_as_large_as_allowed(specs, processes, micro
             found = spec.micro_batch(others)
             assert mine % found == 0 and found <= micro_batch
             assert all(mine % n for n in range(found + 1, min(mine, micro_batch) + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_processes_of_a_training_that_diverges_end_with_the_remedy(tmp_path, make_spec, shards, kind):
+    spec = make_spec(**SPECS["muon"], lr=1e12, warmup_steps=0, ckpt_every=1, micro_batch=2, grad_accum=2)
+    said = run_together(2, [job(tmp_path, spec, "a", kind, shards)], tmp_path, fails=True)
+    assert "the last good checkpoint is" in said and "lower lr" in said
+    assert not (tmp_path / "a/train.json").exists()
+    for path in (tmp_path / "a/checkpoints").glob("step-*/*.safetensors"):
+        assert all(t.isfinite().all() for t in load_file(path).values() if t.is_floating_point())

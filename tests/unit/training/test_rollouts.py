@@ -16,6 +16,7 @@ from spider.config import ConfigError, RolloutConfig, load_config, merged
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
+from spider.errors import TrainingError
 from spider.evaluation.rewards import Reward
 from spider.model import build_model
 from spider.processes.parallel import compile_forward
@@ -194,6 +195,12 @@ def test_sampling_compiles_no_graph_of_a_compiled_spider(sums, tmp_path, monkeyp
         trainer._forward_backward(batch, counted_B, int(counted_B.sum()))
         compiled.append(graphs["unique_graphs"] - before)
     assert compiled[1] < compiled[0], "the step's own graphs are compiled"
+
+
+def test_a_stage_that_diverges_says_so_and_names_its_last_good_checkpoint(sums, tmp_path):
+    with pytest.raises(TrainingError, match=r"not finite.*; the last good checkpoint is .*: lower lr"):
+        train(spec(lr=1e15, max_steps=40, ckpt_every=1), tmp_path, sums)
+    assert not (tmp_path / "train.json").exists()
 
 
 def test_pass_at_k_counts_prompts_with_a_correct_answer(sums, monkeypatch):
