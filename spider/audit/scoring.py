@@ -87,6 +87,7 @@ class Reader:
         choose_tf32(spec.tf32)
         torch.set_num_threads(claim.config.run(claim.run).resources.threads)
         self.model: Model = checkpoint.model(evaluation.device)
+        self.model.window = evaluation.seq_len
         self.device = torch.device(evaluation.device)
         size = 4 * evaluation.seq_len * self.model.tokens.size
         self.alone = Reading(

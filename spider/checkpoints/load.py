@@ -263,6 +263,7 @@ class Checkpoint:
             averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}
             self._copy_into(averaged)
         model.lookup = self._lookup(model)
+        model.window = self.manifest.window
         return model.eval()
 
     def _lookup(self, model: Model) -> NgramLookup | None:

@@ -163,6 +163,7 @@ class CompressedModel:
         model.reset_parameters()  # sets the buffers that the file does not hold
         for name, tensor in model_tensors(model, "").items():
             tensor.copy_(tensors[name])
+        model.window = self.header["window"]
         return model.eval()
 
     def _tensors(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

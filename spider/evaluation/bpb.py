@@ -145,6 +145,16 @@ def windows(
         yield start_B, inputs_BT, labels_BT
 
 
+def rows_that_fit(length_R: np.ndarray, vocabulary: Tokens) -> int:
+    """Return how many of the first rows may share a batch by the memory of their logits, at least one.
+
+    Args:
+        length_R: Lengths of the rows in targets, rising.
+    """
+    bytes_R = 4 * vocabulary.size * length_R * np.arange(1, len(length_R) + 1)
+    return max(1, int(np.searchsorted(bytes_R, _LOGITS, side="right")))
+
+
 class Learner(Protocol):
     """Changes a model while it is scored, using scored targets only (`spider.evaluation.adapt`)."""
 
@@ -196,15 +206,13 @@ def score(
     rows = 0
     done = 0
     by_target: list[np.ndarray] = []
-    was_training = model.training
-    model.eval()
     began = time.perf_counter()
-    most = max(1, _LOGITS // (4 * reading.seq_len * vocabulary.size))
+    most = rows_that_fit(np.full(reading.batch, reading.seq_len), vocabulary)
     if most < reading.batch:
         log.info("scoring %d windows at once, because logits of %d need more memory", most, reading.batch)
         reading = replace(reading, batch=most)
     pace = Pace("scored {done} of {total} ids", len(tokens_N) - 1)
-    try:
+    with reading.of(model):
         for read in ModelInput(model, tokens_N, lookup, carry_over=reading.carry_over).batches(reading):
             scored_BT = read.labels_BT != IGNORED
             label_S = read.labels_BT[scored_BT]
@@ -250,8 +258,6 @@ def score(
                 sums[name] += float(value) * len(read.labels_BT)
             if observe is not None:
                 observe(output.trace, scored_BT)
-    finally:
-        model.train(was_training)
     return Score(
         nats=dict(zip(KINDS, nats.tolist(), strict=True)),
         counts=dict(zip(KINDS, counts.astype(int).tolist(), strict=True)),

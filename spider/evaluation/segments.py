@@ -65,10 +65,7 @@ def read_beginning(path: Path, count: int) -> bytes:
 
 
 def cut(model: Model, inspector: Inspector, tokens_N: np.ndarray, reading: Reading) -> CutText:
-    """Return the segments of a stream. Its first id, a BOS, is read and not shown.
-
-    The model is in evaluation mode.
-    """
+    """Return the segments of a stream. Its first id, a BOS, is read and not shown."""
     vocabulary = model.tokens
     device = next(model.parameters()).device
     closes = []
@@ -76,7 +73,7 @@ def cut(model: Model, inspector: Inspector, tokens_N: np.ndarray, reading: Readi
     # Append an id, so that the last id of the stream has a successor and its position is scored.
     stream_N = np.append(tokens_N, vocabulary.eos)
     for _, inputs_BT, labels_BT in windows(stream_N, reading, vocabulary):
-        with torch.inference_mode(), reading.precision(device):
+        with reading.of(model), torch.inference_mode(), reading.precision(device):
             closed_BT, probability_BT = inspector.cut(torch.from_numpy(inputs_BT).to(device))
         scored_BT = labels_BT != IGNORED
         closes.append(closed_BT[scored_BT])

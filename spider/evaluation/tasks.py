@@ -27,11 +27,13 @@ import torch
 from spider.config.run import EvaluationConfig
 from spider.config.tasks import in_chat_form
 from spider.data.chat import opening
+from spider.evaluation.bpb import rows_that_fit
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.questions import Question, Task, is_right, tasks
 from spider.evaluation.result import SHARE, Number, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
+from spider.model.layers import wide
 from spider.model.reading import Reading
 from spider.tokens import IGNORED
 from spider.tokens.turns import TURN
@@ -242,37 +244,35 @@ def answer_row(model: Model, opened: np.ndarray, answer: bytes, window: int) -> 
 
 
 def score_rows(model: Model, rows: Sequence[ScoredIds], reading: Reading) -> Continuations:
-    """Score the ends of rows of ids; rows of similar length share a batch.
+    """Score the ends of rows of ids; rows of similar length share a batch if their logits fit.
 
     Each row is one window, so the overlap of the reading has no effect.
     """
     nats_R = np.zeros(len(rows))
     greedy_R = np.zeros(len(rows), bool)
-    order = np.argsort([len(row.ids) - row.first for row in rows], kind="stable")
+    length_R = np.array([len(row.ids) - row.first - 1 for row in rows])
+    left = np.argsort(length_R, kind="stable")
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
-        for at in range(0, len(rows), reading.batch):
-            chosen = order[at : at + reading.batch]
+    with reading.of(model), torch.no_grad():
+        while len(left):
+            fitting = rows_that_fit(length_R[left[: reading.batch]], model.tokens)
+            chosen, left = left[:fitting], left[fitting:]
             inputs_BT, labels_BT, candidates_BTW = _padded(model, [rows[i] for i in chosen])
-            with torch.no_grad(), reading.precision(device):
+            with reading.precision(device):
                 logits_BTV = model(
                     inputs_BT.to(device),
                     n_loops=reading.n_loops,
                     candidates_BTW=None if candidates_BTW is None else candidates_BTW.to(device),
                 ).logits
             counted_BT = labels_BT != IGNORED
-            log_NV = logits_BTV[counted_BT.to(device)].float().log_softmax(-1).cpu()
-            target_N = labels_BT[counted_BT]
+            log_NV = wide(logits_BTV[counted_BT.to(device)]).log_softmax(-1)
+            target_N = labels_BT[counted_BT].to(device)
             nats_BT = counted_BT.double()
-            nats_BT[counted_BT] = -log_NV.gather(-1, target_N[:, None])[:, 0].double()
+            nats_BT[counted_BT] = -log_NV.gather(-1, target_N[:, None])[:, 0].cpu().double()
             likeliest_BT = ~counted_BT
-            likeliest_BT[counted_BT] = log_NV.argmax(-1) == target_N
+            likeliest_BT[counted_BT] = (log_NV.argmax(-1) == target_N).cpu()
             nats_R[chosen] = nats_BT.sum(1).numpy()
             greedy_R[chosen] = likeliest_BT.all(1).numpy()
-    finally:
-        model.train(was_training)
     ids_R = np.array([len(row.ids) - row.begin for row in rows])
     return Continuations(nats_R, greedy_R, ids_R, sum(row.first > 0 for row in rows))
 

@@ -62,6 +62,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: SpiderHFConfig) -> None:
         super().__init__(config)
         self.model = build_model(config.block)
+        self.model.window = config.window
         self.generation_config.update(**generation(config.conversations))
         self.post_init()
 
@@ -93,6 +94,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values: the readers of these rows in generation.
             n_loops: how often a looped part runs; `ValueError` for a model without loops.
         """
+        self.model.window = self.config.window  # it may have been set after loading
         if past_key_values is not None:
             rows = [ids[mask].tolist() for ids, mask in _rows(input_ids, attention_mask)]
             output = CausalLMOutputWithPast(logits=past_key_values.extend(rows)[:, None])

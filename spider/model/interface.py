@@ -134,6 +134,10 @@ class Model(nn.Module):
     """Head that scores the candidates of an n-gram index; None unless the configuration has ``ngram``."""
     lookup: NgramLookup | None = None
     """Source of the candidates. It is not part of the model's state: the code that loads a model sets it."""
+    window: int | None = None
+    """Length of the model's windows. A shorter text is read as the beginning of one, so its predictions do
+    not depend on its length; None: it is a window of its own. The code that loads a model sets it, and
+    `Reading.of` for as long as a text is scored."""
     most_documents: int | None = None
     """Maximum number of documents in a row where ``segments_BT`` is given; set by the code that packs
     rows."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from spider.model.interface import Model
 
 
 @dataclass(frozen=True)
@@ -33,3 +39,15 @@ class Reading:
     def precision(self, device: torch.device) -> torch.autocast:
         """Return the context manager of a forward pass."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.autocast)
+
+    @contextlib.contextmanager
+    def of(self, model: Model) -> Iterator[None]:
+        """Put a model into evaluation mode, in windows of this length, and restore it at the end."""
+        training, window = model.training, model.window
+        model.eval()
+        model.window = self.seq_len
+        try:
+            yield
+        finally:
+            model.train(training)
+            model.window = window

@@ -15,12 +15,14 @@ reaches it in ``up``, where patch j is read as ``b_j z_j + (1 - b_j) z_{j-1}``. 
 Its gradient compares patch j with the previous one.
 
 A window of T bytes has at most ``ceil(T * capacity)`` patches. Further boundaries are ignored, which is
-causal, and counted. The patches of a batch, the null patch of each window first, are contiguous in a flat
-buffer, the rows of the core (`spider.model.spider.windows`). Its size is about the number of patches if
-shapes may vary and reading that number does not wait for a device. Otherwise, in training, it is static: the
-size that a batch at the wanted rate fills, and some spare rows (`Chunker.rows`). Patches that do not fit are
-ignored and counted as well: those that close last, and at the same byte those of later windows. So no later
-byte decides about a patch.
+causal, and counted. A text that begins a longer window may have the patches of that window.
+
+The patches of a batch, the null patch of each window first, are contiguous in a flat buffer, the rows of the
+core (`spider.model.spider.windows`). Its size is about the number of patches if shapes may vary and reading
+that number does not wait for a device. Otherwise, in training, it is static: the size that a batch at the
+wanted rate fills, and some spare rows (`Chunker.rows`). Patches that do not fit are ignored and counted as
+well: those that close last, and at the same byte those of later windows. So no later byte decides about a
+patch.
 
 With ``kind: none`` every byte is its own patch, the null patch is left out, and down and up are only norms.
 
@@ -165,15 +167,17 @@ class Chunker(nn.Module):
         if self.null is not None:
             nn.init.normal_(self.null)
 
-    def capacity(self, length: int) -> int:
-        """Return the number of patches that a window of ``length`` bytes may hold."""
+    def capacity(self, length: int, window: int | None = None) -> int:
+        """Return the number of patches that a text of ``length`` bytes may hold, which begins a window of
+        ``window`` bytes, or is one if it is longer."""
+        window = max(length, window or 0)
         if self.config.kind == "fixed":
-            return max(1, length // self.config.stride)
-        return math.ceil(length * self.config.capacity)
+            return min(length, max(1, window // self.config.stride))
+        return min(length, math.ceil(window * self.config.capacity))
 
-    def slots(self, length: int) -> int:
-        """Return the number of rows that a window of ``length`` bytes may have, with the null patch."""
-        return length if self.null is None else self.capacity(length) + 1
+    def slots(self, length: int, window: int | None = None) -> int:
+        """Return the number of rows that such a text may have, with the null patch."""
+        return length if self.null is None else self.capacity(length, window) + 1
 
     def filled(self, length: int) -> float:
         """Return the expected number of rows at the wanted rate, or the maximum if no rate is learned."""
@@ -185,9 +189,11 @@ class Chunker(nn.Module):
         wanted = math.ceil(windows * self.filled(length) * (1 + self.config.spare) / _ROWS) * _ROWS
         return min(windows * self.slots(length), wanted)
 
-    def cut(self, tokens_BT: Tensor, h_BTD: Tensor) -> tuple[Patches, dict[str, Tensor], Tensor]:
+    def cut(
+        self, tokens_BT: Tensor, h_BTD: Tensor, window: int | None = None
+    ) -> tuple[Patches, dict[str, Tensor], Tensor]:
         """Decide the boundaries; return the patches, metrics and the unweighted boundary loss (zero if
-        boundaries are not learned)."""
+        boundaries are not learned). The texts begin windows of ``window`` bytes."""
         B, T = tokens_BT.shape
         if self.null is None:
             row_BT = torch.arange(B * T, device=h_BTD.device).view(B, T)
@@ -204,7 +210,7 @@ class Chunker(nn.Module):
             return patches, {}, h_BTD.new_zeros(())
         b_BT = self._boundaries(tokens_BT, h_BTD)
         hard_BT = b_BT.detach() > 0.5
-        windows, kept_BT, slot_BT = self._admit(hard_BT)
+        windows, kept_BT, slot_BT = self._admit(hard_BT, self.capacity(T, window))
         row_BT = windows.begin_B[:, None] + slot_BT
         number_M = windows.number_M
         # Rows ascend with the bytes, so the first byte that reads a row closes its patch.
@@ -224,11 +230,10 @@ class Chunker(nn.Module):
         }
         return patches, metrics, loss
 
-    def _admit(self, hard_BT: Tensor) -> tuple[Windows, Tensor, Tensor]:
+    def _admit(self, hard_BT: Tensor, capacity: int) -> tuple[Windows, Tensor, Tensor]:
         """Return the layout of the windows, the boundaries that close a patch, and how many have closed
         one at each byte, both (B, T)."""
         B, T = hard_BT.shape
-        capacity = self.capacity(T)
         longest = capacity + 1
         order_BT = hard_BT.long().cumsum(1)
         kept_BT = hard_BT & (order_BT <= capacity)

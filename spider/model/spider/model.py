@@ -25,8 +25,9 @@ position of the core only if it closes a patch. Between pieces the stream keeps:
 
 - The ids, for n-grams.
 
-Patches and their capacity are those of a window of ``context`` bytes. A comparison with a forward pass must
-therefore pad its window to that length (`tests/unit/model/test_incremental.py`).
+Patches and their capacity are those of a window of ``context`` bytes, or of the model's own ``window`` if
+that is longer. A comparison with a forward pass must therefore pad its window to the longer of the two
+(`tests/unit/model/test_incremental.py`).
 
 FLOPs are those of matrix products, two per multiply-add. Attention counts as the full square, as in
 ``torch.utils.flop_counter``; the backward pass counts twice the forward pass; recomputation does not count.
@@ -183,7 +184,7 @@ class Spider(interface.Model):
     ) -> tuple[Patches, dict[str, Tensor], Tensor, Tensor, list[Retrieved | None]]:
         """Cut bytes into patches; return the patches, their metrics and loss, the input of the core, and what
         each of its layers retrieves."""
-        patches, metrics, loss = self.chunker.cut(tokens_BT, h_BTD)
+        patches, metrics, loss = self.chunker.cut(tokens_BT, h_BTD, self.window)
         retrieved = self.core.retrieve(tokens_BT, patches.close_M, patches.filled_M)
         return patches, metrics, loss, self.chunker.down(h_BTD, patches), retrieved
 
@@ -324,8 +325,8 @@ class _Past:
     """State that one stream keeps of its earlier bytes."""
 
     def __init__(self, model: Spider, context: int, n_loops: int) -> None:
-        slots = model.chunker.slots(context)
-        self.stream = Stream(model.chunker.capacity(context))
+        slots = model.chunker.slots(context, model.window)
+        self.stream = Stream(model.chunker.capacity(context, model.window))
         self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
         self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(n_loops)]
 
@@ -342,7 +343,7 @@ class Incremental(Reader):
         super().__init__(model, context, n_loops)
         engram = model.config.engram
         self.pasts = [_Past(model, context, self.n_loops)]
-        self.rope = model.rope(max(context, model.chunker.slots(context)))
+        self.rope = model.rope(max(context, model.chunker.slots(context, model.window)))
         # An n-gram that ends in a piece begins at most this many bytes before it; boundaries look one back.
         self.reach = max([2, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
 

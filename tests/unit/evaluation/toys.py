@@ -17,6 +17,7 @@ class Toy(nn.Module):
     """The part of the interface that generation needs."""
 
     lookup = None
+    window = None
     tokens = BYTES
 
     def loops(self, requested: int | None) -> int:

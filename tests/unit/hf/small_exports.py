@@ -22,13 +22,15 @@ TOKENIZER = StoredTokens.of(BPE, LearnedFrom(documents=1, bytes=1)).model_dump_j
 def models() -> dict[str, Model]:
     """Return models of both families in evaluation mode; together they use all optional parts."""
     built: dict[str, Model] = {
-        "spider": build(),
+        "spider": build(boundary={"capacity": 0.25}),
         "gpt": build_gpt(),
         "golf": build_gpt(**SWITCHES["golf"]),
         "bpe": build_gpt(vocab_size=BPE.size, kv_heads=1, vocab_multiple=64),
     }
     built["bpe"].tokens = BPE
-    return {name: model.eval() for name, model in built.items()}
+    for model in built.values():
+        model.eval().window = WINDOW
+    return built
 
 
 def exported(

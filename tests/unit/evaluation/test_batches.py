@@ -1,0 +1,119 @@
+"""A model reads a text in the same way in any batch, and no batch has more logits than its bound."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from spider.config.ngram import NgramConfig
+from spider.evaluation import bpb
+from spider.evaluation.tasks import score_rows, text_row
+from spider.model import build_model
+from spider.model.reading import Reading
+from spider.model.spider.config import PRESETS, SpiderConfig
+from spider.tokens import BYTES
+from tests.unit.evaluation.toys import Bigram
+from tests.unit.model import small, small_gpt
+from tests.unit.ngram.small_index import *  # noqa: F403 (fixtures)
+from tests.unit.ngram.small_index import SETTINGS
+
+WINDOW = 96
+#: The first texts have more words than a window as short as they are may have patches.
+TEXTS = [
+    (b"a b c d e f g", b" h i"),
+    (b"a b c d e f g", b" a"),
+    (b"The sea is", b" blue, and so on"),
+    (b" One two three." * 5, b" Four five"),
+    (b"x" * 40 + b" y z", b" w"),
+]
+
+
+def preset(name, lookup):
+    """Return a preset of Spider; the one with an n-gram index reads a small one."""
+    torch.manual_seed(0)
+    block = PRESETS[name] | ({"ngram": NgramConfig(**SETTINGS)} if "ngram" in PRESETS[name] else {})
+    model = build_model(SpiderConfig.model_validate({"preset": name, **block}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.lookup = lookup if "ngram" in block else None
+    return model
+
+
+FAMILIES = {f"spider {name}": partial(preset, name) for name in ("tiny", "slim")}
+FAMILIES |= {
+    f"spider {name}": lambda _, changes=changes: small.build(**changes)
+    for name, changes in small.SWITCHES.items()
+}
+FAMILIES |= {
+    f"gpt {name}": lambda _, changes=changes: small_gpt.build_gpt(**changes)
+    for name, changes in small_gpt.SWITCHES.items()
+}
+
+
+def nats(model, texts, batch):
+    rows = [text_row(model, *pair, WINDOW) for pair in texts]
+    return score_rows(model, rows, Reading(WINDOW, batch=batch)).nats_R
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_score_of_a_text_depends_neither_on_its_neighbours_nor_on_the_size_of_the_batch(family, lookup):
+    model = FAMILIES[family](lookup).double()
+    alone = np.concatenate([nats(model, [pair], 1) for pair in TEXTS])
+    for batch in (1, 2, 3, len(TEXTS)):
+        np.testing.assert_allclose(nats(model, TEXTS, batch), alone, rtol=1e-9)
+    for at in range(len(TEXTS)):
+        beside = nats(model, [TEXTS[at], (b"Four five " * 9, b"six")], 2)
+        np.testing.assert_allclose(beside[0], alone[at], rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["spider tiny", "spider overflow", "spider whitespace_overflow"])
+def test_a_short_text_is_cut_like_the_beginning_of_a_window(family, lookup):
+    """So the score of a question is that of its text in the measurement of bits per byte."""
+    model = FAMILIES[family](lookup).double()
+    for context, choice in TEXTS:
+        ids_N = BYTES.encode(context + choice)[:-1]
+        by_target_S = bpb.score(model, ids_N, Reading(WINDOW)).by_target_S
+        (found,) = nats(model, [(context, choice)], 1)
+        assert found == pytest.approx(by_target_S[-len(choice) :].sum(), rel=1e-6)
+    assert not model.window, "the model is as it was"
+
+
+@pytest.mark.parametrize("family", ["spider tiny", "spider everything", "spider fixed", "spider no_patches"])
+def test_a_model_with_a_window_reads_and_continues_short_texts_as_its_beginning(family, lookup):
+    model = FAMILIES[family](lookup).double().eval()
+    ids = BYTES.encode(b"a b c d e f g h")[:-1].astype(np.int64)
+    padded = np.pad(ids, (0, WINDOW - len(ids)), constant_values=BYTES.pad)
+    with torch.no_grad():
+        whole = model(torch.from_numpy(padded)[None]).logits[0, : len(ids)]
+        model.window = WINDOW
+        short = model(torch.from_numpy(ids)[None]).logits[0]
+        stream = model.incremental(2 * len(ids))
+        pieces = torch.cat([stream.extend(ids[:5].tolist()), stream.extend(ids[5:].tolist())])
+    torch.testing.assert_close(short, whole, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(pieces, whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("most", "batches"), [(1, 5), (70, 4), (500, 1)])
+def test_rows_share_a_batch_only_as_far_as_their_logits_fit(most, batches, monkeypatch):
+    """Such a bound is a number of targets here. A single row is read however long it is."""
+    model = Bigram()
+    expected = nats(model, TEXTS, 16)
+    model.seen.clear()
+    monkeypatch.setattr(bpb, "_LOGITS", most * 4 * BYTES.size)
+    np.testing.assert_allclose(nats(model, TEXTS, 16), expected, rtol=1e-6)
+    assert sum(rows for rows, _ in model.seen) == len(TEXTS) and len(model.seen) == batches
+    assert all(rows == 1 or rows * length <= most for rows, length in model.seen)
+
+
+def test_no_distribution_goes_to_the_host(monkeypatch):
+    """On a device a copy of all ids of each position would wait for it, and fill the memory of the host."""
+    copied = []
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: copied.append(self.numel()) or cpu(self))
+    nats(Bigram(), TEXTS, 16)
+    targets = sum(len(choice) for _, choice in TEXTS)
+    assert copied and max(copied) <= targets
