@@ -397,6 +397,13 @@ def learned_from(wildcards):
     return expand(raw, part=parts_of(tokenizer.data))
 
 
+def not_learned_from(wildcards):
+    """Return the evidence of the documents that a tokenizer is not learned from, if they are compared."""
+    raw = CONFIG.raw(CONFIG.tokenizers[wildcards.tokenizer].data)
+    evidence = f"<results>/cleaning/{raw}/removed/{{part}}.parquet"
+    return expand(evidence, part=parts_of(raw)) if CONFIG.cleaning(raw) else []
+
+
 def tokenizer_identity(wildcards):
     """Return what decides a tokenizer, besides the text that it is learned from."""
     tokenizer = CONFIG.tokenizers[wildcards.tokenizer]

@@ -39,7 +39,8 @@ if TEMPORARY:
 
 rule tokenizer:
     input:
-        learned_from,
+        parquets=learned_from,
+        removed=not_learned_from,
     output:
         "<results>/tokenizers/{tokenizer}/tokenizer.json",
     log:
@@ -54,7 +55,7 @@ rule tokenizer:
         spider=command,
         identity=tokenizer_identity,
     shell:
-        "{params.spider} --log {log:q} data tokenizer {wildcards.tokenizer} {input:q} --output {output:q} "
+        "{params.spider} --log {log:q} data tokenizer {wildcards.tokenizer} {input.parquets:q} --output {output:q} "
         "--threads {threads}"
 
 

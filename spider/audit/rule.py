@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from spider.audit.claim import Claim
 from spider.audit.copies import hashes_of_words
-from spider.cleaning.evidence import moved, read, removed_by_reason
+from spider.cleaning.evidence import decisions
 from spider.cleaning.words import words
 from spider.data.encode import Encoded, encoded
 from spider.data.metadata import DTYPE, Metadata, Shard, load_metadata
@@ -137,8 +137,9 @@ def _encoded(
     claim: Claim, name: str, part: str, metadata: Metadata, until: int | None = None
 ) -> Iterator[Encoded]:
     config, raw = claim.config, claim.config.raw(name)
-    evidence = read(claim.results.cleaning(raw, "removed", part)) if config.cleaning(name) else None
-    removed, others = (removed_by_reason(evidence), moved(evidence)) if evidence else (None, None)
+    removed, others = decisions(
+        claim.results.cleaning(raw, "removed", part) if config.cleaning(name) else None
+    )
     parquet = claim.results.raw(raw, part)
     return encoded(parquet, config.dataset(name), metadata.vocabulary, removed, others, until)
 

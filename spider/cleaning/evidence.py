@@ -106,6 +106,17 @@ def removed_rows(evidence: pa.Table, *reasons: str) -> np.ndarray:
     return removed.filter(chosen)["row"].to_numpy()
 
 
+def decisions(
+    path: Path | None,
+) -> tuple[dict[str, np.ndarray] | None, tuple[np.ndarray, np.ndarray] | None]:
+    """Return `removed_by_reason` and `moved` of a part's evidence, or None for both without a row of it.
+
+    Raises as `read`.
+    """
+    evidence = read(path) if path else None
+    return (removed_by_reason(evidence), moved(evidence)) if evidence else (None, None)
+
+
 def removed_by_reason(evidence: pa.Table) -> dict[str, np.ndarray]:
     """Return the rows of a part's removed documents by reason."""
     return {reason: removed_rows(evidence, reason) for reason in pc.unique(evidence["reason"]).to_pylist()}

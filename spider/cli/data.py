@@ -86,18 +86,27 @@ def tokenizer(
 
     config = session.config.tokenizer(tokenizer)
     dataset = session.config.dataset(config.data)
-    with session.tracked("tokenizer", tokenizer, config.changed(), [*parquets], [output]) as job:
-        learned = learn(parquets, output, tokenizer, config, dataset)
+    removed = [_removed(session, config.data, parquet.stem) for parquet in parquets]
+    inputs = [*parquets, *filter(None, removed)]
+    with session.tracked("tokenizer", tokenizer, config.changed(), inputs, [output]) as job:
+        learned = learn(parquets, output, tokenizer, config, dataset, removed)
         job.metric("vocab_size", learned.size)
         job.artifact(output)
     log.info("%s: %s ids, %s of them merges", output, f"{learned.size:,}", f"{len(learned.merges):,}")
+
+
+def _removed(session: Session, dataset: str, part: str) -> Path | None:
+    """Return the evidence of what cleaning removed of a part; None if it compares no documents."""
+    if not session.config.cleaning(dataset):
+        return None
+    return session.results.cleaning(session.config.raw(dataset), "removed", part)
 
 
 @command("dataset", "part")
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.cleaning.evidence import moved, read, removed_by_reason
+    from spider.cleaning.evidence import decisions
     from spider.data.encode import FORMAT, encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -107,9 +116,8 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     folder = session.results.shards(dataset)
     suffixes = ("bin", "idx", "json")
     files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
-    inputs = [file, tokenizer_file] if tokenizer_file else [file]
-    removed = session.results.cleaning(session.config.raw(dataset), "removed", part)
-    inputs += [removed] if session.config.cleaning(dataset) else []
+    removed = _removed(session, dataset, part)
+    inputs = [file, *filter(None, [tokenizer_file, removed])]
     entry = None
     with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, [*files.values()]) as job:
         if spec.source.TOKENS:
@@ -122,10 +130,7 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
 
             def make() -> None:
                 tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-                evidence = read(removed) if removed in inputs else None
-                rows = removed_by_reason(evidence) if evidence else None
-                splits = moved(evidence) if evidence else None
-                encode_part(file, folder, part, spec, tokens, rows, splits)
+                encode_part(file, folder, part, spec, tokens, *decisions(removed))
 
             raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
             _shared(entry, files | raw_rows, job, make)

@@ -146,18 +146,31 @@ def _encoder(dataset: Dataset, tokens: Tokens) -> Callable[[bytes], np.ndarray]:
     return partial(chat.ids_of, tokens=tokens) if dataset.format == "chat" else tokens.encode
 
 
-def documents(parquet: Path, dataset: Dataset) -> Iterator[bytes]:
-    """Yield the text of a part's documents that are not held out; raises like `encode_part`."""
-    for found, held_out in plain_documents(parquet, dataset):
+def documents(
+    parquet: Path,
+    dataset: Dataset,
+    removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Iterator[bytes]:
+    """Yield the text of a part's documents that are not held out.
+
+    The arguments and errors are those of `encode_part`.
+    """
+    for found, held_out in plain_documents(parquet, dataset, removed, moved):
         yield from _bytes(found.texts.filter(pa.array(~held_out)))
 
 
-def plain_documents(parquet: Path, dataset: Dataset) -> Iterator[tuple[Documents, np.ndarray]]:
+def plain_documents(
+    parquet: Path,
+    dataset: Dataset,
+    removed: Mapping[str, np.ndarray] | None = None,
+    moved: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Iterator[tuple[Documents, np.ndarray]]:
     """Yield batches of documents without the form of conversations, and which documents are held out.
 
-    Raises like `encode_part`.
+    The arguments and errors are those of `encode_part`.
     """
-    for found, masks, _ in _split(parquet, dataset, row_counts(), []):
+    for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved):
         if dataset.format == "chat":
             plain = pa.array(map(chat.plain, _bytes(found.texts)), pa.large_binary())
             found = found._replace(texts=plain.view(pa.large_string()))

@@ -1,6 +1,7 @@
 """Learn a tokenizer's merges from documents, by Hugging Face's `tokenizers`.
 
-Documents of the validation split are left out, by the same hash as in encoding. Each part contributes the
+Documents of the validation split are left out, by the same hash as in encoding, and so are those that
+cleaning removes: duplicates, and text of the benchmarks. Each part contributes the
 same number of bytes, from its beginning, and each document only its beginning, so that long documents do not
 dominate. The words of all documents are counted, then the most frequent pair is merged, repeatedly. The order
 of documents and the number of threads do not change the result.
@@ -11,8 +12,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
+from spider.cleaning.evidence import decisions
 from spider.config import Dataset, TokenizerConfig
 from spider.data.encode import documents
 from spider.data.split import truncate
@@ -25,15 +28,25 @@ logger = logging.getLogger(__name__)
 
 
 def learn(
-    parquets: Sequence[Path], output: Path, name: str, config: TokenizerConfig, dataset: Dataset
+    parquets: Sequence[Path],
+    output: Path,
+    name: str,
+    config: TokenizerConfig,
+    dataset: Dataset,
+    removed: Sequence[Path | None] = (),
 ) -> BpeTokens:
     """Learn a vocabulary of ``config.vocab_size`` tokens from a dataset's parts and write it to ``output``.
 
+    Args:
+        removed: Evidence of what cleaning removed of each part, None for nothing (default: nothing of any).
+
     Raises:
-        ValueError: A part cannot be read, or the text is empty or too small for so many tokens.
+        ValueError: A part or its evidence cannot be read, or the text is empty or too small for so many
+            tokens.
     """
     counts = {"documents": 0, "bytes": 0}
-    merges = _merges(_texts(parquets, config, dataset, counts), config.vocab_size - BYTES.size)
+    texts = _texts(list(zip_longest(parquets, removed)), config, dataset, counts)
+    merges = _merges(texts, config.vocab_size - BYTES.size)
     if not counts["documents"]:
         raise ValueError(f"tokenizers.{name}: no training document to learn from; lower `validation`")
     tokens = BpeTokens(merges)
@@ -48,12 +61,15 @@ def learn(
 
 
 def _texts(
-    parquets: Sequence[Path], config: TokenizerConfig, dataset: Dataset, counts: dict[str, int]
+    parts: Sequence[tuple[Path, Path | None]],
+    config: TokenizerConfig,
+    dataset: Dataset,
+    counts: dict[str, int],
 ) -> Iterator[str]:
     """Yield the beginnings of training documents without malformed UTF-8, and count them."""
-    for parquet in parquets:
-        left = config.max_bytes // len(parquets)
-        for text in documents(parquet, dataset):
+    for parquet, removed in parts:
+        left = config.max_bytes // len(parts)
+        for text in documents(parquet, dataset, *decisions(removed)):
             piece = truncate(text, min(left, config.document_bytes))
             left -= len(piece)
             counts["documents"] += 1

@@ -86,3 +86,21 @@ def test_a_filter_on_a_column_that_is_missing_ends_the_workflow_before_the_first
     workflow.config["datasets"]["text"] = text
     printed = workflow("datasets/text", fails=True)
     assert "text.parquet: no column 'score' (there are: text, id)" in printed and "start " not in printed
+
+
+def test_a_tokenizer_is_learned_from_what_cleaning_keeps(workflow):
+    """Without `cleaning` nothing else is needed for it, and its vocabulary is that of the raw text."""
+    cleaned = three_parts(workflow)
+    cleaned.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
+    cleaned.config["tokenizers"] = {"bpe": {"data": "text-bpe", "vocab_size": 300}}
+    tokenizer = cleaned.results / "tokenizers/bpe/tokenizer.json"
+    cleaned(str(tokenizer.relative_to(cleaned.folder)))
+    found = read_json(tokenizer)
+    cleaned("datasets/text")
+    kept = read_json(cleaned.results / "shards/text/metadata.json")["splits"]["train"]
+    assert found["learned_from"]["documents"] == kept["documents"]
+    filters = {"filters": ["score >= 1"]}
+    cleaned.config["datasets"]["text"]["cleaning"] = filters
+    assert cleaned.planned(str(tokenizer.relative_to(cleaned.folder))) == {"tokenizer": 1}
+    cleaned(str(tokenizer.relative_to(cleaned.folder)))
+    assert read_json(tokenizer)["learned_from"]["documents"] > kept["documents"]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spider.cleaning.evidence import table, write_removed
 from spider.config import TokenizerConfig
 from spider.data.encode import documents, encode_part
 from spider.data.metadata import build_metadata, load_metadata
@@ -43,6 +44,30 @@ def learned(part, tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     learn([part], path, "t", config(300), HALF)
     return path
+
+
+def test_what_cleaning_removes_or_moves_to_the_held_out_split_is_not_learned(tmp_path):
+    """The vocabulary is that of the documents that are kept."""
+    own = texts(300)
+    planted = [f"{i} " + "qzqzqz " * 50 for i in range(60)]
+    raw = parquet(tmp_path / "raw.parquet", [*own, *planted])
+    kept = parquet(tmp_path / "kept.parquet", own)
+    everything, rows = dataset(validation=0.1), np.arange(len(own), len(own) + len(planted), dtype=np.uint32)
+    columns = {"part": "raw", "row": rows[:40], "reason": "exact", "removed": True}
+    held_out = {"part": "raw", "row": rows[40:], "reason": "near", "removed": False}
+    held_out |= {"split": np.zeros(20, np.uint64)}  # the lowest hashes are held out
+    evidence = pa.concat_tables([table(columns, 40), table(held_out, 20)])
+    write_removed(tmp_path / "removed.parquet", "raw", evidence)
+    settings = config(310)
+    expected = learn([kept], tmp_path / "a.json", "t", settings, everything)
+    found = learn([raw], tmp_path / "b.json", "t", settings, everything, [tmp_path / "removed.parquet"])
+    whole = learn([raw], tmp_path / "c.json", "t", settings, everything)
+    assert found.merges == expected.merges != whole.merges
+    assert read_json(tmp_path / "b.json")["learned_from"] == read_json(tmp_path / "a.json")["learned_from"]
+    assert learn([raw], tmp_path / "d.json", "t", settings, everything, [None]).digest == whole.digest
+    (tmp_path / "removed.parquet").unlink()
+    with pytest.raises(ValueError, match=r"removed.parquet: is missing"):
+        learn([raw], tmp_path / "e.json", "t", settings, everything, [tmp_path / "removed.parquet"])
 
 
 def encoded(part, folder, learned, settings=HALF):
