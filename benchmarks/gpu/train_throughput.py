@@ -91,7 +91,6 @@ MEMORY_WAYS: dict[str, dict[str, Any]] = {
     "adamw, recomputed": WAYS["bf16, recomputed"],
     "adamw8bit": {**BF16, "optimizer": {"kind": "adamw8bit"}},
     "adamw8bit, bf16 weights": {**BF16, "optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
-    "adamw4bit, bf16 weights": {**BF16, "optimizer": {"kind": "adamw4bit", "master_weights": "bf16"}},
     "muon": {**BF16, "optimizer": {"kind": "muon"}},
 }
 #: Seconds that a row takes at most, mostly to compile. An H200 with 16 cores took 110 s for the headline in

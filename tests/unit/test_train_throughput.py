@@ -35,6 +35,8 @@ def test_rows_are_of_the_headline_shape_of_every_preset_and_of_memory(benchmark)
         ways == {*benchmark.WAYS, *benchmark.MEMORY_WAYS}
         and benchmark.SECONDS.keys() == benchmark.WAYS.keys()
     )
+    for row in rows.values():
+        benchmark.config_of(row[0], **row[1])  # raises if no training can have the row's settings
     configuration, changes = rows["headline, bf16, kept"]
     (run,) = benchmark.config_of(configuration, **changes).runs.values()
     assert not run.model.recomputes and run.defaults.micro_batch == 112
