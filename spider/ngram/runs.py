@@ -120,16 +120,17 @@ class Stretch(NamedTuple):
     """Position of the first symbol of the stretch in the whole text."""
 
 
-def stretches(text: Path, back: int, size: int) -> Iterator[Stretch]:
-    """Divide a stored text into stretches of ``size`` symbols, each with up to ``back`` symbols before it.
+def stretches(text: Path, back: int, size: int, most: int | None = None) -> Iterator[Stretch]:
+    """Divide a stored text, or its first ``most`` symbols, into stretches of ``size`` symbols.
 
-    Text before the first beginning of a document is left out.
+    Each has up to ``back`` symbols before it. Text before the first beginning of a document is left out.
     """
     with Reader(text) as stored:
         first = _first_begin(stored, size)
-        for at in range(first, stored.length, size):
+        end = stored.length if most is None else min(most, stored.length)
+        for at in range(first, end, size):
             start = max(first, at - back)
-            yield Stretch(stored.read(start, at + size), at - start, at)
+            yield Stretch(stored.read(start, min(at + size, end)), at - start, at)
 
 
 def _first_begin(stored: Reader, size: int) -> int:

@@ -41,6 +41,8 @@ from spider.requests import ENTRIES, FAN_IN, PIECE, SLICE
 
 #: Symbols of a context that is found again in the index's text.
 MATCH_LENGTH = 12
+#: Symbols of a text whose positions are stored, in 32 bits.
+_POSITIONS = (1 << 32) - 2
 #: Buckets whose numbers of rows are read at a time.
 _BUCKETS = 1 << 20
 
@@ -189,15 +191,12 @@ def _last_positions(text, before, at, bits, low, last):  # type: ignore[no-untyp
     start = 0
     now = np.uint64(0)
     for i in range(len(text)):
-        position = at + i - before
-        if position >= 0xFFFFFFFE:
-            break
         if text[i] == BEGIN:
             start = i
         elif i >= before and i - start >= MATCH_LENGTH:
             entry = np.int64(mixed(np.uint64(0), now, factor) >> np.uint64(64 - bits)) - low
             if 0 <= entry < len(last):
-                last[entry] = position + 1
+                last[entry] = at + i - before + 1
         now = appended(now, text[i])
         if i >= MATCH_LENGTH:
             now -= appended(np.uint64(0), text[i - MATCH_LENGTH]) * factor
@@ -207,12 +206,12 @@ def last_positions(text: Path, bits: int, size: int = ENTRIES, piece: int = PIEC
     """Yield ``last`` of a stored text in blocks of ``size`` entries: (2^bits,) uint32 in all.
 
     An entry belongs to the top bits of the hash of `MATCH_LENGTH` symbols. It is one more than the last
-    position after such symbols, among the first 2^32 - 2 of the text, or 0 if there is none. The text is read
-    once per block.
+    position after such symbols, among the first 2^32 - 2 of the text, or 0 if there is none. These symbols
+    are read once per block, so at most 64 times with blocks of the usual size.
     """
     for low in range(0, 1 << bits, size):
         last = np.zeros(min(size, 1 << bits), np.uint32)
-        for stretch in stretches(text, MATCH_LENGTH, piece):
+        for stretch in stretches(text, MATCH_LENGTH, piece, _POSITIONS):
             _last_positions(stretch.text, stretch.before, stretch.at, bits, low, last)
         yield last
 

@@ -18,7 +18,7 @@ from spider.ngram import table
 from spider.ngram.candidates import _read_rows, _shift
 from spider.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
 from spider.ngram.layout import BEGIN, END
-from spider.ngram.runs import count, merge, runs_of, stretches, write_runs
+from spider.ngram.runs import Reader, count, merge, runs_of, stretches, write_runs
 from tests.unit.ngram.texts import (
     built_of,
     context_before,
@@ -302,3 +302,20 @@ def test_last_positions_are_the_last_after_the_same_symbols():
     assert 1000 < len(expected) < 4096
     for size, piece in [(1 << 10, 1 << 20), (1 << 12, 5), (1 << 11, 100)]:
         assert np.array_equal(last_of(symbols(TEXTS), 12, size=size, piece=piece), last)
+
+
+def test_positions_that_32_bits_cannot_hold_are_not_read(monkeypatch):
+    """A text of 100 GB would be read 64 times for nothing."""
+    text = symbols(TEXTS)
+    most = len(text) // 3
+    expected = last_of(text[:most], 12)
+    read = []
+    monkeypatch.setattr(table, "_POSITIONS", most)
+    plain = Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, *span: read.append(plain(self, *span)) or read[-1])
+    blocks, piece = 4, 1000
+    found = last_of(text, 12, size=(1 << 12) // blocks, piece=piece)
+    assert np.array_equal(found, expected) and 0 < found.max() <= most < len(text) - piece
+    # Each block reads some symbols before a stretch again, and the beginning of the text.
+    overlap = table.MATCH_LENGTH * -(-most // piece) + piece
+    assert blocks * most <= sum(map(len, read)) <= blocks * (most + overlap)
