@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
 import numpy as np
@@ -79,17 +80,23 @@ def generate(
 
 
 def generate_many(
-    model: Model, prompt: bytes | str | np.ndarray, *, seeds: Sequence[int], **settings: Unpack[Settings]
+    model: Model,
+    prompt: bytes | str | np.ndarray,
+    *,
+    seeds: Sequence[int],
+    max_ids: int | None = None,
+    **settings: Unpack[Settings],
 ) -> list[list[int]]:
     """Return several texts that the model writes after one prompt, as ids. The id that ends a text is
     included.
 
     The model reads the prompt once. It then reads the texts as one batch, and a text leaves the batch when it
     ends. Each text is the one that `generate` writes with its seed, as far as batches of several sizes round
-    alike. The arguments and errors are those of `generate`.
+    alike. It has ``max_ids`` ids at most (default: no limit). The other arguments and errors are those of
+    `generate`.
     """
     texts: list[list[int]] = [[] for _ in seeds]
-    for step in _steps(model, prompt, seeds, None, **settings):
+    for step in islice(_steps(model, prompt, seeds, None, **settings), max_ids):
         for text, drawn in step.items():
             texts[text].append(drawn)
     return texts

@@ -68,7 +68,8 @@ class Sampler:
                 self.model,
                 prompt,
                 seeds=[self._seeds(*purpose, i) for i in range(settings.samples)],
-                max_bytes=min(settings.max_bytes, self.seq_len + 1 - len(prompt)),
+                max_bytes=settings.max_bytes,
+                max_ids=self.seq_len + 1 - len(prompt),
                 temperature=settings.temperature,
                 top_k=settings.top_k,
                 n_loops=self.n_loops,
@@ -107,7 +108,8 @@ class Rollouts(Batches):
                 f"each of {self._world} processes has {self._rows} answers of a step, which is not a "
                 f"multiple of rollouts.samples ({sampler.rollouts.samples}); change micro_batch"
             )
-        check(self.prompts, sampler, shards.name)
+        if self._rank == 0:  # all processes have the same prompts, and end if one does
+            check(self.prompts, sampler, shards.name)
 
     def epoch(self, position: dict[str, Any]) -> float:
         return int(position["sample"]) / len(self.prompts)
@@ -184,7 +186,8 @@ class AnswerValidation:
     def __init__(self, data: Path, sampler: Sampler, rank: int, world: int) -> None:
         shards = Shards(data, "validation")
         self.prompts = Prompts(shards)
-        check(self.prompts, sampler, shards.name)
+        if rank == 0:
+            check(self.prompts, sampler, shards.name)
         self._sampler = sampler
         count = min(len(self.prompts), sampler.rollouts.val_prompts)
         spread = np.linspace(0, len(self.prompts) - 1, count).round().astype(int).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from spider.model import build_model
 from spider.processes.parallel import compile_forward
 from spider.sources.arithmetic import ArithmeticSource
 from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import TURN
 from spider.training import loop
 from spider.training.loop import Trainer, seed_of
@@ -29,6 +31,7 @@ from spider.training.metrics import read_rows
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.stage import train
 from spider.training.warmup import warm_up
+from tests.unit.evaluation.toys import Toy
 from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.training.disturb import Stop, crash_at
@@ -132,6 +135,29 @@ def test_processes_share_the_prompts_and_a_position_continues(sums):
 def test_an_answer_that_does_not_end_gets_no_reward(sums):
     answers = [[*b"7", TURN], [*b"7"], [*b"8", BYTES.eos], []]
     assert sampler(spec()).rewards(answers, "7").tolist() == [1, 0, 0, 0]
+
+
+class Repeats(Toy):
+    """A model that writes one token of three bytes again and again."""
+
+    tokens = BpeTokens([(ord("t"), ord("h")), (272, ord("e"))])
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens_BT, n_loops=None):
+        logits = torch.zeros(*tokens_BT.shape, self.tokens.size)
+        logits[..., 273] = 50.0
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize(("most", "ids"), [(100, 6), (18, 6), (8, 2), (2, 0)])
+def test_an_answer_in_tokens_has_the_bytes_of_max_bytes_and_the_ids_that_fit_into_the_window(most, ids):
+    model_spec = spec(rollouts={"samples": 4, "max_bytes": most, "val_prompts": 3})
+    own = Sampler(Repeats(), model_spec, partial(seed_of, 0), contextlib.nullcontext)
+    prompt = np.full(own.seq_len + 1 - 6, 100)
+    assert own.answers(prompt, "answer", 0) == [[273] * ids] * 4
 
 
 # ----------------------------------------------------------------------------------------------- training
@@ -246,6 +272,14 @@ def test_answers_without_a_number_are_refused_before_training(tmp_path):
         train(spec(val_every=0), tmp_path / "run", data)
     with pytest.raises(ValueError, match=r"prompt of conversation 0 has \d+ tokens.*raise seq_len"):
         train(spec(val_every=0, seq_len=12), tmp_path / "other", data)
+
+
+def test_the_first_process_checks_the_conversations_for_all(tmp_path):
+    data = conversations(tmp_path, ["It is 7", "I do not know"])
+    model_spec = spec()
+    assert batches(data, model_spec, rows=8, rank=1, world=2)
+    with pytest.raises(ValueError, match="conversation 1"):
+        batches(data, model_spec, rows=8, rank=0, world=2)
 
 
 @pytest.mark.parametrize(
