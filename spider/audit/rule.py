@@ -137,11 +137,9 @@ def _encoded(
     claim: Claim, name: str, part: str, metadata: Metadata, until: int | None = None
 ) -> Iterator[Encoded]:
     config, raw = claim.config, claim.config.raw(name)
-    removed, others = decisions(
-        claim.results.cleaning(raw, "removed", part) if config.cleaning(name) else None
-    )
+    evidence = claim.results.cleaning(raw, "removed", part) if config.cleaning(name) else None
     parquet = claim.results.raw(raw, part)
-    return encoded(parquet, config.dataset(name), metadata.vocabulary, removed, others, until)
+    return encoded(parquet, config.dataset(name), metadata.vocabulary, *decisions(evidence), until)
 
 
 def _shards(metadata: Metadata, part: str) -> list[Shard]:

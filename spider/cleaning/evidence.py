@@ -8,6 +8,7 @@ function of the rows and of the version of Arrow.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,6 +39,9 @@ SCHEMA = pa.schema(
         ("matches", pa.uint32()),  # for `contaminated`, the number of matching sequences of words
     ]
 )
+#: What cleaning decides about a part. First the rows of removed documents by reason, uint32. Then the rows of
+#: documents that are in the split of another one, with the hashes that decide it. None stands for no row.
+Decisions = tuple[Mapping[str, np.ndarray] | None, tuple[np.ndarray, np.ndarray] | None]
 #: A document with several reasons is counted by the first of these.
 REASONS = ("exact", "contaminated", "near")
 
@@ -99,30 +103,15 @@ def read(path: Path) -> pa.Table:
     return pq.read_table(path)
 
 
-def removed_rows(evidence: pa.Table, *reasons: str) -> np.ndarray:
-    """Return the rows of removed documents, uint32: of all, or of those with one of these reasons."""
-    removed = evidence.filter(evidence["removed"])
-    chosen = pc.is_in(removed["reason"], pa.array(reasons or REASONS))
-    return removed.filter(chosen)["row"].to_numpy()
-
-
-def decisions(
-    path: Path | None,
-) -> tuple[dict[str, np.ndarray] | None, tuple[np.ndarray, np.ndarray] | None]:
-    """Return `removed_by_reason` and `moved` of a part's evidence, or None for both without a row of it.
-
-    Raises as `read`.
-    """
+def decisions(path: Path | None) -> Decisions:
+    """Return the decisions in the evidence of a part, both None if it has no row. Raise as `read` does."""
     evidence = read(path) if path else None
-    return (removed_by_reason(evidence), moved(evidence)) if evidence else (None, None)
-
-
-def removed_by_reason(evidence: pa.Table) -> dict[str, np.ndarray]:
-    """Return the rows of a part's removed documents by reason."""
-    return {reason: removed_rows(evidence, reason) for reason in pc.unique(evidence["reason"]).to_pylist()}
-
-
-def moved(evidence: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of documents that are in the split of another one, and the hashes that decide it."""
-    chosen = evidence.filter(pc.and_(pc.invert(evidence["removed"]), evidence["split"].is_valid()))
-    return chosen["row"].to_numpy(), chosen["split"].to_numpy()
+    if not evidence:
+        return None, None
+    removed = evidence.filter(evidence["removed"])
+    rows = {
+        reason: removed.filter(pc.equal(removed["reason"], reason))["row"].to_numpy()
+        for reason in pc.unique(evidence["reason"]).to_pylist()
+    }
+    moved = evidence.filter(pc.and_(pc.invert(evidence["removed"]), evidence["split"].is_valid()))
+    return rows, (moved["row"].to_numpy(), moved["split"].to_numpy())

@@ -97,9 +97,8 @@ def tokenizer(
 
 def _removed(session: Session, dataset: str, part: str) -> Path | None:
     """Return the evidence of what cleaning removed of a part; None if it compares no documents."""
-    if not session.config.cleaning(dataset):
-        return None
-    return session.results.cleaning(session.config.raw(dataset), "removed", part)
+    compares = session.config.cleaning(dataset)
+    return session.results.cleaning(session.config.raw(dataset), "removed", part) if compares else None
 
 
 @command("dataset", "part")

@@ -47,6 +47,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spider.cleaning.evidence import Decisions
 from spider.config import Dataset
 from spider.data import chat
 from spider.data.filters import passing
@@ -146,31 +147,21 @@ def _encoder(dataset: Dataset, tokens: Tokens) -> Callable[[bytes], np.ndarray]:
     return partial(chat.ids_of, tokens=tokens) if dataset.format == "chat" else tokens.encode
 
 
-def documents(
-    parquet: Path,
-    dataset: Dataset,
-    removed: Mapping[str, np.ndarray] | None = None,
-    moved: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Iterator[bytes]:
-    """Yield the text of a part's documents that are not held out.
-
-    The arguments and errors are those of `encode_part`.
-    """
-    for found, held_out in plain_documents(parquet, dataset, removed, moved):
+def documents(parquet: Path, dataset: Dataset, decided: Decisions = (None, None)) -> Iterator[bytes]:
+    """Yield the text of a part's documents that are neither removed nor held out; raises like
+    `encode_part`."""
+    for found, held_out in plain_documents(parquet, dataset, decided):
         yield from _bytes(found.texts.filter(pa.array(~held_out)))
 
 
 def plain_documents(
-    parquet: Path,
-    dataset: Dataset,
-    removed: Mapping[str, np.ndarray] | None = None,
-    moved: tuple[np.ndarray, np.ndarray] | None = None,
+    parquet: Path, dataset: Dataset, decided: Decisions = (None, None)
 ) -> Iterator[tuple[Documents, np.ndarray]]:
     """Yield batches of documents without the form of conversations, and which documents are held out.
 
-    The arguments and errors are those of `encode_part`.
+    Raises like `encode_part`.
     """
-    for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved):
+    for found, masks, _ in _split(parquet, dataset, row_counts(), [], *decided):
         if dataset.format == "chat":
             plain = pa.array(map(chat.plain, _bytes(found.texts)), pa.large_binary())
             found = found._replace(texts=plain.view(pa.large_string()))

@@ -1,18 +1,17 @@
 """Learn a tokenizer's merges from documents, by Hugging Face's `tokenizers`.
 
 Documents of the validation split are left out, by the same hash as in encoding, and so are those that
-cleaning removes: duplicates, and text of the benchmarks. Each part contributes the
-same number of bytes, from its beginning, and each document only its beginning, so that long documents do not
-dominate. The words of all documents are counted, then the most frequent pair is merged, repeatedly. The order
-of documents and the number of threads do not change the result.
+cleaning removes, such as duplicates and text of benchmarks. Each part contributes the same number of bytes,
+from its beginning, and each document only its beginning, so that long documents do not dominate. The words of
+all documents are counted, then the most frequent pair is merged, repeatedly. The order of documents and the
+number of threads do not change the result.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from spider.cleaning.evidence import decisions
@@ -45,8 +44,9 @@ def learn(
             tokens.
     """
     counts = {"documents": 0, "bytes": 0}
-    texts = _texts(list(zip_longest(parquets, removed)), config, dataset, counts)
-    merges = _merges(texts, config.vocab_size - BYTES.size)
+    evidence = removed or [None] * len(parquets)
+    kept = (documents(part, dataset, decisions(path)) for part, path in zip(parquets, evidence, strict=True))
+    merges = _merges(_texts(kept, len(parquets), config, counts), config.vocab_size - BYTES.size)
     if not counts["documents"]:
         raise ValueError(f"tokenizers.{name}: no training document to learn from; lower `validation`")
     tokens = BpeTokens(merges)
@@ -61,15 +61,12 @@ def learn(
 
 
 def _texts(
-    parts: Sequence[tuple[Path, Path | None]],
-    config: TokenizerConfig,
-    dataset: Dataset,
-    counts: dict[str, int],
+    parts: Iterable[Iterator[bytes]], number: int, config: TokenizerConfig, counts: dict[str, int]
 ) -> Iterator[str]:
-    """Yield the beginnings of training documents without malformed UTF-8, and count them."""
-    for parquet, removed in parts:
-        left = config.max_bytes // len(parts)
-        for text in documents(parquet, dataset, *decisions(removed)):
+    """Yield the beginnings of the documents of ``number`` parts without malformed UTF-8, and count them."""
+    for part in parts:
+        left = config.max_bytes // number
+        for text in part:
             piece = truncate(text, min(left, config.document_bytes))
             left -= len(piece)
             counts["documents"] += 1

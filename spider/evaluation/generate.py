@@ -40,6 +40,8 @@ class Settings(TypedDict, total=False):
 
     max_bytes: Required[int]
     """Most bytes of text, where a token of a call counts as one. EOS may end the text before."""
+    max_ids: int | None
+    """Most ids, also those of calls (default: no limit)."""
     temperature: float
     """0 takes the likeliest id each time (default: 1)."""
     top_k: int | None
@@ -80,23 +82,17 @@ def generate(
 
 
 def generate_many(
-    model: Model,
-    prompt: bytes | str | np.ndarray,
-    *,
-    seeds: Sequence[int],
-    max_ids: int | None = None,
-    **settings: Unpack[Settings],
+    model: Model, prompt: bytes | str | np.ndarray, *, seeds: Sequence[int], **settings: Unpack[Settings]
 ) -> list[list[int]]:
     """Return several texts that the model writes after one prompt, as ids. The id that ends a text is
     included.
 
     The model reads the prompt once. It then reads the texts as one batch, and a text leaves the batch when it
     ends. Each text is the one that `generate` writes with its seed, as far as batches of several sizes round
-    alike. It has ``max_ids`` ids at most (default: no limit). The other arguments and errors are those of
-    `generate`.
+    alike. The arguments and errors are those of `generate`.
     """
     texts: list[list[int]] = [[] for _ in seeds]
-    for step in islice(_steps(model, prompt, seeds, None, **settings), max_ids):
+    for step in _steps(model, prompt, seeds, None, **settings):
         for text, drawn in step.items():
             texts[text].append(drawn)
     return texts
@@ -109,6 +105,7 @@ def _steps(
     mixer: Mixer | None,
     *,
     max_bytes: int,
+    max_ids: int | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -173,7 +170,7 @@ def _steps(
             new = [[drawn_R[row]] for row in going]
             numbers = [numbers[row] for row in going]
 
-    return steps()
+    return islice(steps(), max_ids)
 
 
 def _prompt_ids(prompt: bytes | str | np.ndarray, vocabulary: Tokens, context: int) -> list[int]:

@@ -9,7 +9,6 @@ This module imports ``lm_eval``, which the extra ``spider-lm[harness]`` installs
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from collections.abc import Sequence
@@ -123,6 +122,7 @@ class HarnessModel(LM):
             self.model,
             ids_N,
             max_bytes=count * int(self.model.tokens.bytes_of.max()),
+            max_ids=count,
             temperature=float(options.get("temperature", 0.0)) if samples else 0.0,
             top_k=options.get("top_k") if samples else None,
             top_p=options.get("top_p") if samples else None,
@@ -132,7 +132,7 @@ class HarnessModel(LM):
             ends=[TURN] if self.chat else (),
         )
         text = ""
-        for piece in stream_text(itertools.islice(ids, count), self.model.tokens):
+        for piece in stream_text(ids, self.model.tokens):
             text += piece
             found = [text.index(end) for end in ends if end in text]
             if found:

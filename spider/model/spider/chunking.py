@@ -168,8 +168,8 @@ class Chunker(nn.Module):
             nn.init.normal_(self.null)
 
     def capacity(self, length: int, window: int | None = None) -> int:
-        """Return the number of patches that a text of ``length`` bytes may hold, which begins a window of
-        ``window`` bytes, or is one if it is longer."""
+        """Return the number of patches that a text of ``length`` bytes may hold. It is the beginning of a
+        window of ``window`` bytes, or a window of its own if it is longer."""
         window = max(length, window or 0)
         if self.config.kind == "fixed":
             return min(length, max(1, window // self.config.stride))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spider.audit.claim import Claim
-from spider.cleaning.evidence import moved, read, removed_by_reason
+from spider.cleaning.evidence import decisions
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
@@ -163,8 +163,7 @@ class World:
         tokens = read_tokens(tokenizer) if tokenizer else BYTES
         for part, raw in raws.items():
             removed = results.cleaning(config.raw(name), "removed", part)
-            evidence = read(removed) if config.cleaning(name) else None
-            given = (removed_by_reason(evidence), moved(evidence)) if evidence else (None, None)
+            given = decisions(removed if config.cleaning(name) else None)
             encode_part(raw, results.shards(name), part, dataset, tokens, *given)
         build_metadata(results.shards(name), name, dataset, source={}, parts=[*raws], tokenizer=tokenizer)
 
