@@ -104,7 +104,7 @@ def read(path: Path) -> pa.Table:
 
 
 def decisions(path: Path | None) -> Decisions:
-    """Return the decisions in the evidence of a part, both None if it has no row. Raise as `read` does."""
+    """Return the decisions in the evidence of a part, or two None without a row; raise as `read` does."""
     evidence = read(path) if path else None
     if not evidence:
         return None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from spider.config.ngram import NgramConfig
 from spider.evaluation import bpb
-from spider.evaluation.tasks import score_rows, text_row
+from spider.evaluation.questions import Question, Task
+from spider.evaluation.tasks import run_tasks, score_rows, text_row
 from spider.model import build_model
 from spider.model.reading import Reading
 from spider.model.spider.config import PRESETS, SpiderConfig
@@ -117,3 +119,20 @@ def test_no_distribution_goes_to_the_host(monkeypatch):
     nats(Bigram(), TEXTS, 16)
     targets = sum(len(choice) for _, choice in TEXTS)
     assert copied and max(copied) <= targets
+
+
+@pytest.mark.parametrize("family", ["spider tiny", "spider slim", "gpt nanochat", "gpt golf"])
+def test_tasks_core_and_the_harness_answer_alike_in_any_batch(family, lookup):
+    harness = pytest.importorskip("spider.evaluation.harness")
+    model = FAMILIES[family](lookup).double()
+    questions = [Question((context,) * 2, (choice, b" so"), 0) for context, choice in TEXTS]
+    questions += [Question((context,), (choice,), 0) for context, choice in TEXTS]
+    found = [Task("core/a", questions, 0.5, bundle="core"), Task("b", questions[:2], 0.5)]
+    pairs = [SimpleNamespace(args=(context.decode(), choice.decode())) for context, choice in TEXTS]
+    expected = run_tasks(model, found, Reading(WINDOW, batch=1))
+    own = harness.HarnessModel(model, Reading(WINDOW, batch=1))
+    alone = [own.loglikelihood([pair])[0] for pair in pairs]
+    for batch in (2, 16):
+        assert run_tasks(model, found, Reading(WINDOW, batch=batch)) == expected
+        together = harness.HarnessModel(model, Reading(WINDOW, batch=batch)).loglikelihood(pairs[::-1])
+        np.testing.assert_allclose(together[::-1], alone, rtol=1e-9)

@@ -48,8 +48,8 @@ class Knows(Toy):
         return SimpleNamespace(logits=logits)
 
 
-def answer(model, task, window=512, batch=16):
-    return run_task(model, task, Reading(seq_len=window, batch=batch))
+def answer(model, task, window=512):
+    return run_task(model, task, Reading(seq_len=window, batch=16))
 
 
 def column(row, title):
@@ -125,11 +125,6 @@ def test_long_questions_are_truncated_and_counted():
     task = Task("t", [Question((b"x" * 300,) * 2, (b"abc", b"abd"), 0)], 0.5)
     answers = answer(Knows([whole]), task, window=100)
     assert column(answers, "truncated") == 2 and column(answers, "by total nats") == 1
-
-
-def test_answers_do_not_depend_on_the_batch_size():
-    (task,) = tasks("it", TextTask(kind="cloze", items=20), DOCUMENTS)
-    assert answer(Bigram(), task, batch=1) == answer(Bigram(), task, batch=64)
 
 
 def jsonl(path, *rows):
