@@ -21,7 +21,7 @@ from spider import files
 from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.cli.train import ALIASES
-from spider.config import ConfigError, Given, load_config, with_settings
+from spider.config import ConfigError, Given, StageSpec, load_config, with_settings
 from spider.data.shards import verify
 from spider.errors import RESUME_ME, TrainingError
 from spider.publish.export import export
@@ -152,6 +152,18 @@ def test_the_remedy_for_running_out_of_memory_continues_the_stage(project, monke
     written = (project.configured / "metrics.jsonl").stat().st_mtime_ns
     assert project.train().exit_code == 0
     assert (project.configured / "metrics.jsonl").stat().st_mtime_ns == written, "a finished stage"
+
+
+def test_an_experiment_of_a_version_with_a_digest_for_each_cut_keeps_its_folder(project, monkeypatch):
+    project.plain["runs"]["r"]["defaults"] |= {"grad_accum": 2, "max_steps": 1}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(StageSpec, "deciding", StageSpec.recorded)
+        earlier.setattr(StageSpec, "identities", property(lambda spec: [spec.identity]))
+        assert project.train("--lr", 0.01).exit_code == 0
+    before = project.made
+    assert project.train("--lr", 0.01).exit_code == 0
+    assert project.train("--lr", 0.01, "--micro-batch", 2, "--grad-accum", 4).exit_code == 0
+    assert project.made == before and len(before) == 1
 
 
 # ------------------------------------------------------------------------------------------------ settings
