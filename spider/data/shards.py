@@ -130,7 +130,7 @@ class Shards:
     def read(self, start: int, count: int) -> np.ndarray:
         """Copy the tokens ``start`` to ``start + count``, across shard borders: (count,) uint16.
 
-        Within a file this is one slice, which takes a fiftieth of the time of `gather`.
+        Within a file this is one slice, which takes less than a tenth of the time of `gather`.
         """
         assert 0 <= start <= start + count <= self.tokens
         s = bisect_right(self.borders, start) - 1
