@@ -129,10 +129,11 @@ def test_a_cache_holds_what_the_next_positions_see_in_a_fixed_buffer(window):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-def test_steps_are_one_graph_over_batches_and_documents():
+def test_steps_are_the_same_graphs_over_batches_and_documents():
     """Trace forward and backward with every part and the loss in pieces, and run them op by op.
 
-    Other batches and other documents cause no recompilation.
+    There are graphs of the embedding, of each of three runs of a layer, and of the loss. Other batches and
+    other documents cause no recompilation.
     """
     torch.compiler.reset()
     counters.clear()
@@ -150,14 +151,14 @@ def test_steps_are_one_graph_over_batches_and_documents():
                 loss.backward()
                 losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=0.01)
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == 5
     for (name, p), (_, q) in zip(eager.named_parameters(), model.named_parameters(), strict=True):
         assert (p.grad - q.grad).norm() <= 0.05 * p.grad.norm(), name
 
 
 @pytest.mark.inductor
 @pytest.mark.long
-def test_steps_are_one_graph_to_machine_code():
+def test_steps_are_compiled_to_machine_code():
     torch.compiler.reset()
     eager, model = build_gpt(layers=2), build_gpt(layers=2)
     compile_forward(model, fullgraph=True, options={"cpp.simdlen": 1})
