@@ -266,7 +266,7 @@ def test_a_precision_that_runs_out_of_memory_is_left_out(
     assert caplog.text.count("a step in fp32 is left out: out of memory") == 1
     lacking.add(torch.bfloat16)
     with pytest.raises(
-        TrainingError, match=r"out of memory in the warm-up, a step with micro_batch 4.*halve"
+        TrainingError, match=r"out of memory in the warm-up, a step with micro_batch 4.*set micro_batch: 2"
     ):
         warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
 
