@@ -132,18 +132,23 @@ def _wait_for(found: dict[str, str], count: int, held: contextlib.ExitStack) -> 
             fcntl.flock(waits, fcntl.LOCK_EX)
             os.write(waits, json.dumps([*found.values()]).encode())
         while True:
+            holders = []
             with _alone(folder):
-                older = _older(ticket, {*found.values()})
-                for name in [] if older else found:
-                    if len(taken) < count and name not in taken and _take(folder / found[name], held):
+                wanted = (
+                    [] if _older(ticket, {*found.values()}) else [name for name in found if name not in taken]
+                )
+                for name in wanted:
+                    if holder := _take(folder / found[name], held):
+                        holders.append(f"GPU {name} is held by {holder}")
+                    else:
                         taken.append(name)
-                holders = {name: _holder(folder / uuid) for name, uuid in found.items() if name not in taken}
-            if len(taken) == count:
-                return taken
+                        if len(taken) == count:
+                            return taken
             if not said:
                 said = True
-                listed = [f"GPU {name} is held by {who}" for name, who in holders.items() if who]
-                log.info("waiting for %d GPUs: %s", count, "; ".join(listed) or "an older command waits, too")
+                log.info(
+                    "waiting for %d GPUs: %s", count, "; ".join(holders) or "an older command waits, too"
+                )
             time.sleep(POLL)
 
 
@@ -152,36 +157,29 @@ def _take_number(found: dict[str, str], number: int, held: contextlib.ExitStack)
     folder = _folder()
     for name in [*found][number : number + 1]:
         with _alone(folder):
-            if not _take(folder / found[name], held):
-                raise TrainingError(
-                    f"GPU {name} is held by {_holder(folder / found[name])}; wait for it to end, or name "
-                    f"other GPUs in {VISIBLE}"
-                )
+            holder = _take(folder / found[name], held)
+        if holder:
+            raise TrainingError(
+                f"GPU {name} is held by {holder}; wait for it to end, or name other GPUs in {VISIBLE}"
+            )
 
 
-def _take(path: Path, held: contextlib.ExitStack) -> bool:
-    """Take a GPU if it is free. Its lock becomes a shared one, which the processes started here hold, too."""
+def _take(path: Path, held: contextlib.ExitStack) -> str | None:
+    """Take a GPU if it is free, else return who holds it.
+
+    Its lock becomes a shared one, which the processes that this one starts hold, too.
+    """
     with contextlib.ExitStack() as attempt:
         file = _opened(path, attempt)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            return path.read_text(errors="replace")
         holder = f"process {os.getpid()} ({shlex.join(['spider', *sys.argv[1:]])}), since "
         os.ftruncate(file, 0)
         os.pwrite(file, (holder + time.strftime("%Y-%m-%d %H:%M:%S")).encode(), 0)
         fcntl.flock(file, fcntl.LOCK_SH)
         held.push(attempt.pop_all())
-    return True
-
-
-def _holder(path: Path) -> str | None:
-    """Return who holds a GPU, or None if it is free."""
-    with contextlib.ExitStack() as attempt:
-        try:
-            fcntl.flock(_opened(path, attempt), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return path.read_text(errors="replace")
     return None
 
 
