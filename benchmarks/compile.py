@@ -3,7 +3,7 @@
 Processes that train together exchange a gradient as soon as it is ready, while the backward pass goes on. The
 script compiles the same GPT as one graph and layer by layer, each from an empty cache, and runs it eagerly
 too. It prints the share of the backward pass's time before the first gradient is ready, the seconds of the
-first step, the median seconds of later ones (of the processor on a CPU), and the number of graphs.
+first step, and the number of graphs. Seconds of later steps are a median, on a CPU of the processor's time.
 
     python benchmarks/compile.py [--quick] [--json FILE] [--layers N] [--threads N]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from spider.config.block import Block, Positive, wrong_key
 from spider.config.model import ModelConfig, Recompute
@@ -108,9 +108,11 @@ class GPTConfig(ModelConfig):
     zero. torch: that of torch, also for these."""
     stream: Literal["wide", "narrow"] = "narrow"
     """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
-    checkpointing: Recompute = "none"
-    """Activations of layers that the backward pass recomputes. full: all; selective: all except outputs of
-    matrix products and attention; none: nothing."""
+    checkpointing: Annotated[
+        Recompute, BeforeValidator(lambda way: ("none", "full")[way] if isinstance(way, bool) else way)
+    ] = "none"
+    """Activations of layers that the backward pass recomputes. full or true: all; selective: all except
+    outputs of matrix products and attention; none or false: nothing."""
     recurrence: LoopConfig = LoopConfig()
 
     @property

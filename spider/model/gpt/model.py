@@ -414,12 +414,9 @@ class GPT(interface.Model):
         return streamed(x0.to(dtype), self.config.stream)
 
     def logits(self, x_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
-        """Return the logits (B, T, V) of the stream after the layers, in at least float32."""
-        return self.unembed(_normed(x_BTD), candidates_BTW)
-
-    def unembed(self, h_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
-        """Return the logits of the normalised states, without those of added rows. The n-gram head corrects
-        them after the softcap."""
+        """Return the logits (B, T, V) of the stream after the layers in at least float32, without those of
+        added rows. The n-gram head corrects them after the softcap."""
+        h_BTD = _normed(x_BTD)
         z_BTV = F.linear(h_BTD, self.embedding) if self.head is None else self.head(h_BTD)
         z_BTV = wide(z_BTV[..., : self.vocabulary])
         cap = self.config.softcap
@@ -431,18 +428,17 @@ class GPT(interface.Model):
         self, x_BTD: Tensor, labels_BT: Tensor, candidates_BTW: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return each target's cross entropy, (B, T), and their mean."""
-        h_BTD = _normed(x_BTD)
         if len(self.embedding) <= _LARGE_VOCABULARY:
-            return cross_entropy(self.unembed(h_BTD, candidates_BTW), labels_BT)
+            return cross_entropy(self.logits(x_BTD, candidates_BTW), labels_BT)
 
-        def piece(h_1ND: Tensor, labels_1N: Tensor) -> Tensor:
-            return cross_entropy(self.unembed(h_1ND), labels_1N)[0]
+        def piece(x_1ND: Tensor, labels_1N: Tensor) -> Tensor:
+            return cross_entropy(self.logits(x_1ND), labels_1N)[0]
 
-        states = h_BTD.flatten(0, 1)[None].split(_POSITIONS, dim=1)
+        streams = x_BTD.flatten(0, 1)[None].split(_POSITIONS, dim=1)
         labels = labels_BT.flatten()[None].split(_POSITIONS, dim=1)
         nats = [
-            checkpoint(piece, h_1ND, labels_1N, use_reentrant=False, preserve_rng_state=False)
-            for h_1ND, labels_1N in zip(states, labels, strict=True)
+            checkpoint(piece, x_1ND, labels_1N, use_reentrant=False, preserve_rng_state=False)
+            for x_1ND, labels_1N in zip(streams, labels, strict=True)
         ]
         nats_BT = torch.cat(nats, 1).view_as(labels_BT)
         return nats_BT, nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
