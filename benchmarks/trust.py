@@ -6,7 +6,6 @@
     python benchmarks/trust.py order       # batches found again, and the cost of their digests
     python benchmarks/trust.py splits      # 100 MB of text searched for held-out documents
     python benchmarks/trust.py checkout    # runs made again from their records, with uncommitted code
-    python benchmarks/trust.py crate       # what the validators of both formats find in crates
 
 Each measurement is a function ``measure_NAME`` in ``benchmarks/trust_NAME.py``, which prints a table.
 """

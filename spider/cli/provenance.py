@@ -1,4 +1,4 @@
-"""`spider diff`, `spider why`, `spider checkout` and `spider crate`: answers from the records of all jobs."""
+"""`spider diff`, `spider why` and `spider checkout`: answers from the records of all jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from spider.cli.session import FILE, JSON, Session, log
+from spider.cli.session import FILE, JSON, Session
 from spider.provenance.lineage import Lineage, Made, result_of
 from spider.results import root_of
 
@@ -100,24 +100,6 @@ def checkout(session: Session, name: str, folder: Path) -> None:
     stage = stage or session.config.run(run).stages[-1].name
     for line in checkout(_lineage(session.results.root), run, stage, folder):
         click.echo(line)
-
-
-@click.command()
-@click.argument("name", metavar="RUN[/STAGE]")
-@click.argument("folder", type=FILE)
-@click.pass_obj
-def crate(session: Session, name: str, folder: Path) -> None:
-    """Package a scored stage with its history into FOLDER: an RO-Crate, with Croissant for its datasets.
-
-    The default of STAGE is the last stage of the run. FOLDER must not exist, or be empty. Small files are
-    copied; larger ones, such as weights and shards, are named with their digests.
-    """
-    from spider.publish.crate import DESCRIPTOR, crate
-
-    run, stage = session.names(name)
-    stage = stage or session.config.run(run).stages[-1].name
-    files = crate(session.config, _lineage(session.results.root), run, stage, folder)
-    log.info("%s: %s files, described by %s", folder, len(files), DESCRIPTOR)
 
 
 def _result(session: Session, name: str) -> Path:

@@ -24,7 +24,7 @@ from spider.data.packing import Packing
 from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.text import validation_stream
-from spider.files import read_json, sha256
+from spider.files import read_json
 from spider.model.reading import Reading
 from spider.ngram.store import open_index
 from spider.provenance.lineage import Lineage
@@ -345,50 +345,6 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     jobs = client.get_experiment_by_name("Pipeline").experiment_id
     sent = [run.data.metrics for run in client.search_runs([jobs], "tags.`spider.rule` = 'audit'")]
     assert len(sent) == 3 and all(one["audit/failed"] == 0 < one["audit/passed"] for one in sent)
-
-
-def test_a_crate_holds_the_history_of_a_score(everything, tmp_path, monkeypatch):
-    spider(everything, "crate", "bytes/first", str(tmp_path / "crate"))
-    folder = tmp_path / "crate"
-    plain = read_json(folder / "ro-crate-metadata.json")
-    entities = {one["@id"]: one for one in plain["@graph"]}
-    assert len(entities) == len(plain["@graph"])
-    named = [one for entity in entities.values() for one in references(entity)]
-    assert {*named} <= {*entities, "https://w3id.org/ro/crate/1.1", "http://schema.org/CompletedActionStatus"}
-    descriptor, root = entities["ro-crate-metadata.json"], entities["./"]
-    assert descriptor["about"] == {"@id": "./"}
-    assert root["conformsTo"]["@id"] == "https://w3id.org/ro/wfrun/process/0.5"
-    files = {key: one for key, one in entities.items() if one["@type"] == "File"}
-    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {*files} == written - {"ro-crate-metadata.json"} == {one["@id"] for one in root["hasPart"]}
-    assert all(one["sha256"] == sha256(folder / key) for key, one in files.items())
-    jobs = {one["name"] for one in entities.values() if one["@type"] == "CreateAction"}
-    wanted = {"download text/000", "encode text/000", "train bytes/first", "evaluate bytes/first"}
-    assert wanted | {"audit bytes/first", "sample bytes/first"} <= jobs
-    assert not any("bpe" in job for job in jobs)
-    assert {"runs/bytes/first/evaluation.json", "runs/bytes/first/audit.json"} <= {*files}
-    text = (folder / "ro-crate-metadata.json").read_text()
-    assert str(everything.folder) not in text
-    assert not [*folder.rglob("*.parquet"), *folder.rglob("*.bin"), *folder.rglob("*.safetensors")]
-
-    croissant = read_json(folder / "croissant-text.json")
-    (parquet,) = croissant["distribution"]
-    assert parquet["sha256"] == sha256(everything.results / parquet["contentUrl"])
-    assert [field["name"] for field in croissant["recordSet"][0]["field"]] == ["text", "id"]
-    monkeypatch.chdir(everything.folder)
-    done = CliRunner().invoke(cli, ["crate", "bytes/first", str(folder)])
-    assert "not an empty folder" in str(done.exception)
-
-
-def references(value):
-    """Return all entities that a value of an entity refers to."""
-    if isinstance(value, list):
-        return [found for one in value for found in references(one)]
-    if not isinstance(value, dict):
-        return []
-    if [*value] == ["@id"]:
-        return [value["@id"]]
-    return [found for one in value.values() for found in references(one)]
 
 
 def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_path, monkeypatch):
