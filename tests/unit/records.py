@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from spider.checkpoints.records import read_manifest
+from spider.checkpoints.save import save
+from spider.tokens.stored import TOKENIZER
 
 
 def saved(step: int = 1, **changes: Any) -> dict[str, Any]:
@@ -16,6 +25,19 @@ def saved(step: int = 1, **changes: Any) -> dict[str, Any]:
     record = {**words, **numbers, **nothing, **rest}
     made_by = {"torch": "2", "threads": 1, "processes": 1}
     return record | made_by | {"step": step, "global_step": step} | changes
+
+
+def saved_again(path: Path, change: Callable[[str], float], **record: Any) -> Path:
+    """Save a checkpoint again with each tensor multiplied by what ``change`` gives for its name."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors |= load_file(file)
+    tensors = {name: t if (factor := change(name)) == 1 else t * factor for name, t in tensors.items()}
+    before = read_manifest(path).model_dump(
+        exclude={"format", "files", "digest", "weights", "averaged_weights"}
+    )
+    tokenizer = path / TOKENIZER
+    return save(path.parent, tensors, before | record, tokenizer if tokenizer.exists() else None).path
 
 
 def receipt(**changes: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from spider import load_model
 from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.compress import code, format, pipeline
 from spider.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
@@ -37,6 +38,7 @@ from spider.model.interface import model_tensors
 from spider.publish.export import export
 from spider.results import CompressedFolder, Results, StageFolder, write_config
 from spider.training.stage import train
+from tests.unit.records import saved_again
 from tests.unit.small_datasets import dataset
 
 ROOT = Path(__file__).parents[3]
@@ -368,14 +370,14 @@ def test_a_tokenizer_is_unpacked_only_up_to_a_limit(packed, tmp_path):
     assert format.CompressedModel(tmp_path / "model.spider", {}, {"tokenizer": packed}).tokenizer == b"{}"
 
 
-def test_weights_that_are_not_finite_are_an_error(trained, tmp_path, monkeypatch):
-    model = Checkpoint.at(trained["gpt"][0].receipt).model()
-    with torch.no_grad():
-        model.blocks[0].attention.q.weight[0, 0] = float("nan")
-    monkeypatch.setattr(Checkpoint, "model", lambda self, device="cpu": model)
-    with pytest.raises(CheckpointError, match=r"blocks.0.attention.q.weight holds numbers that are not"):
-        compressed(trained, "gpt", tmp_path, method="nearest")
-    assert not list(tmp_path.iterdir())
+def test_weights_that_are_not_finite_are_an_error(trained, tmp_path):
+    folder, *rest = trained["gpt"]
+    diverged = StageFolder(shutil.copytree(folder.path, tmp_path / "a"))
+    name = "model.blocks.0.attention.q.weight"
+    saved_again(steps(diverged.checkpoints)[-1], lambda one: float("nan") if one == name else 1)
+    with pytest.raises(CheckpointError, match=rf"not finite: {name}"):
+        compressed({"gpt": (diverged, *rest)}, "gpt", tmp_path / "out", method="nearest")
+    assert not (tmp_path / "out").exists()
 
 
 def test_calibration_without_training_text_is_an_error(trained, tmp_path):

@@ -11,12 +11,12 @@ import pytest
 from safetensors.torch import load_file
 
 from spider.checkpoints.records import read_manifest, steps
-from spider.checkpoints.save import save
 from spider.config import OptimizerConfig
 from spider.errors import Preempted, TrainingError
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from tests.unit.processes.parallel_job import emulate_fp8
+from tests.unit.records import saved_again
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
@@ -184,12 +184,7 @@ def test_a_training_goes_on_before_a_checkpoint_that_is_not_finite(tmp_path, mak
     with pytest.raises(Stop):
         train(make_spec(), tmp_path, shards, on_step=crash_at(6))
     (good,) = steps(tmp_path / "checkpoints")
-    tensors = {name: t for file in sorted(good.glob("*.safetensors")) for name, t in load_file(file).items()}
-    name = next(name for name in tensors if name.startswith("model."))
-    record = read_manifest(good).model_dump(
-        exclude={"format", "files", "digest", "weights", "averaged_weights"}
-    )
-    save(good.parent, {**tensors, name: tensors[name] * float("inf")}, record | {"global_step": 6})
+    saved_again(good, lambda name: float("inf") if name.startswith("model.") else 1, global_step=6)
     train(make_spec(), tmp_path, shards)
     assert (good.parent / "corrupt-step-00000006").is_dir()
     train(make_spec(), tmp_path / "undisturbed", shards)
