@@ -8,15 +8,14 @@ function of the rows and of the version of Arrow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spider.data.encode import Decisions
 from spider.files import replacing, sha256
 from spider.record import Record
 
@@ -39,9 +38,6 @@ SCHEMA = pa.schema(
         ("matches", pa.uint32()),  # for `contaminated`, the number of matching sequences of words
     ]
 )
-#: What cleaning decides about a part. First the rows of removed documents by reason, uint32. Then the rows of
-#: documents that are in the split of another one, with the hashes that decide it. None stands for no row.
-Decisions = tuple[Mapping[str, np.ndarray] | None, tuple[np.ndarray, np.ndarray] | None]
 #: A document with several reasons is counted by the first of these.
 REASONS = ("exact", "contaminated", "near")
 

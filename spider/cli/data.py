@@ -82,6 +82,7 @@ def tokenizer(
     """Learn a tokenizer from the parquet files of its dataset."""
     if threads:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # read by the library tokenizers
+    from spider.cleaning.evidence import decisions
     from spider.data.tokenizer import learn
 
     config = session.config.tokenizer(tokenizer)
@@ -89,7 +90,7 @@ def tokenizer(
     removed = [_removed(session, config.data, parquet.stem) for parquet in parquets]
     inputs = [*parquets, *filter(None, removed)]
     with session.tracked("tokenizer", tokenizer, config.changed(), inputs, [output]) as job:
-        learned = learn(parquets, output, tokenizer, config, dataset, removed)
+        learned = learn(parquets, output, tokenizer, config, dataset, map(decisions, removed))
         job.metric("vocab_size", learned.size)
         job.artifact(output)
     log.info("%s: %s ids, %s of them merges", output, f"{learned.size:,}", f"{len(learned.merges):,}")

@@ -47,7 +47,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spider.cleaning.evidence import Decisions
 from spider.config import Dataset
 from spider.data import chat
 from spider.data.filters import passing
@@ -59,6 +58,10 @@ from spider.pace import Pace
 from spider.tokens import BYTES, Tokens
 
 logger = logging.getLogger(__name__)
+
+#: What cleaning decides about a part. First the rows of removed documents by reason, uint32. Then the rows of
+#: documents that are in the split of another one, with the hashes that decide it. None stands for no row.
+Decisions = tuple[Mapping[str, np.ndarray] | None, tuple[np.ndarray, np.ndarray] | None]
 
 FORMAT = 1
 BATCH_BYTES = 1 << 20

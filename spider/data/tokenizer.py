@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 
-from spider.cleaning.evidence import decisions
 from spider.config import Dataset, TokenizerConfig
-from spider.data.encode import documents
+from spider.data.encode import Decisions, documents
 from spider.data.split import truncate
 from spider.tokens import BYTES
 from spider.tokens.bpe import PATTERN, BpeTokens
@@ -32,20 +32,19 @@ def learn(
     name: str,
     config: TokenizerConfig,
     dataset: Dataset,
-    removed: Sequence[Path | None] = (),
+    decided: Iterable[Decisions] = (),
 ) -> BpeTokens:
     """Learn a vocabulary of ``config.vocab_size`` tokens from a dataset's parts and write it to ``output``.
 
     Args:
-        removed: Evidence of what cleaning removed of each part, None for nothing (default: nothing of any).
+        decided: What cleaning decides about each part, in their order (default: nothing).
 
     Raises:
-        ValueError: A part or its evidence cannot be read, or the text is empty or too small for so many
-            tokens.
+        ValueError: A part cannot be read, or the text is empty or too small for so many tokens.
     """
     counts = {"documents": 0, "bytes": 0}
-    evidence = removed or [None] * len(parquets)
-    kept = (documents(part, dataset, decisions(path)) for part, path in zip(parquets, evidence, strict=True))
+    pairs = zip(parquets, chain(decided, repeat((None, None))), strict=False)
+    kept = (documents(part, dataset, decisions) for part, decisions in pairs)
     merges = _merges(_texts(kept, len(parquets), config, counts), config.vocab_size - BYTES.size)
     if not counts["documents"]:
         raise ValueError(f"tokenizers.{name}: no training document to learn from; lower `validation`")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.cleaning.evidence import table, write_removed
+from spider.cleaning.evidence import decisions, table, write_removed
 from spider.config import TokenizerConfig
 from spider.data.encode import documents, encode_part
 from spider.data.metadata import build_metadata, load_metadata
@@ -60,14 +60,20 @@ def test_what_cleaning_removes_or_moves_to_the_held_out_split_is_not_learned(tmp
     write_removed(tmp_path / "removed.parquet", "raw", evidence)
     settings = config(310)
     expected = learn([kept], tmp_path / "a.json", "t", settings, everything)
-    found = learn([raw], tmp_path / "b.json", "t", settings, everything, [tmp_path / "removed.parquet"])
+    found = learn(
+        [raw], tmp_path / "b.json", "t", settings, everything, [decisions(tmp_path / "removed.parquet")]
+    )
     whole = learn([raw], tmp_path / "c.json", "t", settings, everything)
     assert found.merges == expected.merges != whole.merges
     assert read_json(tmp_path / "b.json")["learned_from"] == read_json(tmp_path / "a.json")["learned_from"]
-    assert learn([raw], tmp_path / "d.json", "t", settings, everything, [None]).digest == whole.digest
+    assert (
+        learn([raw], tmp_path / "d.json", "t", settings, everything, [decisions(None)]).digest == whole.digest
+    )
     (tmp_path / "removed.parquet").unlink()
     with pytest.raises(ValueError, match=r"removed.parquet: is missing"):
-        learn([raw], tmp_path / "e.json", "t", settings, everything, [tmp_path / "removed.parquet"])
+        learn(
+            [raw], tmp_path / "e.json", "t", settings, everything, [decisions(tmp_path / "removed.parquet")]
+        )
 
 
 def encoded(part, folder, learned, settings=HALF):
