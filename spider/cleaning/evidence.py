@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
