@@ -653,9 +653,25 @@ def estimate(job):
     return partial(progress.training_seconds, spec, RESULTS / f"runs/{spec.run}/warmup-{spec.shape}.json")
 
 
+def record_only_made():
+    """Keep Snakemake's record of the last success of a job that fails.
+
+    Snakemake records a failed job as finished with its new settings. If files of earlier settings depend on its lost
+    output, the next invocation would have nothing to do.
+    """
+    finished = workflow.persistence.finished
+
+    async def if_made(job):
+        if all([await file.exists() for file in job.output]):
+            await finished(job)
+
+    workflow.persistence.finished = if_made
+
+
 def begin():
     """Write the configuration, and open the tracked run of this invocation, before its first job."""
     checked(write_config, RESULTS, config)
+    record_only_made()
     progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
     if CONFIG.strict_code:
         warn_of_other_code()

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,14 +65,19 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, remedy: str = "delete it and run again") -> Any:
     """Parse a JSON file; raise ``ValueError`` with its path where it is missing or malformed."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); delete it and run again") from None
+        raise ValueError(f"{path}: not valid JSON ({error}); {remedy}") from None
+
+
+def snakemake(target: Path) -> str:
+    """Return the command that makes a file of a results folder, for messages."""
+    return f"`snakemake {shlex.quote(str(target))}`"
 
 
 def sha256(path: Path) -> str:

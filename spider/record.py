@@ -24,8 +24,8 @@ class Record(BaseModel):
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str]
     """Name of the file in messages, such as ``a receipt``."""
-    REMEDY: ClassVar[str]
-    """Remedy for a bad file, such as ``train that stage again``."""
+    REMEDY: ClassVar[str] = "delete it and run {command}, which makes it again"
+    """Remedy for a bad file. Snakemake makes a lost file only if it is named, or if another job needs it."""
     ERROR: ClassVar[type[ValueError]] = ValueError
     """Class of the errors of `read` and `parse`."""
 
@@ -39,7 +39,7 @@ class Record(BaseModel):
             ValueError: the record is missing, malformed, incomplete or of another format (class `ERROR`).
         """
         try:
-            plain = files.read_json(path)
+            plain = files.read_json(path, cls.remedy(path))
         except ValueError as error:
             raise cls.ERROR(str(error)) from None
         return cls.parse(plain, path)
@@ -50,12 +50,19 @@ class Record(BaseModel):
         version = plain.get("format") if isinstance(plain, dict) else None
         if version != cls.FORMAT:
             problem = f"of format {version!r}, this Spider reads {cls.FORMAT}"
-            raise cls.ERROR(f"{path}: {cls.WHAT} {problem}; {cls.REMEDY}")
+            raise cls.ERROR(f"{path}: {cls.WHAT} {problem}; {cls.remedy(path)}")
         try:
             return cls.model_validate(plain)
         except ValidationError as error:
             wrong = "; ".join(f"{key_path(one['loc'])}: {one['msg']}" for one in error.errors()[:3])
-            raise cls.ERROR(f"{path}: {cls.WHAT} that is not complete ({wrong}); {cls.REMEDY}") from None
+            raise cls.ERROR(
+                f"{path}: {cls.WHAT} that is not complete ({wrong}); {cls.remedy(path)}"
+            ) from None
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        """Return the remedy for the bad file at ``path``."""
+        return cls.REMEDY.format(command=files.snakemake(path))
 
     def plain(self) -> dict[str, Any]:
         """Return the record as a JSON value."""

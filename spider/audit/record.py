@@ -38,7 +38,6 @@ class Audit(Record):
     """``audit.json``."""
 
     WHAT: ClassVar[str] = "an audit"
-    REMEDY: ClassVar[str] = "audit the stage again (`spider audit`)"
 
     run: str
     stage: str

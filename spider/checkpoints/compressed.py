@@ -48,6 +48,5 @@ class CompressedReceipt(Receipt):
     """The receipt of the stage, with the checkpoint and the weights of the compressed file."""
 
     WHAT: ClassVar[str] = "a receipt of a compressed model"
-    REMEDY: ClassVar[str] = "run `spider compress` again"
 
     compressed: CompressedRecord

@@ -89,14 +89,15 @@ class Checkpoint:
             named = path.parent / Receipt.parse(plain, path).checkpoint
             if not named.exists():
                 raise CheckpointError(
-                    f"{named}: this checkpoint is gone, and {path} names it. Put it back, or "
-                    f"delete {path} and run the workflow again, which makes it again"
+                    f"{named}: this checkpoint is gone, and {path} names it. Put it back, or delete "
+                    f"{path} and run {files.snakemake(path)}, which makes both again"
                 )
             path = named
         elif (root := stage.checkpoints).is_dir():
             good, _ = cls.newest_good(root, whole=whole)
             if good is None:
-                raise CheckpointError(f"{root}: no usable checkpoint; train the stage first")
+                remedy = f"run {files.snakemake(stage.receipt)}, and if that file is there, delete it first"
+                raise CheckpointError(f"{root}: no usable checkpoint; {remedy}")
             return good
         elif not Exported.lies_in(path) and not (path / MANIFEST).is_file():
             raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")

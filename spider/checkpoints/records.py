@@ -79,7 +79,7 @@ class Receipt(Trained):
     folder.
     """
 
-    WHAT, REMEDY, ERROR = "a receipt", "train that stage again", TrainingError
+    WHAT, ERROR = "a receipt", TrainingError
 
     steps: int
     precision: str

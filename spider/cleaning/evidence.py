@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.data.encode import Decisions
-from spider.files import replacing, sha256
+from spider.files import replacing, sha256, snakemake
 from spider.record import Record
 
 SCHEMA = pa.schema(
@@ -47,7 +47,6 @@ class Removed(Record):
     """``removed/{part}.json``: what was removed of a part."""
 
     WHAT: ClassVar[str] = "the record of removed documents"
-    REMEDY: ClassVar[str] = "make it again with `spider data drop`"
 
     part: str
     counts: dict[str, int]
@@ -96,7 +95,8 @@ def read(path: Path) -> pa.Table:
     record = Removed.read(path.with_suffix(".json"))
     if not path.exists() or sha256(path) != record.sha256:
         problem = "was changed since it was written" if path.exists() else "is missing"
-        raise ValueError(f"{path}: {problem} (its SHA-256 is in {path.stem}.json); delete both and run again")
+        remedy = f"delete both and run {snakemake(path)}"
+        raise ValueError(f"{path}: {problem} (its SHA-256 is in {path.stem}.json); {remedy}")
     return pq.read_table(path)
 
 

@@ -64,7 +64,8 @@ def balanced(folder: Path, max_bytes: int, largest_group: float) -> tuple[np.nda
     if not groups:
         raise ValueError(
             f"{folder}: the shards do not record the groups of held-out documents, which "
-            "evaluation.largest_group needs; encode the text again, with split_by, or leave the key out"
+            "evaluation.largest_group needs; delete "
+            f"{folder} and run `snakemake datasets/{folder.name}` with split_by, or leave the key out"
         )
     shards = Shards(folder, "validation")
     begins_D = np.concatenate([shards.begins(s) + shards.borders[s] for s in range(len(shards.maps))])

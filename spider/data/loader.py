@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spider.data.metadata import encode_again
 from spider.data.mixture import Mix, Mixture, read_of_each
 from spider.data.shards import Shards
 from spider.tokens import IGNORED
@@ -238,10 +239,10 @@ class Loader(Batches):
         size = self._shards.vocabulary.size
         if rows.max() >= size:
             i, t = np.argwhere(rows >= size)[0].tolist()
-            where = self._shards.locate((int(starts[i]) + t) % self._shards.tokens)
+            shard, at = self._shards.locate((int(starts[i]) + t) % self._shards.tokens)
             raise ValueError(
-                f"{where}: {rows[i, t]} is not one of the {size} token ids, the shard is damaged; encode its "
-                "part again and run again to continue (`spider data verify` finds other damaged ones)"
+                f"{shard}, token {at}: {rows[i, t]} is not one of the {size} token ids, the shard is "
+                f"damaged; {encode_again(shard)}. Then run again (`spider data verify` finds other damage)"
             )
         candidates = self._lookup.windows(self._shards, starts, rows.shape[1] - 1) if self._lookup else None
         return Batch(rows, {}, candidates)

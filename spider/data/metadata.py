@@ -64,7 +64,6 @@ class Metadata(Record):
     """``metadata.json``. The order of its fields is that of the file."""
 
     WHAT: ClassVar[str] = "the description of a dataset"
-    REMEDY: ClassVar[str] = "encode the dataset again or use the Spider that wrote it"
 
     dataset: str
     dtype: str
@@ -178,7 +177,7 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
     path = folder / split / f"{part}.json"
     if not path.exists():
         raise ValueError(f"{path}: part {part} of the {split} split is missing; encode it first")
-    record = read_json(path)
+    record = read_json(path, encode_again(path))
     for key in SETTINGS:
         default = Metadata.model_fields[key].default
         was, value = record.get(key, default), settings.get(key, default)
@@ -192,15 +191,22 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
     return shard
 
 
+def encode_again(shard: Path) -> str:
+    """Return the remedy for a damaged file of a part. Snakemake makes the part if both files are lost."""
+    folder = shard.parents[1]
+    lost = f"{folder / 'metadata.json'} and {folder / 'train' / shard.stem}.json"
+    return f"delete {lost}, and run `snakemake datasets/{folder.name}`, which encodes the part again"
+
+
 def check_size(path: Path, expected: int) -> None:
     """Raise `ValueError` if a file is missing or has another size than expected."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such shard; encode its part again") from None
+        raise ValueError(f"{path}: no such shard; {encode_again(path)}") from None
     if size != expected:
         kind = "truncated" if size < expected else "too long"
-        raise ValueError(f"{path}: {kind}, {size} bytes instead of {expected}; encode its part again")
+        raise ValueError(f"{path}: {kind}, {size} bytes instead of {expected}; {encode_again(path)}")
 
 
 def load_metadata(folder: Path) -> Metadata:
@@ -212,13 +218,14 @@ def load_metadata(folder: Path) -> Metadata:
     path = folder / "metadata.json"
     if not path.exists():
         raise ValueError(
-            f"{folder}: not an encoded dataset (no metadata.json); run its encode and index jobs"
+            f"{folder}: not an encoded dataset (no metadata.json); run `snakemake datasets/{folder.name}`"
         )
     metadata = Metadata.read(path)
     metadata._vocabulary = tokens_in(folder, metadata.tokenizer)
     if metadata.dtype != DTYPE.str or metadata.vocab_size != metadata.vocabulary.size:
         raise ValueError(
             f"{path}: the tokens are {metadata.dtype} of a vocabulary of {metadata.vocab_size}, this Spider "
-            f"reads {DTYPE.str} of {metadata.vocabulary.size}; encode the dataset again"
+            f"reads {DTYPE.str} of {metadata.vocabulary.size}; delete {folder} and run "
+            f"`snakemake datasets/{folder.name}`"
         )
     return metadata

@@ -44,7 +44,6 @@ class Packing(Record):
     """``packed-{seq_len}.json``."""
 
     WHAT: ClassVar[str] = "a plan of packed rows"
-    REMEDY: ClassVar[str] = "delete it and pack the dataset again (`spider data pack`)"
 
     data: str
     """Digest of the split."""

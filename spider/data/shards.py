@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.metadata import COUNTS, DTYPE, Shard, check_size, load_metadata
+from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, encode_again, load_metadata
 from spider.files import read_json, sha256
 from spider.sealed import content_digest
 
@@ -98,10 +98,10 @@ class Shards:
         self.tokens = int(self.borders[-1])
         self._known_begins: dict[int, np.ndarray] = {}
 
-    def locate(self, token: int) -> str:
-        """Return the shard of a token and its position there, for messages."""
+    def locate(self, token: int) -> tuple[Path, int]:
+        """Return the shard of a token and its position there."""
         s = int(np.searchsorted(self.borders, token, side="right")) - 1
-        return f"{self.files[s]}, token {token - int(self.borders[s])}"
+        return self.files[s], token - int(self.borders[s])
 
     def document(self, token: int) -> tuple[int, int, int, int]:
         """Return a token's file, and three positions there: its document's beginning, its own, and the end.
@@ -121,9 +121,7 @@ class Shards:
             return self._known_begins[s]
         path = self.files[s].with_suffix(".idx")
         if not path.exists():
-            raise ValueError(
-                f"{path}: no index of documents, which an n-gram index needs; encode the text again"
-            )
+            raise ValueError(f"{path}: no index of documents; {encode_again(path)}")
         begins = np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
         return self._known_begins.setdefault(s, begins)
 
@@ -184,12 +182,14 @@ def verify(folder: Path, full: bool = True) -> dict[str, int]:
     path = folder / "metadata.json"
     problems: list[str] = []
     if content_digest(read_json(path)) != metadata.digest:
-        problems.append(f"{path}: edited since it was written, its digest does not match")
+        problems.append(
+            f"{path}: edited since it was written, its digest does not match; {Metadata.remedy(path)}"
+        )
     shards = [shard for described in metadata.splits.values() for shard in described.shards]
     for shard in shards:
         problems += _shard_problems(folder, shard, metadata.vocabulary.bos, full)
     if problems:
-        raise ValueError("\n".join([*problems, f"{len(problems)} problems; encode the named parts again"]))
+        raise ValueError("\n".join([*problems, f"{len(problems)} problems"]))
     counts = {key: sum(getattr(described, key) for described in metadata.splits.values()) for key in COUNTS}
     return {"shards": len(shards), **counts}
 
@@ -207,13 +207,13 @@ def _shard_problems(folder: Path, shard: Shard, bos: int, full: bool) -> Iterato
     if not full:
         return
     if sha256(path) != shard.sha256:
-        yield f"{path}: SHA-256 differs from metadata.json"
+        yield f"{path}: SHA-256 differs from metadata.json; {encode_again(path)}"
         return
     tokens = mapped(path, 0, shard.tokens)
     found = [np.flatnonzero(tokens[at : at + CHUNK] == bos) + at for at in range(0, len(tokens), CHUNK)]
     begins = np.concatenate([np.empty(0, np.int64), *found])
     if not np.array_equal(np.fromfile(index_path, "<u8"), begins * DTYPE.itemsize):
-        yield f"{index_path}: its entries are not the positions of BOS in {path.name}"
+        yield f"{index_path}: its entries are not the positions of BOS in {path.name}; {encode_again(path)}"
 
 
 def inspect(folder: Path, first: int = 400) -> dict[str, Any]:

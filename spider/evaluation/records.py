@@ -80,7 +80,6 @@ class Evaluation(Scored, Record):
 
     FORMAT: ClassVar[int] = 3
     WHAT: ClassVar[str] = "an evaluation"
-    REMEDY: ClassVar[str] = "evaluate again"
 
     run: str
     stage: str
@@ -161,7 +160,6 @@ class CheckpointScores(Record):
 
     FORMAT: ClassVar[int] = Evaluation.FORMAT
     WHAT: ClassVar[str] = "a file of scores of checkpoints"
-    REMEDY: ClassVar[str] = "run `spider evaluate-checkpoints` again"
 
     weights: str
     """Digest of the weights that the evaluation of the stage's end scores."""
@@ -187,7 +185,6 @@ class HarnessResult(Record):
 
     FORMAT: ClassVar[int] = 2
     WHAT: ClassVar[str] = "a result of the harness"
-    REMEDY: ClassVar[str] = "run `spider harness` again"
 
     label: str
     """Name of the model, such as its run and stage."""
@@ -267,7 +264,6 @@ class Sample(Record):
 
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str] = "a sample"
-    REMEDY: ClassVar[str] = "sample again"
 
     run: str
     stage: str

@@ -56,7 +56,6 @@ class Forecast(Record):
     """``forecast.json``."""
 
     WHAT: ClassVar[str] = "a forecast"
-    REMEDY: ClassVar[str] = "forecast again (`spider report forecast`)"
 
     ladder: str
     time: float

@@ -95,8 +95,8 @@ class Reader:
         values = np.fromfile(self._file, self.dtype, max(0, stop - start))
         if len(values) < stop - start:
             raise ValueError(
-                f"{self.path}: ends after {start + len(values):,} of {self.length:,} elements; delete its "
-                "folder and run the job that wrote it again"
+                f"{self.path}: ends after {start + len(values):,} of {self.length:,} elements; delete "
+                f"{self.path.parents[1]} and run again"
             )
         return values
 
@@ -205,7 +205,7 @@ class _Run:
         if self._key_file.length != self._count_file.length:
             raise ValueError(
                 f"{path}: {self._key_file.length:,} keys, but {_counts_of(path).name} has "
-                f"{self._count_file.length:,} counts; delete its folder and run the job that wrote it again"
+                f"{self._count_file.length:,} counts; delete {path.parents[1]} and run again"
             )
         self._read = 0
         self._keys = np.empty(0, np.uint64)

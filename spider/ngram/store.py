@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from spider import files, sealed
 from spider.config.ngram import NgramConfig, kind_of, name_of
-from spider.data.metadata import DTYPE, Metadata, check_size, load_metadata
+from spider.data.metadata import DTYPE, Metadata, check_size, encode_again, load_metadata
 from spider.ngram import table
 from spider.ngram.layout import symbols_of
 from spider.ngram.runs import Reader, growing, length_of, runs_of, write_runs
@@ -48,7 +48,6 @@ class IndexDescription(Record):
 
     FORMAT: ClassVar[int] = 2
     WHAT: ClassVar[str] = "the description of an n-gram index"
-    REMEDY: ClassVar[str] = "delete its folder and run again"
 
     dataset: str
     data_digest: str
@@ -78,13 +77,14 @@ class NgramIndex:
         if described.data_digest != data_digest:
             raise ValueError(
                 f"{self.folder}: an n-gram index of other data than the training data ({described.dataset}, "
-                f"{described.data_digest}, not {data_digest}); run its jobs again, or train on that dataset"
+                f"{described.data_digest}, not {data_digest}); train on that dataset, or "
+                + _count_anew(self.folder)
             )
         if described.splits != list(splits):
             raise ValueError(
                 f"{self.folder}: holds the text of {' and '.join(described.splits)}, not of "
-                f"{' and '.join(splits)}; an index must not hold the text that its model trains on: delete "
-                "the folder and run its jobs again"
+                f"{' and '.join(splits)}; an index must not hold the text that its model trains on: "
+                + _count_anew(self.folder)
             )
 
     def check_counted(self, config: NgramConfig) -> None:
@@ -93,7 +93,7 @@ class NgramIndex:
             raise ValueError(
                 f"{self.folder}: counted with other settings than those of model.ngram (contexts "
                 f"{', '.join(self.description.contexts)} instead of "
-                f"{', '.join(map(name_of, config.context_kinds))}); run its jobs again"
+                f"{', '.join(map(name_of, config.context_kinds))}); {_count_anew(self.folder)}"
             )
 
 
@@ -119,7 +119,7 @@ def _write_symbols(shard: Path, symbols: np.ndarray, text: Path) -> None:
     with shard.open("rb") as file, growing(text, np.uint8) as append:
         while len(tokens := np.fromfile(file, DTYPE, PIECE)):
             if tokens.max() >= len(symbols):
-                raise ValueError(f"{shard}: holds tokens outside the vocabulary; encode its part again")
+                raise ValueError(f"{shard}: holds tokens outside the vocabulary; {encode_again(shard)}")
             append(symbols[tokens])
 
 
@@ -219,10 +219,12 @@ def open_index(folder: Path) -> NgramIndex:
         ValueError: The index or one of its files is missing, or a file has another size than described.
     """
     if not (folder / MARK).exists():
-        raise ValueError(f"{folder}: no n-gram index lies there (no {MARK}); run its jobs again")
+        raise ValueError(
+            f"{folder}: no n-gram index lies there (no {MARK}); run {files.snakemake(folder / MARK)}"
+        )
     described = IndexDescription.read(folder / MARK)
     if damaged := sealed.damage(folder, described.files, quick=True):
-        raise ValueError(_with_remedy(damaged, folder))
+        raise ValueError("\n".join([*damaged, _count_anew(folder)]))
 
     def mapped(name: str) -> np.ndarray:
         return np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False))
@@ -244,12 +246,12 @@ def verify(folder: Path) -> IndexDescription:
     if sealed.content_digest(files.read_json(folder / MARK)) != described.digest:
         damaged.append(f"{folder / MARK}: edited since it was written, its digest does not match")
     if damaged:
-        raise ValueError(_with_remedy(damaged, folder))
+        raise ValueError("\n".join([*damaged, _count_anew(folder)]))
     return described
 
 
-def _with_remedy(damaged: list[str], folder: Path) -> str:
-    return "\n".join([*damaged, f"delete {folder} and run again, the index is counted anew"])
+def _count_anew(folder: Path) -> str:
+    return f"delete {folder} and run {files.snakemake(folder / MARK)}, which counts the text anew"
 
 
 def link(folder: Path, output: Path) -> None:

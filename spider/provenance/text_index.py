@@ -55,7 +55,6 @@ class TextIndex(Record):
     """``{part}.json``."""
 
     WHAT: ClassVar[str] = "the index of a training text"
-    REMEDY: ClassVar[str] = "delete it and build it again (`spider data index-text`)"
 
     dataset: str
     part: str
@@ -138,7 +137,7 @@ def _texts(view: Shards, s: int, largest: int) -> Iterator[tuple[int, np.ndarray
     while first < len(begins):
         last = int(np.searchsorted(ends_D, done + largest, side="right"))
         if last == first:
-            where = view.locate(int(view.borders[s] + begins[first]))
+            where = f"{view.files[s]}, token {begins[first]}"
             raise ValueError(f"{where}: a document of more than {largest:,} bytes, which cannot be indexed")
         text = np.empty(int(ends_D[last - 1]) - done, np.uint8)
         _decode(tokens[begins[first] : begins[last] if last < len(begins) else None], begin_V, flat, text)
@@ -219,7 +218,7 @@ def open_index(path: Path, folder: Path, splits: Sequence[str] = SPLITS) -> list
     """
     index = TextIndex.read(path)
     if index.shards != shards_of(load_metadata(folder), index.part):
-        raise ValueError(f"{path}: is of other text than {folder} has now; {TextIndex.REMEDY}")
+        raise ValueError(f"{path}: is of other text than {folder} has now; {TextIndex.remedy(path)}")
     pieces = []
     numbers = dict.fromkeys(SPLITS, 0)
     for one in index.pieces:

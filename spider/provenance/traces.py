@@ -57,7 +57,6 @@ class Trace(Record):
     """``trace.json``: the stretches of a text, in its order. They may overlap."""
 
     WHAT: ClassVar[str] = "a trace"
-    REMEDY: ClassVar[str] = "trace the text again"
 
     run: str | None
     stage: str | None

@@ -120,7 +120,6 @@ class Summary(Record):
 
     FORMAT: ClassVar[int] = 2
     WHAT: ClassVar[str] = "a summary"
-    REMEDY: ClassVar[str] = "compare again"
 
     runs: dict[str, ComparedRun]
     foreign: dict[str, ComparedStage]

@@ -53,7 +53,7 @@ class Compiled(BaseModel, frozen=True):
 
 
 class Warmup(Record):
-    WHAT, REMEDY = "the record of a warm-up", "delete it and warm up again"
+    WHAT = "the record of a warm-up"
 
     run: str
     device: str

@@ -57,7 +57,9 @@ def test_a_stage_without_checkpoints_and_receipt_is_trained_again(workflow):
     shutil.rmtree(workflow.stage("second") / "checkpoints")
     (workflow.stage("second") / "sample.txt").unlink()
     output = workflow(fails=True)
-    remedy = "delete results/runs/small/second/train.json and run the workflow again"
+    remedy = (
+        "delete results/runs/small/second/train.json and run `snakemake results/runs/small/second/train.json`"
+    )
     assert remedy in output + (workflow.results / "logs/sample/small/second.log").read_text()
     (workflow.stage("second") / "train.json").unlink()
     workflow("results/runs/small/second/sample.txt")

@@ -64,7 +64,7 @@ def test_an_edited_manifest_is_refused(stage, tmp_path):
 def test_an_error_names_the_file_and_the_remedy(tmp_path):
     path = tmp_path / "train.json"
     for plain, message in (
-        (receipt(format=7), "a receipt of format 7, this Spider reads 1; train that stage again"),
+        (receipt(format=7), "a receipt of format 7, this Spider reads 1; delete it and run"),
         ([], "a receipt of format None"),
         ({"format": 1, **dict.fromkeys(Receipt.model_fields, None)}, "a receipt of format None"),
         (receipt(steps="many"), r"not complete \(steps: .*\); train that stage again"),

@@ -299,7 +299,7 @@ def test_a_deleted_checkpoint_is_named_with_the_remedy(stage, given, deleted):
         Checkpoint.at(folder / given)
     message = str(refused.value)
     assert f"{folder / receipt.checkpoint}: this checkpoint is gone" in message
-    assert f"delete {folder / 'train.json'} and run the workflow again" in message
+    assert f"delete {folder / 'train.json'} and run `snakemake '{folder / 'train.json'}'`" in message
 
 
 def test_load_model_names_a_missing_or_damaged_file(stage, tmp_path):

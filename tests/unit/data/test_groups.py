@@ -64,7 +64,7 @@ def test_groups_are_not_in_the_digest_of_a_dataset(tmp_path):
     assert load_metadata(folder).digest == before and verify(folder)["shards"] == 2
     assert held_out_groups(folder) == scored_groups(folder, 1000, None) == []
     with pytest.raises(
-        ValueError, match=r"do not record the groups .* evaluation.largest_group needs; encode"
+        ValueError, match=r"do not record the groups .* evaluation.largest_group needs; delete"
     ):
         balanced(folder, 10_000, 0.1)
     by_itself = encoded(tmp_path / "b", DOCUMENTS, dataset(validation=0.5))

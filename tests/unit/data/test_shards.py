@@ -163,7 +163,7 @@ def test_a_shard_of_another_size_than_its_record_is_an_error(folder, file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format 2, this Spider reads 1; encode the dataset again"),
+        ({"format": 2}, "format 2, this Spider reads 1; delete it and run"),
         ({"vocab_size": 300}, "tokens are <u2 of a vocabulary of 300, this Spider reads <u2 of 272"),
         ({"dtype": "<u4"}, "tokens are <u4"),
         ({"splits": None}, r"the description of a dataset that is not complete \(splits: "),
@@ -179,7 +179,7 @@ def test_a_description_of_another_version_is_an_error(folder, change, message):
 
 def test_a_folder_without_a_dataset_is_an_error(tmp_path):
     with pytest.raises(
-        ValueError, match=r"not an encoded dataset \(no metadata\.json\); run its encode and index"
+        ValueError, match=r"not an encoded dataset \(no metadata\.json\); run `snakemake datasets/"
     ):
         load_metadata(tmp_path)
 
@@ -242,14 +242,16 @@ def test_truncated_and_missing_shards_are_errors_at_opening(folder):
     ):
         Shards(folder, "train")
     path.unlink()
-    with pytest.raises(ValueError, match=r"train/001\.bin: no such shard; encode its part again"):
+    with pytest.raises(
+        ValueError, match=r"train/001\.bin: no such shard; delete .* which encodes the part again"
+    ):
         Shards(folder, "train")
 
 
 def test_locate_names_shard_and_token(folder):
     view = Shards(folder, "train")
-    assert view.locate(5).endswith("train/000.bin, token 5")
-    assert view.locate(int(view.borders[1])).endswith("train/001.bin, token 0")
+    assert view.locate(5) == (view.files[0], 5)
+    assert view.locate(int(view.borders[1])) == (view.files[1], 0)
 
 
 def test_digest_differs_between_splits(folder):

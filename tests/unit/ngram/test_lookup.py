@@ -118,9 +118,7 @@ def test_the_loader_adds_candidates_and_gives_the_same_rows_as_without(train, wh
 def test_a_missing_index_of_documents_is_an_error_with_its_remedy(shards, lookup, tmp_path):
     own = shutil.copytree(shards, tmp_path / "shards")
     (own / "train/000.idx").unlink()
-    with pytest.raises(
-        ValueError, match=r"train/000\.idx: no index of documents, which an n-gram index needs; encode th"
-    ):
+    with pytest.raises(ValueError, match=r"train/000\.idx: no index of documents; delete "):
         lookup.windows(Shards(own, "train"), np.array([3]), 8)
 
 
@@ -259,6 +257,6 @@ def test_an_index_of_other_settings_is_an_error(indexes):
     ) as error:
         NgramLookup(open_index(indexes["split"]), other, BYTES)
     assert "contexts 1, 2, 3, 5, 9, words0, words2 instead of 1, 2, 3, words0, words2" in str(error.value)
-    assert "run its jobs again" in str(error.value)
+    assert "counts the text anew" in str(error.value)
     same = CONFIG.model_copy(update={"matches": [3], "hidden": 99})
     NgramLookup(open_index(indexes["split"]), same, BYTES)

@@ -122,7 +122,7 @@ def test_an_index_of_other_data_or_splits_is_an_error(tmp_path, shards, both, ma
         described["dataset"] = "tuy"
         described["digest"] = files.digest({k: v for k, v in described.items() if k != "digest"})
         files.write_json(data / "metadata.json", described)
-    with pytest.raises(ValueError, match="run its jobs again") as error:
+    with pytest.raises(ValueError, match="counts the text anew") as error:
         train(make_spec(), tmp_path / "a", data, indexes=indexes)
     assert message in str(error.value)
     assert str(indexes[0 if wrong != "split twice" else 1]) in str(error.value)

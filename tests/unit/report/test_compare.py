@@ -173,7 +173,7 @@ def test_missing_repeated_and_old_evaluations_are_refused(tmp_path):
     with pytest.raises(ValueError, match="a/s was already given"):
         compare([path, path], benchmarks=None, output=tmp_path)
     old = write_stage(tmp_path, "b", "s", 0, 2.0, global_step=100, format=7)
-    with pytest.raises(ValueError, match=r"b/s/evaluation\.json: an evaluation of format 7.*evaluate again"):
+    with pytest.raises(ValueError, match=r"b/s/evaluation\.json: an evaluation of format 7.*delete it"):
         compare([old], benchmarks=None, output=tmp_path)
     with pytest.raises(ValueError, match=r"absent\.json: no such file"):
         compare([tmp_path / "absent.json"], benchmarks=None, output=tmp_path)

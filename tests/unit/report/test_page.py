@@ -391,7 +391,7 @@ def test_an_evaluation_of_another_format_is_refused(copied):
     config, results = copied
     path = results.stage("small", "second").evaluation
     write_json(path, read_json(path) | {"format": 1})
-    with pytest.raises(ValueError, match=r"an evaluation of format 1, this Spider reads 3; evaluate again"):
+    with pytest.raises(ValueError, match=r"an evaluation of format 1, this Spider reads 3; delete it"):
         render(config, results, "small")
 
 

@@ -121,7 +121,7 @@ def test_a_record_of_another_format_is_refused(tmp_path):
     files.write_json(path, record)
     assert Warmup.read(path).parts is None
     files.write_json(path, {**record, "format": 2})
-    with pytest.raises(ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* warm up again"):
+    with pytest.raises(ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* delete it"):
         Warmup.read(path)
 
 

@@ -1,0 +1,3 @@
+NOT_ADVICE: dict[str, tuple[str, ...]] = {}
+ELSEWHERE: dict[str, tuple[str, ...]] = {}
+NOT_YET: dict[str, tuple[str, ...]] = {}

@@ -1,0 +1,75 @@
+"""Advice to delete a file and run again, with the real Snakemake, which makes few lost files by itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from spider.audit.record import Audit
+from spider.checkpoints.records import Receipt
+from spider.data.metadata import Metadata
+from spider.data.shards import verify
+from spider.evaluation.records import Evaluation, Sample
+from spider.report.compare import Summary
+from spider.training.warmup_record import Warmup
+
+from .followed import advised, refused
+
+RECEIPT = "results/runs/small/second/train.json"
+
+
+def commands(message: str) -> list[str]:
+    """Return the targets of the commands that a message names."""
+    return [word for found in re.findall(r"`snakemake (.*?)`", message) for word in shlex.split(found)]
+
+
+def test_a_part_with_a_damaged_shard_is_encoded_again_and_a_failed_job_runs_again(trained, monkeypatch):
+    """The stage was trained before, so files of its earlier settings are there while its job fails."""
+    monkeypatch.chdir(trained.folder)
+    shards = trained.results.relative_to(trained.folder) / "shards/text"
+    ids = bytearray((shards / "train/000.bin").read_bytes())
+    ids[100:102] = b"\xff\xff"
+    (shards / "train/000.bin").write_bytes(ids)
+    first = trained.receipt("first")
+    trained.run["stages"][1]["lr"] = 2e-3
+    said = trained(RECEIPT, fails=True)
+    advised(said, "data/loader.py", "the shard is damaged; {}. Then run again")
+    assert trained.planned()["train"] == 1
+    with refused(
+        "data/metadata.py", "delete {}, and run `snakemake datasets/{}`, which encodes the part again"
+    ):
+        verify(shards)
+    for name in re.search(r"delete (\S+) and (\S+), and run", said).groups():
+        (trained.folder / name).unlink()
+    trained(*commands(said))
+    verify(shards)
+    trained(RECEIPT)
+    assert trained.receipt("first") == first
+
+
+def test_a_damaged_record_is_made_again_by_the_command_that_its_message_names(trained, monkeypatch):
+    monkeypatch.chdir(trained.folder)
+    stage = trained.results.relative_to(trained.folder) / "runs/small/second"
+    (warmup,) = stage.parent.glob("warmup-*.json")
+    records = {
+        Receipt: stage / "train.json",
+        Evaluation: stage / "evaluation.json",
+        Sample: stage / "sample.json",
+        Summary: stage.parents[2] / "report/summary.json",
+        Metadata: stage.parents[2] / "shards/text/metadata.json",
+        Warmup: warmup,
+    }
+    targets = []
+    for (record, path), damage in zip(records.items(), ("{", "{}", '{"format": 99}') * 2, strict=True):
+        path.write_text(damage)
+        with pytest.raises(ValueError) as caught:
+            record.read(path)
+        advised(str(caught.value), "record.py", "which makes it again")
+        targets += commands(str(caught.value))
+    for path in records.values():
+        path.unlink()
+    trained(*targets)
+    for record, path in records.items():
+        record.read(path)
