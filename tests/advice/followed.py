@@ -1,7 +1,7 @@
 """Provoke a message, to follow its advice.
 
-The calls of `refused` and `advised`, and the tables, name what they cover as a module and a phrase of the message, with `{}` for a
-value. `test_listing.py` compares them with the source.
+The calls of `refused` and `advised`, and the tables `ADVICE`, name what they cover as a module and a phrase of the
+message, with `{}` for a value. `test_listing.py` compares them with the source.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ OUT = object()
 
 
 @contextlib.contextmanager
-def refused(module: str, *phrases: str, error: Any = (ValueError, OSError)) -> Iterator[None]:
+def refused(module: str, *phrases: str, error: Any = (ValueError, OSError)) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect an error whose message has all these phrases of a module."""
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     advised(str(caught.value), module, *phrases)
 
 

@@ -1,8 +1,8 @@
 """List the messages of Spider that tell a person what to do, from its source.
 
-A message is a string of the source or of a rule, with `{}` for each value in it. It gives advice where a clause begins with a
-verb of `VERBS`: "...; lower seq_len". Docstrings and the help of commands are no messages. Reading all files takes
-a second.
+A message is a string of the source or of a rule, with `{}` for each value in it. It gives advice where a clause
+begins with a verb of `VERBS`: "...; lower seq_len". Docstrings and the help of commands are no messages.
+Reading all files takes a second.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+#: The verbs of advice.
 VERBS = (
-    "accept add ask bring change check choose clone commit compare copy correct delete download encode end "
-    "evaluate export fill free give halve hold install keep leave limit look lower make move name omit pass "
-    "point push put raise reinstall remove rename repair repeat replace restore run save send set shorten "
-    "start stop switch take train try unset update use wait write"
-).split()
+    "accept|add|ask|bring|change|check|choose|clone|commit|compare|copy|correct|delete|download|encode|end|"
+    "evaluate|export|fill|free|give|halve|hold|install|keep|leave|limit|look|lower|make|move|name|omit|pass|"
+    "point|push|put|raise|reinstall|remove|rename|repair|repeat|replace|restore|run|save|send|set|shorten|"
+    "start|stop|switch|take|train|try|unset|update|use|wait|write"
+)
 CLAUSE = re.compile(
     r"(?:^|[;:.,(]\s+|\n\s*|\b(?:or|and|then)\s+)(?:(?:do not|never|then|first|please|either)\s+)?"
-    rf"(?:{'|'.join(VERBS)})\b(?![-_=(:])",
+    rf"(?:{VERBS})\b(?![-_=(:])",
     re.IGNORECASE,
 )
 

@@ -8,7 +8,6 @@ import pytest
 
 from spider.config import load_config
 from spider.config.schema import Given, with_settings
-
 from spider.tracking import target
 
 from .followed import OUT, changed, check_said, refused
@@ -45,7 +44,7 @@ LADDER = {
     "rungs": [{"flops": flops, "sizes": [16, 32, 64]} for flops in (1e9, 2e9)],
 }
 
-#: A phrase of a module's message; the keys that provoke it; and for each remedy that it names, the keys to change.
+#: A phrase of a message, by module; the keys that provoke it; and the keys to change, for each of its remedies.
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "config/run.py": [
         (

@@ -19,10 +19,9 @@ def _followed() -> list[tuple[str, str]]:
         for name, rows in getattr(module, "ADVICE", {}).items():
             found += [(name, row[0]) for row in rows]
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                if node.func.id in ("refused", "advised"):
-                    name, *phrases = [ast.literal_eval(one) for one in node.args if _is_text(one)]
-                    found += [(name, phrase) for phrase in phrases]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("refused", "advised"):
+                name, *phrases = [ast.literal_eval(one) for one in node.args if _is_text(one)]
+                found += [(name, phrase) for phrase in phrases]
     return found
 
 

@@ -7,7 +7,6 @@ import shlex
 
 import pytest
 
-from spider.audit.record import Audit
 from spider.checkpoints.records import Receipt
 from spider.data.metadata import Metadata
 from spider.data.shards import verify

@@ -1,0 +1,230 @@
+"""Advice about a person's own files: each is refused, corrected as the message says, and imported."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import resource
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from spider.config import ConfigError, TokenizerConfig
+from spider.data.encode import documents, encode_part
+from spider.data.take import Section, take_files
+from spider.data.tokenizer import learn
+from spider.sources.local import LocalSource, all_texts, files_of, import_local
+from tests.unit.small_datasets import dataset
+
+from .followed import check_said, refused
+
+LINES = b'{"text": "one two three", "url": "a"}\n'
+
+
+def parquet(**columns: Any) -> bytes:
+    columns = columns or {"text": ["one two three"] * 2000, "id": [str(i) for i in range(2000)]}
+    pq.write_table(pa.table(columns), made := io.BytesIO())
+    return made.getvalue()
+
+
+def arrow() -> bytes:
+    feather.write_feather(pa.table({"text": ["one two three"] * 100}), made := io.BytesIO(), compression="lz4")
+    return made.getvalue()
+
+
+BY_URL = {"split_by": {"column": "url"}}
+OTHER = {"split_by": {"column": "host"}}
+#: A phrase, the file that provokes it, and the settings; then the file and the settings after each remedy.
+ADVICE: dict[str, list[tuple[Any, ...]]] = {
+    "sources/local.py": [
+        ("no such file or folder; check datasets.*.source.files", ("b.jsonl", None), {}, (("a.jsonl", LINES), {})),
+        ("unknown kind of file; give {}", ("a.docx", b"one"), {}, (("a.txt", b"one"), {})),
+        (
+            "{}: {}; copy it again",
+            ("a.jsonl.gz", gzip.compress(LINES * 9)[:-20]),
+            {},
+            (("a.jsonl.gz", gzip.compress(LINES * 9)), {}),
+        ),
+        ("{}: {} after row {}; copy it again", ("a.arrow", arrow()[:-50]), {}, (("a.arrow", arrow()), {})),
+        ("{}, {}; correct the file{}", ("a.jsonl", LINES + b"{"), {}, (("a.jsonl", LINES), {})),
+        (
+            "{}: a text has no column {}; {}, or leave {} out",
+            ("a.txt", b"one"),
+            BY_URL,
+            (("a.txt", b"one"), {}),
+        ),
+        (
+            "set {} to {}, its path",
+            ("a.txt", b"one"),
+            BY_URL,
+            (("a.txt", b"one"), {"split_by": {"column": "id"}}),
+        ),
+        (
+            "no line has {} (keys: {}); set {} to one of them, or leave {} out",
+            ("a.jsonl", LINES),
+            OTHER,
+            (("a.jsonl", LINES), BY_URL),
+            (("a.jsonl", LINES), {}),
+        ),
+        (
+            "{}, {}: has no {} (keys: {}); set text_column to the one with the text",
+            ("a.jsonl", b'{"body": "one"}'),
+            {},
+            (("a.jsonl", b'{"body": "one"}'), {"text_column": "body"}),
+        ),
+    ],
+    "data/encode.py": [
+        ("set {} to one of them", ("a.parquet", parquet(body=["one"])), {}, (("a.parquet", parquet(body=["one"])), {"text_column": "body"})),
+        (
+            ", or leave {} out",
+            ("a.parquet", parquet(text=["one"])),
+            BY_URL,
+            (("a.parquet", parquet(text=["one"])), {}),
+        ),
+        (
+            "{}: column {} holds {}, not strings; set {} to another",
+            ("a.parquet", parquet(text=[1], body=["one"])),
+            {},
+            (("a.parquet", parquet(text=[1], body=["one"])), {"text_column": "body"}),
+        ),
+        (
+            "{}: not a complete parquet file (row group {}: {}); delete it and download it again",
+            ("a.parquet", parquet()[:200] + b"damaged" * 9 + parquet()[263:]),
+            {},
+            (("a.parquet", parquet()), {}),
+        ),
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def read(name: str, content: bytes | None, settings: dict[str, Any]) -> None:
+    """Import a file and encode it."""
+    for old in Path().glob("*"):
+        old.unlink()
+    if content is not None:
+        Path(name).write_bytes(content)
+    import_local(Path(name), Path("raw.parquet"), dataset(**settings))
+    list(documents(Path("raw.parquet"), dataset(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("phrase", "broken", "settings", "remedies"),
+    [
+        pytest.param(phrase, broken, settings, remedies, id=f"{phrase[:40]}")
+        for rows in ADVICE.values()
+        for phrase, broken, settings, *remedies in rows
+    ],
+)
+def test_a_corrected_file_or_setting_is_read(phrase, broken, settings, remedies):
+    with pytest.raises(ValueError) as caught:
+        read(*broken, settings)
+    check_said(str(caught.value), phrase)
+    for corrected, after in remedies:
+        read(*corrected, after)
+
+
+def test_an_incomplete_parquet_is_copied_again_and_a_path_is_corrected():
+    source = LocalSource(kind="local", files=["a.parquet"])
+    with refused("config/data.py", "no such file; correct its path in the block source"):
+        source.probe(source.items(), dataset())
+    Path("a.parquet").write_bytes(parquet()[:-9])
+    with refused("sources/local.py", "not a complete parquet file ({}); copy it again"):
+        source.probe(source.items(), dataset())
+    Path("a.parquet").write_bytes(parquet())
+    assert source.probe(source.items(), dataset())
+
+
+def test_data_are_kept_outside_of_the_results_folder():
+    Path("raw.jsonl").write_bytes(LINES)
+    with refused("sources/local.py", "is also the output; keep your data outside the results folder"):
+        import_local(Path("raw.jsonl"), Path("raw.jsonl"), dataset())
+    Path("mine").mkdir()
+    import_local(Path("raw.jsonl").rename("mine/raw.jsonl"), Path("raw.parquet"), dataset())
+
+
+def test_the_files_of_a_folder_are_named():
+    folder = Path("mine")
+    folder.mkdir()
+    source = LocalSource(kind="local", files=["mine"])
+    with refused("sources/local.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError):
+        source.items()
+    with refused("sources/local.py", "{}: holds no file of a known kind; give {}"):
+        files_of(folder)
+    (folder / "a.txt").write_text("one two three")
+    assert source.items() and files_of(folder)
+    (folder / "b.jsonl").write_bytes(LINES)
+    with refused("sources/local.py", "name the files to take, as in {}/*.jsonl", error=ConfigError):
+        source.items()
+    assert LocalSource(kind="local", files=["mine/*.jsonl"]).items() == ["mine/b.jsonl"]
+
+
+def test_a_protected_file_without_text_is_corrected():
+    Path("a.jsonl").write_bytes(LINES)
+    with refused("sources/local.py", "holds no text of {} words or more; correct it, or leave it out"):
+        list(all_texts(Path("a.jsonl"), 8))
+    Path("a.jsonl").write_bytes(LINES.replace(b"one", b"one two three four five six"))
+    assert list(all_texts(Path("a.jsonl"), 8))
+
+
+def test_less_text_is_taken_or_the_file_copied_again():
+    whole = parquet()
+    Path("a.parquet").write_bytes(whole)
+    def take(last: int) -> None:
+        section = Section(0, last, of_rows=False)
+        take_files({"a": Path("a.parquet")}, section, Path("o.parquet"), dataset())
+
+    with refused("data/take.py", "are more than there are; {}. Take less, or leave take out"):
+        take(10**9)
+    Path("a.parquet").write_bytes(whole[:100] + b"damaged" + whole[107:])
+    with refused("data/take.py", "{}: {}; copy the file again"):
+        take(1)
+    Path("a.parquet").write_bytes(whole)
+    take(1)
+
+
+def test_a_tokenizer_is_learned_with_less_held_out_or_a_smaller_vocabulary():
+    Path("a.parquet").write_bytes(parquet())
+
+    def learned(size: int, **settings: Any) -> None:
+        config = TokenizerConfig(data="text", vocab_size=size)
+        learn([Path("a.parquet")], Path("tokenizer.json"), "t", config, dataset(**settings))
+
+    with refused("data/tokenizer.py", "lower `validation`, or give more text"):
+        learned(275, validation=0.999999)
+    with refused("data/tokenizer.py", "merges, but {} bytes have only {}; set it to {}, or give more text") as said:
+        learned(300)
+    learned(int(str(said.value).partition("set it to ")[2].partition(",")[0]))
+
+
+def test_shards_are_written_when_there_is_space(tmp_path):
+    Path("a.parquet").write_bytes(parquet())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with refused(
+            "data/encode.py",
+            "{}: cannot write the shards of part {} ({}); {} and run again, no incomplete shard was kept",
+            "free space (a shard is twice the size of its text)",
+        ):
+            encode_part(Path("a.parquet"), tmp_path / "shards", "000", dataset())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    encode_part(Path("a.parquet"), tmp_path / "shards", "000", dataset())
+
+
+def test_a_missing_raw_text_is_downloaded_first():
+    with refused("data/encode.py", "no such file; download it first (with temp: true it is deleted after encoding)"):
+        encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
+    Path("mine.jsonl").write_bytes(LINES)
+    import_local(Path("mine.jsonl"), Path("a.parquet"), dataset())
+    encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
