@@ -234,7 +234,7 @@ class State:
         if end is not None and before.step >= end:
             raise TrainingError(
                 f"{parent.path}: is at step {before.step}, and this stage ends after {end}; give it more "
-                "steps (max_steps, target_tokens), or take its weights only (reset_steps)"
+                "steps (max_steps, tokens), or take its weights only (--reset-steps)"
             )
         self._load(parent)
         log.info("%s: going on from its step %d", parent.path, before.step)

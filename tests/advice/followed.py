@@ -19,7 +19,9 @@ OUT = object()
 
 
 @contextlib.contextmanager
-def refused(module: str, *phrases: str, error: Any = (ValueError, OSError)) -> Iterator[pytest.ExceptionInfo[Any]]:
+def refused(
+    module: str, *phrases: str, error: Any = (ValueError, OSError)
+) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect an error whose message has all these phrases of a module."""
     with pytest.raises(error) as caught:
         yield caught

@@ -45,13 +45,49 @@ def fetch(name: str = FILE, *, repo: str = REPO, revision: str = REVISION, **opt
 #: A phrase; the faults of the hub and what is asked of it; and what changes, as the message says.
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "data/hub.py": [
-        ("nothing was kept, check the proxy or mirror (HF_ENDPOINT) and run again", {"corrupt": -1}, {}, {"corrupt": 0}, {}),
+        (
+            "nothing was kept, check the proxy or mirror (HF_ENDPOINT) and run again",
+            {"corrupt": -1},
+            {},
+            {"corrupt": 0},
+            {},
+        ),
         ("accept the terms at {} and set HF_TOKEN to your token", {"gated": True}, {}, {"token": "mine"}, {}),
-        ("check the name at {}, and set HF_TOKEN if it is private", {}, {"repo": "acme/test"}, {}, {"repo": REPO}),
-        ("no such revision; take a commit from {}/commits/main", {}, {"revision": "2" * 40}, {}, {"revision": REVISION}),
-        ("the hub still responds {}; run again later to resume", {"unavailable": -1}, {}, {"unavailable": 0}, {}),
-        ("{}; free some and run again to resume", {"declared_sizes": {FILE: 1 << 60}}, {}, {"declared_sizes": {}}, {}),
-        ("cannot write {} ({}); check the folder and its permissions", {}, {"output": "file/out"}, {}, {"output": "new/out"}),
+        (
+            "check the name at {}, and set HF_TOKEN if it is private",
+            {},
+            {"repo": "acme/test"},
+            {},
+            {"repo": REPO},
+        ),
+        (
+            "no such revision; take a commit from {}/commits/main",
+            {},
+            {"revision": "2" * 40},
+            {},
+            {"revision": REVISION},
+        ),
+        (
+            "the hub still responds {}; run again later to resume",
+            {"unavailable": -1},
+            {},
+            {"unavailable": 0},
+            {},
+        ),
+        (
+            "{}; free some and run again to resume",
+            {"declared_sizes": {FILE: 1 << 60}},
+            {},
+            {"declared_sizes": {}},
+            {},
+        ),
+        (
+            "cannot write {} ({}); check the folder and its permissions",
+            {},
+            {"output": "file/out"},
+            {},
+            {"output": "new/out"},
+        ),
         (
             "run `spider data resolve CONFIG` if the new one is wanted",
             {},
@@ -92,7 +128,9 @@ def test_the_network_and_the_cache_are_mended(hub, monkeypatch):
     copy = Path(hf_hub_download(REPO, FILE, repo_type="dataset", revision=REVISION)).resolve()
     copy.write_bytes(b"damaged")
     monkeypatch.setattr(constants, OFFLINE, True)
-    with refused("data/hub.py", "the cached copy {} is corrupt, {}; delete it and download it again with a network"):
+    with refused(
+        "data/hub.py", "the cached copy {} is corrupt, {}; delete it and download it again with a network"
+    ):
         fetch()
     copy.unlink()
     monkeypatch.setattr(constants, OFFLINE, False)

@@ -33,7 +33,9 @@ def parquet(**columns: Any) -> bytes:
 
 
 def arrow() -> bytes:
-    feather.write_feather(pa.table({"text": ["one two three"] * 100}), made := io.BytesIO(), compression="lz4")
+    feather.write_feather(
+        pa.table({"text": ["one two three"] * 100}), made := io.BytesIO(), compression="lz4"
+    )
     return made.getvalue()
 
 
@@ -42,7 +44,12 @@ OTHER = {"split_by": {"column": "host"}}
 #: A phrase, the file that provokes it, and the settings; then the file and the settings after each remedy.
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "sources/local.py": [
-        ("no such file or folder; check datasets.*.source.files", ("b.jsonl", None), {}, (("a.jsonl", LINES), {})),
+        (
+            "no such file or folder; check datasets.*.source.files",
+            ("b.jsonl", None),
+            {},
+            (("a.jsonl", LINES), {}),
+        ),
         ("unknown kind of file; give {}", ("a.docx", b"one"), {}, (("a.txt", b"one"), {})),
         (
             "{}: {}; copy it again",
@@ -79,7 +86,12 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         ),
     ],
     "data/encode.py": [
-        ("set {} to one of them", ("a.parquet", parquet(body=["one"])), {}, (("a.parquet", parquet(body=["one"])), {"text_column": "body"})),
+        (
+            "set {} to one of them",
+            ("a.parquet", parquet(body=["one"])),
+            {},
+            (("a.parquet", parquet(body=["one"])), {"text_column": "body"}),
+        ),
         (
             ", or leave {} out",
             ("a.parquet", parquet(text=["one"])),
@@ -156,7 +168,9 @@ def test_the_files_of_a_folder_are_named():
     folder = Path("mine")
     folder.mkdir()
     source = LocalSource(kind="local", files=["mine"])
-    with refused("sources/local.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError):
+    with refused(
+        "sources/local.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
+    ):
         source.items()
     with refused("sources/local.py", "{}: holds no file of a known kind; give {}"):
         files_of(folder)
@@ -179,6 +193,7 @@ def test_a_protected_file_without_text_is_corrected():
 def test_less_text_is_taken_or_the_file_copied_again():
     whole = parquet()
     Path("a.parquet").write_bytes(whole)
+
     def take(last: int) -> None:
         section = Section(0, last, of_rows=False)
         take_files({"a": Path("a.parquet")}, section, Path("o.parquet"), dataset())
@@ -201,7 +216,9 @@ def test_a_tokenizer_is_learned_with_less_held_out_or_a_smaller_vocabulary():
 
     with refused("data/tokenizer.py", "lower `validation`, or give more text"):
         learned(275, validation=0.999999)
-    with refused("data/tokenizer.py", "merges, but {} bytes have only {}; set it to {}, or give more text") as said:
+    with refused(
+        "data/tokenizer.py", "merges, but {} bytes have only {}; set it to {}, or give more text"
+    ) as said:
         learned(300)
     learned(int(str(said.value).partition("set it to ")[2].partition(",")[0]))
 
@@ -223,7 +240,9 @@ def test_shards_are_written_when_there_is_space(tmp_path):
 
 
 def test_a_missing_raw_text_is_downloaded_first():
-    with refused("data/encode.py", "no such file; download it first (with temp: true it is deleted after encoding)"):
+    with refused(
+        "data/encode.py", "no such file; download it first (with temp: true it is deleted after encoding)"
+    ):
         encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
     Path("mine.jsonl").write_bytes(LINES)
     import_local(Path("mine.jsonl"), Path("a.parquet"), dataset())
