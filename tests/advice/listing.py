@@ -1,8 +1,8 @@
 """List the messages of Spider that tell a person what to do, from its source.
 
-A message is a string of the source or of a rule, with `{}` for each value in it. It gives advice where a clause
-begins with a verb of `VERBS`: "...; lower seq_len". Docstrings and the help of commands are no messages.
-Reading all files takes a second.
+A message is a string of the source or of a rule, with `{}` for each value in it. It gives advice where a
+clause begins with a verb of `VERBS`: "...; lower seq_len". Docstrings and the help of commands are no
+messages. Reading all files takes a second.
 """
 
 from __future__ import annotations

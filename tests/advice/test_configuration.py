@@ -44,7 +44,7 @@ LADDER = {
     "rungs": [{"flops": flops, "sizes": [16, 32, 64]} for flops in (1e9, 2e9)],
 }
 
-#: A phrase of a message, by module; the keys that provoke it; and the keys to change, for each of its remedies.
+#: A phrase of a message, by module; the keys that provoke it; and the keys to change, for each remedy.
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "config/run.py": [
         (

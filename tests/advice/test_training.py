@@ -1,12 +1,12 @@
-"""Advice about trainings, their checkpoints and their data: a training is refused, changed as advised, and runs."""
+"""Advice about trainings, checkpoints and datasets: a training is refused, changed as advised, and runs."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,13 +14,12 @@ import pytest
 from spider.checkpoints.claim import hold
 from spider.checkpoints.inventory import below
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import Origin, steps
+from spider.checkpoints.records import steps
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
-from spider.files import sha256
 from spider.results import StageFolder
 from spider.training.compilecache import unpack
 from spider.training.stage import Places, plan, train
@@ -67,16 +66,14 @@ def encoded(folder: Path, texts: list[str], **settings: Any) -> Path:
 
 
 def test_a_trainer_waits_for_another_and_writes_into_a_folder_that_it_can(tmp_path):
-    with hold(tmp_path / "a"):
-        with (
-            refused("checkpoints/claim.py", "{}; wait for it, or stop it, and run again"),
-            hold(tmp_path / "a"),
-        ):
-            pass
     (tmp_path / "file").touch()
-    with refused("checkpoints/claim.py", "cannot be written: {}; free some space or name another folder"):
-        with hold(tmp_path / "file/a"):
-            pass
+    with ExitStack() as other:
+        other.enter_context(hold(tmp_path / "a"))
+        with refused("checkpoints/claim.py", "{}; wait for it, or stop it, and run again"):
+            other.enter_context(hold(tmp_path / "a"))
+    with ExitStack() as other:
+        with refused("checkpoints/claim.py", "cannot be written: {}; free some space or name another folder"):
+            other.enter_context(hold(tmp_path / "file/a"))
     with hold(tmp_path / "a"):
         pass
 
@@ -90,7 +87,7 @@ def test_an_unfinished_training_goes_on_with_its_settings_or_starts_in_another_f
     other = make_spec(max_steps=8, val_every=0, lr=1e-3)
     with refused(
         "checkpoints/claim.py",
-        "under other settings:\n  {}\nRestore these settings to continue it, move {} away to start again, or train in",
+        "Restore these settings to continue it, move {} away to start again, or train in another folder",
     ):
         train(other, folder, shards)
     assert train(other, tmp_path / "b", shards).steps == 8
@@ -232,7 +229,8 @@ def test_a_training_without_a_finite_loss_is_started_again_with_a_lower_rate(tmp
     wild = {"max_steps": 60, "val_every": 0, "optimizer": "adamw", "warmup_steps": 0}
     folder = tmp_path / "a"
     with refused(
-        "training/loop.py", "Lower lr or clip and move {} away to start the stage again, or inspect the data"
+        "training/loop.py",
+        "Lower lr or clip and move the folder of this stage away to start again, or inspect the data",
     ):
         train(make_spec(**wild, lr=1e30), folder, shards)
     calm = make_spec(**wild | SHORT, lr=1e-3)
