@@ -36,7 +36,8 @@ def audit(
     spec = claim.spec
     for path, command in ((claim.folder.receipt, "train"), (claim.folder.evaluation, "evaluate")):
         if not path.is_file():
-            raise ValueError(f"{path}: no such file, so there is no score to audit; run `spider {command}`")
+            remedy = f"run `spider {command} {claim.run}/{claim.stage}`"
+            raise ValueError(f"{path}: no such file, so there is no score to audit; {remedy}")
     scored = claim.evaluation.weights
     findings = []
     for name in only or CHECKS:

@@ -1,7 +1,7 @@
 """Provoke a message, to follow its advice.
 
-The calls of `refused` and `advised`, and the tables `ADVICE`, name what they cover as a module and a phrase of
-the message, with `{}` for a value. `test_listing.py` compares them with the source.
+The calls of `refused` and `advised`, and the tables `ADVICE`, name what they cover as a module and a phrase
+of the message, with `{}` for a value. `test_listing.py` compares them with the source.
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ def test_a_trainer_waits_for_another_and_writes_into_a_folder_that_it_can(tmp_pa
         other.enter_context(hold(tmp_path / "a"))
         with refused("checkpoints/claim.py", "{}; wait for it, or stop it, and run again"):
             other.enter_context(hold(tmp_path / "a"))
-    with ExitStack() as other:
-        with refused("checkpoints/claim.py", "cannot be written: {}; free some space or name another folder"):
-            other.enter_context(hold(tmp_path / "file/a"))
+    with refused("checkpoints/claim.py", "cannot be written: {}; free some space or name another folder"):
+        ExitStack().enter_context(hold(tmp_path / "file/a"))
     with hold(tmp_path / "a"):
         pass
 
@@ -230,7 +229,7 @@ def test_a_training_without_a_finite_loss_is_started_again_with_a_lower_rate(tmp
     folder = tmp_path / "a"
     with refused(
         "training/loop.py",
-        "Lower lr or clip and move the folder of this stage away to start again, or inspect the data",
+        "Lower lr or clip and move this stage's folder away to start again, or inspect the data",
     ):
         train(make_spec(**wild, lr=1e30), folder, shards)
     calm = make_spec(**wild | SHORT, lr=1e-3)

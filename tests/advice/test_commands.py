@@ -1,0 +1,167 @@
+"""Advice of commands: each is refused, given again as the message says, and succeeds."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from spider.cli import cli
+from spider.config.data import source_class
+from spider.results import write_config
+from spider.sealed import check_new
+from tests.unit.small_training import DEFAULTS, MODEL
+
+from .followed import advised, changed, check_said, refused
+
+CONFIG = {
+    "datasets": {"toy": {"source": {"kind": "local", "files": ["toy.parquet"]}, "validation": 0.1}},
+    "runs": {
+        "r": {
+            "data": "toy",
+            "model": MODEL,
+            "optimizer": {"kind": "muon"},
+            "precision": "fp32",
+            "defaults": DEFAULTS | {"max_steps": 5, "val_every": 0},
+            "stages": [{"name": "a"}],
+            "evaluation": {"max_bytes": 600, "loops_bytes": 0, "training_bytes": 0, "sample_bytes": 5},
+        }
+    },
+    "tracking": {"enabled": False},
+}
+SHARDS = Path("results/shards/toy")
+
+
+def configure(**changes: Any) -> None:
+    plain = changed(CONFIG, {path.replace("__", "."): value for path, value in changes.items()})
+    Path("config.yaml").write_text(yaml.safe_dump(plain))
+
+
+def spider(*words: object) -> str:
+    """Run a command that has to succeed, and return its output."""
+    done = CliRunner().invoke(cli, [*map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refusal(*words: object) -> str:
+    """Return what a command says that must not succeed."""
+    done = CliRunner().invoke(cli, [*map(str, words)])
+    assert done.exit_code, done.output
+    return f"{done.output}{done.exception}"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory, shards) -> Path:
+    """Return a folder with an encoded dataset and a trained stage."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("SPIDER_TRACKING", "off")
+        configure()
+        write_config(Path("results"), CONFIG)
+        shutil.copyfile(shards.parent / "000.parquet", "toy.parquet")
+        for step in (("download", "000", "--output"), ("encode", "000")):
+            spider("data", step[0], "toy", step[1], *step[2:], "results/raw/toy/000.parquet")
+        spider("data", "index", "toy", "--output", SHARDS / "metadata.json")
+        spider("train", "r/a", "--threads", 1)
+    return folder
+
+
+@pytest.fixture
+def here(made, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(made, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_options_of_generation_are_changed(here):
+    (here / "prompt").write_text("the ")
+    words = ("generate", "r/a", "--bytes", 2)
+    said = refusal(*words, "--prompt", "the ", "--prompt-file", "prompt")
+    advised(said, "cli/model.py", "give --prompt or --prompt-file, not both")
+    spider(*words, "--prompt-file", "prompt")
+    said = refusal(*words, "--mixer", "--num-samples", 2)
+    advised(said, "cli/model.py", "--mixer learns from one text; give it or --num-samples, not both")
+    spider(*words, "--num-samples", 2)
+    advised(refusal(*words, "--prompt", ""), "cli/model.py", "the prompt is empty; leave it out to begin a document")
+    spider(*words)
+    advised(refusal("chat", "r/a"), "cli/chat.py", "(docs/gpt.md), or use `spider generate`")
+    said = refusal(*words, "--prompt", "the " * 40, "--context", 8)
+    advised(said, "evaluation/generate.py", "give its end only, or a larger context")
+    spider(*words, "--prompt", "the ", "--context", 8)
+    spider(*words, "--prompt", "the " * 4, "--context", 32)
+
+
+def test_a_stage_is_named_and_evaluated(here):
+    advised(refusal("evaluate"), "cli/evaluate.py", "name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
+    advised(refusal("report", "draw", "r"), "cli/evaluate.py", "no stage is evaluated; run `spider evaluate {}/STAGE`")
+    advised(refusal("audit", "r/a"), "audit/checks.py", "run `spider {} {}/{}`")
+    spider("evaluate", "r/a", "--threads", 1)
+    spider("report", "draw", "r")
+    advised(refusal("audit", "results"), "cli/audit.py", "names no stage; give the folder of a stage, or RUN/STAGE")
+    for name in ("results/runs/r/a", "r/a"):
+        spider("audit", name, "--quick", "--only", "distribution")
+    advised(refusal("sample", "r", "--threads", 1), "cli/session.py", "names no stage; write RUN/STAGE")
+    spider("sample", "r/a", "--threads", 1)
+
+
+def test_a_budget_is_a_duration(here):
+    said = refusal("try", "lr=4e-3", "--against", "r", "--budget", "5")
+    advised(said, "cli/verdicts.py", "is not a duration; write 90s, 30m or 2h")
+    assert "is not a duration" not in refusal("try", "lr=4e-3", "--against", "none", "--budget", "90s")
+
+
+def test_the_cleaning_of_a_dataset_is_configured(here):
+    words = ("toy", "000")
+    advised(refusal("data", "candidates", *words), "cli/cleaning.py", "compares no documents; set exact: true in it")
+    configure(datasets__toy__cleaning={"exact": True})
+    spider("data", "signatures", *words)
+    spider("data", "candidates", *words)
+    said = refusal("data", "contaminated", *words)
+    advised(said, "cli/decontaminate.py", "is null; set it, as in docs/data.md")
+    configure(datasets__toy__cleaning={"decontaminate": {}})
+    spider("data", "held-out", *words)
+    spider("data", "protect", "toy")
+    spider("data", "contaminated", *words)
+
+
+ADVICE = {
+    "cli/data.py": [
+        ("leaves out all documents ({}); change that block", {"cleaning": {"filters": ["bytes > 9999"]}}, {"cleaning": None}),
+        ("raise it (with split_by it is a share of groups)", {"validation": 1e-5}, {"validation": 0.2}),
+    ]
+}
+
+
+@pytest.mark.parametrize(("phrase", "broken", "remedy"), ADVICE["cli/data.py"])
+def test_documents_are_held_out(here, phrase, broken, remedy):
+    def encode(changes: dict[str, Any]) -> tuple[object, ...]:
+        configure(**{f"datasets__toy__{key}": value for key, value in changes.items()})
+        spider("data", "encode", "toy", "000", "results/raw/toy/000.parquet")
+        return "data", "index", "toy", "--output", SHARDS / "metadata.json"
+
+    check_said(refusal(*encode(broken)), phrase)
+    spider(*encode(remedy))
+
+
+def test_the_configuration_of_a_source_of_ones_own_is_passed(here):
+    with refused("config/data.py", "If you trust that code, pass the configuration that names it: spider --config FILE"):
+        source_class("tests.sources.toy")
+    configure(datasets__toy={"source": {"kind": "tests.sources.toy", "file": "toy.parquet"}})
+    spider("--config", "config.yaml", "data", "resolve", "config.yaml")
+    source_class("tests.sources.toy")
+
+
+def test_a_new_folder_is_named(here):
+    (here / "old").mkdir()
+    (here / "old/file").touch()
+    with refused("sealed.py", "exists and is not an empty folder; name a new one"):
+        check_new(here / "old")
+    check_new(here / "new")
