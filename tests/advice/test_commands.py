@@ -6,13 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from spider.cli import cli
+from spider.config import load_config
 from spider.config.data import source_class
 from spider.results import write_config
 from spider.sealed import check_new
@@ -90,7 +89,11 @@ def test_options_of_generation_are_changed(here):
     said = refusal(*words, "--mixer", "--num-samples", 2)
     advised(said, "cli/model.py", "--mixer learns from one text; give it or --num-samples, not both")
     spider(*words, "--num-samples", 2)
-    advised(refusal(*words, "--prompt", ""), "cli/model.py", "the prompt is empty; leave it out to begin a document")
+    advised(
+        refusal(*words, "--prompt", ""),
+        "cli/model.py",
+        "the prompt is empty; leave it out to begin a document",
+    )
     spider(*words)
     advised(refusal("chat", "r/a"), "cli/chat.py", "(docs/gpt.md), or use `spider generate`")
     said = refusal(*words, "--prompt", "the " * 40, "--context", 8)
@@ -100,12 +103,24 @@ def test_options_of_generation_are_changed(here):
 
 
 def test_a_stage_is_named_and_evaluated(here):
-    advised(refusal("evaluate"), "cli/evaluate.py", "name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
-    advised(refusal("report", "draw", "r"), "cli/evaluate.py", "no stage is evaluated; run `spider evaluate {}/STAGE`")
+    advised(
+        refusal("evaluate"),
+        "cli/evaluate.py",
+        "name a stage, RUN/STAGE, or a model of transformers, --model FOLDER",
+    )
+    advised(
+        refusal("report", "draw", "r"),
+        "cli/evaluate.py",
+        "no stage is evaluated; run `spider evaluate {}/STAGE`",
+    )
     advised(refusal("audit", "r/a"), "audit/checks.py", "run `spider {} {}/{}`")
     spider("evaluate", "r/a", "--threads", 1)
     spider("report", "draw", "r")
-    advised(refusal("audit", "results"), "cli/audit.py", "names no stage; give the folder of a stage, or RUN/STAGE")
+    advised(
+        refusal("audit", "results"),
+        "cli/audit.py",
+        "names no stage; give the folder of a stage, or RUN/STAGE",
+    )
     for name in ("results/runs/r/a", "r/a"):
         spider("audit", name, "--quick", "--only", "distribution")
     advised(refusal("sample", "r", "--threads", 1), "cli/session.py", "names no stage; write RUN/STAGE")
@@ -120,7 +135,11 @@ def test_a_budget_is_a_duration(here):
 
 def test_the_cleaning_of_a_dataset_is_configured(here):
     words = ("toy", "000")
-    advised(refusal("data", "candidates", *words), "cli/cleaning.py", "compares no documents; set exact: true in it")
+    advised(
+        refusal("data", "candidates", *words),
+        "cli/cleaning.py",
+        "compares no documents; set exact: true in it",
+    )
     configure(datasets__toy__cleaning={"exact": True})
     spider("data", "signatures", *words)
     spider("data", "candidates", *words)
@@ -134,7 +153,11 @@ def test_the_cleaning_of_a_dataset_is_configured(here):
 
 ADVICE = {
     "cli/data.py": [
-        ("leaves out all documents ({}); change that block", {"cleaning": {"filters": ["bytes > 9999"]}}, {"cleaning": None}),
+        (
+            "leaves out all documents ({}); change that block",
+            {"cleaning": {"filters": ["bytes > 9999"]}},
+            {"cleaning": None},
+        ),
         ("raise it (with split_by it is a share of groups)", {"validation": 1e-5}, {"validation": 0.2}),
     ]
 }
@@ -152,10 +175,12 @@ def test_documents_are_held_out(here, phrase, broken, remedy):
 
 
 def test_the_configuration_of_a_source_of_ones_own_is_passed(here):
-    with refused("config/data.py", "If you trust that code, pass the configuration that names it: spider --config FILE"):
+    with refused(
+        "config/data.py", "If you trust that code, pass the configuration that names it: spider --config FILE"
+    ):
         source_class("tests.sources.toy")
     configure(datasets__toy={"source": {"kind": "tests.sources.toy", "file": "toy.parquet"}})
-    spider("--config", "config.yaml", "data", "resolve", "config.yaml")
+    load_config(Path("config.yaml"))  # as the command does
     source_class("tests.sources.toy")
 
 

@@ -20,15 +20,13 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
-from spider.results import StageFolder
 from spider.training.compilecache import unpack
 from spider.training.stage import Places, plan, train
 from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL
 
+from .conftest import SHORT
 from .followed import changed, refused
-
-SHORT = {"max_steps": 6, "val_every": 0}
 
 
 class Stop(Exception):
@@ -41,18 +39,6 @@ def stop_at(last: int) -> Any:
             raise Stop
 
     return on_step
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory, make_spec, shards) -> Path:
-    """Return the folder of a finished stage, to copy."""
-    train(make_spec(**SHORT), folder := tmp_path_factory.mktemp("finished") / "a", shards)
-    return folder
-
-
-@pytest.fixture
-def stage(finished, tmp_path) -> StageFolder:
-    return StageFolder(shutil.copytree(finished, tmp_path / "a", symlinks=True))
 
 
 def encoded(folder: Path, texts: list[str], **settings: Any) -> Path:
