@@ -1,0 +1,168 @@
+"""Advice about evaluations: held-out text, tasks, test-time training, the mixer, groups and mixtures."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spider.checkpoints.records import steps
+from spider.config import TTTConfig, load_config
+from spider.config.tasks import TextTask
+from spider.data.encode import encode_part
+from spider.data.groups import balanced
+from spider.data.metadata import build_metadata
+from spider.data.mixture import mixes_of
+from spider.data.prompts import Prompts
+from spider.data.shards import Shards
+from spider.evaluation.adapt import adapt
+from spider.evaluation.checkpoints import _chosen
+from spider.evaluation.golf_bytes import golf_bytes
+from spider.evaluation.mixer import check_tokens, prime_stream
+from spider.evaluation.questions import tasks
+from spider.evaluation.text import Text, validation_stream
+from spider.evaluation.training_text import LearnedFrom
+from spider.model.reading import Reading
+from spider.tokens import BYTES
+from spider.tokens.bpe import BpeTokens
+from tests.unit.evaluation.test_adapt import TOKENS, toy
+from tests.unit.model.small_gpt import build_gpt
+from tests.unit.small_datasets import dataset
+
+from .followed import advised, changed, refused
+from .test_configuration import BASE
+from .test_training import encoded
+
+WINDOWS = Reading(seq_len=16, overlap=0.5, batch=3)
+
+
+def test_tasks_are_made_of_more_text():
+    document = b"".join(b"%d is a number of many. " % (i * i) for i in range(2000))
+    for kind in ("cloze", "copy"):
+        task = TextTask(kind=kind, items=3)
+        with refused("evaluation/questions.py", "{} stretches of {} bytes in the text that is scored; raise"):
+            list(tasks("t", task, [document[:100]]))
+        assert list(tasks("t", task, [document]))
+    task = TextTask(kind="copy", items=3)
+    with refused(
+        "evaluation/questions.py", "in the text that is scored, {} are needed; raise evaluation.max_bytes"
+    ):
+        list(tasks("t", task, [document[:1500]]))
+    assert list(tasks("t", task, [document]))
+
+
+def test_test_time_training_learns_all_parameters_or_at_a_lower_rate():
+    few = TTTConfig(chunk=40, lr=0.05, parameters="ffn_down")
+    with refused("evaluation/adapt.py", "a model of family {} has no feed-forward; set it to all"):
+        adapt(toy(), TOKENS, few, WINDOWS)
+    adapt(toy(), TOKENS, few.model_copy(update={"parameters": "all"}), WINDOWS)
+    wild = TTTConfig(chunk=8, lr=1e30)
+    with refused("evaluation/adapt.py", "lower evaluation.ttt.lr"):
+        adapt(build_gpt(), TOKENS, wild, WINDOWS)
+    adapt(build_gpt(), TOKENS, wild.model_copy(update={"lr": 0.01}), WINDOWS)
+
+
+def test_the_mixer_is_primed_by_other_text_of_a_model_over_bytes(tmp_path, finished, shards):
+    folder = encoded(tmp_path / "toy", ["one two three " * 40, "four five six " * 40], validation=0)
+    receipt = finished / "train.json"
+    learned = LearnedFrom([(receipt, folder)], [], [])
+    scored = Text.of(BYTES.encode("seven " * 40), BYTES)
+    with refused("evaluation/train_text.py", "bytes are more than the train split of {} has ({}); lower it"):
+        prime_stream(learned, 10**6, scored)
+    assert len(prime_stream(learned, 300, scored)) > 300
+    with refused("evaluation/train_text.py", "the training text cannot be read; set it to 0"):
+        prime_stream(LearnedFrom([], [], []), 300, scored)
+    known = Text.of(BYTES.encode("one two three " * 40), BYTES)
+    with refused("evaluation/mixer.py", "hold that document out of the training text, or set the key to 0"):
+        prime_stream(learned, 1000, known)
+    tokens = BpeTokens([(97, 98)])
+    with refused("evaluation/mixer.py", "train a model over bytes, or leave the mixer out"):
+        check_tokens(tokens)
+    check_tokens(BYTES)
+    with refused("evaluation/golf_bytes.py", "and this text has none; leave it out"):
+        golf_bytes(TOKENS, BYTES)
+
+
+def test_more_documents_are_held_out(tmp_path):
+    texts = ["one two three four"] * 30
+    none = encoded(tmp_path / "none", texts, validation=0)
+    with refused(
+        "evaluation/text.py",
+        "raise `validation` in datasets.{} (the share of documents held out) and encode again",
+    ):
+        validation_stream(none, 100)
+    assert validation_stream(encoded(tmp_path / "some", texts, validation=0.5), 100)
+    with refused("data/prompts.py", "does not hold a conversation; encode some, or hold more out"):
+        Prompts(Shards(none, "validation"))
+    held = encoded(tmp_path / "text", texts, validation=0.5)
+    with refused("data/prompts.py", "this document has no answer; encode the data with format: chat"):
+        Prompts(Shards(held, "validation"))[0]
+    said = '[{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]'
+    talk = encoded(tmp_path / "talk", [said] * 30, validation=0.5, format="chat")
+    assert Prompts(Shards(talk, "validation"))[0][1] == "2"
+
+
+def test_groups_are_recorded_and_even(tmp_path):
+    def grouped(name: str, groups: list[str], **settings: Any) -> Path:
+        (folder := tmp_path / name).mkdir()
+        texts = [f"text {i} of many words" for i in range(len(groups))]
+        pq.write_table(pa.table({"text": texts, "url": groups}), folder / "raw.parquet")
+        encode_part(folder / "raw.parquet", folder / "s", "000", dataset(**settings))
+        build_metadata(folder / "s", "toy", dataset(**settings), source={}, parts=["000"])
+        return folder / "s"
+
+    split = {"split_by": {"column": "url"}}
+    many = [str(i % 20) for i in range(200)]
+    with refused(
+        "data/groups.py", "delete {} and run `snakemake datasets/{}` with split_by, or leave the key out"
+    ):
+        balanced(grouped("none", many, validation=0.5), 1000, 0.3)
+    balanced(grouped("some", many, validation=0.5, **split), 1000, 0.3)
+    few = grouped("few", ["0"] * 100 + ["1"] * 100, validation=0.7, **split)
+    with refused(
+        "data/groups.py",
+        "raise validation, the share of groups, or evaluation.max_bytes, or leave largest_group out",
+    ):
+        balanced(few, 1000, 0.3)
+    balanced(grouped("more", many, validation=0.7, **split), 1000, 0.3)
+
+
+def test_a_mixture_is_capped_by_at_least_a_window_and_lasts_to_the_end():
+    def mixes(**most: float) -> Any:
+        data = {"mix": {"docs": 1, "mine": 1}, "max_epochs": most}
+        more = {"datasets.mine": {"source": {"kind": "local", "files": ["a.jsonl"]}}, "runs.r.data": data}
+        return mixes_of(load_config(changed(BASE, more)).stage("r", "a"), {"docs": 20, "mine": 20}, 20)
+
+    with refused("data/mixture.py", "are less than one window; raise it"):
+        mixes(docs=0.01)
+    mixes(docs=0.5)
+    with refused(
+        "data/mixture.py", "raise a cap, leave a dataset of the last mix without one, or shorten the stage"
+    ):
+        mixes(docs=1, mine=1)
+    mixes(docs=1)
+    mixes(docs=1, mine=100)
+
+
+def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
+    kept = steps(stage.checkpoints)
+    with caplog.at_level(logging.WARNING):
+        assert not _chosen(stage, kept[-1], 5)
+    advised(
+        caplog.text,
+        "evaluation/checkpoints.py",
+        "Lower it, or keep more with keep_every, before the stage is",
+    )
+    assert _chosen(stage, kept[-1], 1)
+    shutil.rmtree(kept[0])
+    with caplog.at_level(logging.WARNING):
+        assert not _chosen(stage, kept[-1], 1)
+    advised(
+        caplog.text,
+        "evaluation/checkpoints.py",
+        "Save and keep more with ckpt_every and keep_every, before the",
+    )

@@ -1,0 +1,107 @@
+"""Advice about n-gram indexes and the models that read them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import spider
+from spider.checkpoints.load import Checkpoint
+from spider.data.metadata import load_metadata
+from spider.ngram.store import build, build_indexes, count_part, open_index, verify
+from spider.publish.export import export
+from spider.results import Results
+from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
+    CONFIG,
+    PARTS,
+    indexes,
+    make_shards,
+    make_spec,
+    results,
+    shards,
+)
+
+from .followed import refused
+
+RECOUNT = "delete {} and run {}, which counts the text anew"
+
+
+@pytest.fixture
+def copied(indexes, tmp_path):  # noqa: F811
+    return shutil.copytree(indexes["full"].parent, tmp_path / "ngram")
+
+
+def test_a_damaged_or_other_index_is_deleted_and_counted_anew(copied, shards, tmp_path):  # noqa: F811
+    split, full = copied / "split", copied / "full"
+    digest = open_index(full).description.data_digest
+    other = CONFIG.model_copy(update={"contexts": [1, 2]})
+    with refused("ngram/store.py", RECOUNT):
+        open_index(full).check(digest, ["ngram"])
+    with refused("ngram/store.py", RECOUNT):
+        open_index(full).check_counted(other)
+    with refused("ngram/store.py", "{}; train on that dataset, or {}"):
+        open_index(full).check("another", ["ngram", "train"])
+    (full / "5.rows.npy").write_bytes(b"")
+    with refused("ngram/store.py", RECOUNT):
+        verify(full)
+    shutil.rmtree(full)
+    with refused("ngram/store.py", "no n-gram index lies there (no {}); run {}"):
+        open_index(full)
+    build_indexes(shards, CONFIG, split, full)
+    verify(full)
+    open_index(full).check(digest, ["ngram", "train"])
+
+
+def test_damaged_counts_are_deleted_and_counted_again(copied, shards, tmp_path):  # noqa: F811
+    metadata, counts = load_metadata(shards), copied / "counts"
+    parts = [counts / part for part in PARTS]
+    run = next((counts / "000/ngram").glob("*.counts.npy"))
+    for cut, phrase in (
+        (4, "{}: ends after {} of {} elements; delete {} and run again"),
+        (None, "{}: {} keys, but {} has {} counts; delete {} and run again"),
+    ):
+        other = next((counts / "001/ngram").glob(run.name))
+        run.write_bytes(run.read_bytes()[:-cut] if cut else other.read_bytes())
+        with refused("ngram/runs.py", phrase):
+            build(parts, metadata, ["ngram"], CONFIG, tmp_path / "out")
+        shutil.rmtree(counts / "000")
+        count_part(shards, metadata, "000", CONFIG, counts / "000")
+        build(parts, metadata, ["ngram"], CONFIG, tmp_path / "out")
+        verify(tmp_path / "out")
+
+
+def test_more_documents_are_counted(tmp_path):
+    texts = {"000": ["one two three four five"] * 20}
+    (tmp_path / "few").mkdir()
+    few = make_shards(tmp_path / "few", texts, share=1e-9)
+    with refused(
+        "ngram/store.py", "raise `ngram` (the share of documents for the n-gram index), or give more text"
+    ):
+        build_indexes(few, CONFIG, tmp_path / "a", tmp_path / "b")
+    (tmp_path / "more").mkdir()
+    build_indexes(make_shards(tmp_path / "more", texts, share=0.5), CONFIG, tmp_path / "a", tmp_path / "b")
+
+
+def test_the_index_of_a_checkpoint_or_an_export_is_brought_back(results, tmp_path):  # noqa: F811
+    root = shutil.copytree(results.root, tmp_path / "results")
+    full = Results(root).ngram("toy", CONFIG.counted, "full")
+    whole = full.rename(tmp_path / "whole")
+    shutil.copytree(full.with_name("split"), full)
+    with refused("checkpoints/load.py", "run the workflow again, or name its own results"):
+        Checkpoint.at(root / "runs/r/a").model()
+    Checkpoint.at(results.root / "runs/r/a").model()
+    shutil.copytree(root / "runs", tmp_path / "elsewhere")
+    with refused("checkpoints/load.py", "export it there, and use the exported folder"):
+        Checkpoint.at(tmp_path / "elsewhere/r/a").model()
+    shutil.rmtree(full)
+    whole.rename(full)
+    exported = tmp_path / "exported"
+    export(root / "runs/r/a", exported)
+    spider.load_model(exported)
+    shutil.rmtree(exported / "ngram")
+    with refused("checkpoints/load.py", "copy the exported folder whole, or export again"):
+        spider.load_model(exported)
+    shutil.rmtree(exported)
+    export(root / "runs/r/a", exported)
+    spider.load_model(exported)
