@@ -51,7 +51,7 @@ def test_tasks_are_made_of_more_text():
     with refused(
         "evaluation/questions.py", "in the text that is scored, {} are needed; raise evaluation.max_bytes"
     ):
-        list(tasks("t", task, [document[:1500]]))
+        list(tasks("t", task, [document[:700]]))
     assert list(tasks("t", task, [document]))
 
 
