@@ -81,7 +81,7 @@ class Checkpoint:
         if not path.is_file() and stage.receipt.is_file() and not steps(stage.checkpoints):
             path = stage.receipt
         if path.is_file():
-            plain = files.read_json(path) if path.suffix == ".json" else None
+            plain = files.read_json(path, Receipt.remedy(path)) if path.suffix == ".json" else None
             if not isinstance(plain, dict) or "checkpoint" not in plain:
                 raise CheckpointError(
                     f"{path}: not a training receipt; give a checkpoint, a stage folder, or its train.json"

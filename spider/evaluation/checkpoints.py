@@ -80,7 +80,7 @@ def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Pat
     elif kept:
         log.warning(
             "%s: no checkpoint is scored, because only %d are kept before %s and "
-            "evaluation.checkpoints is %s. Lower it, or keep more with keep_every, before the stage is trained",
+            "evaluation.checkpoints is %s. Lower it, or keep more (keep_every) before the stage is trained",
             folder.checkpoints,
             len(kept),
             end.name,

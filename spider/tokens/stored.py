@@ -32,7 +32,14 @@ class LearnedFrom(BaseModel, frozen=True):
 
 class _Stored(Record):
     WHAT: ClassVar[str] = "a tokenizer"
-    REMEDY: ClassVar[str] = "copy it again from where it was made, or delete it and run the workflow again"
+    REMEDY: ClassVar[str] = "copy it again from where it was made, or delete it and run {command}"
+
+    @classmethod
+    def remedy(cls, path: Path) -> str:
+        described = path.with_name("metadata.json")
+        if not described.exists():
+            return super().remedy(path)
+        return f"delete it and {described}, and run `snakemake datasets/{path.parent.name}`"  # writes a copy
 
 
 class StoredTokens(_Stored):
@@ -104,7 +111,7 @@ def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
         from spider.tokens.sentencepiece import read_model
 
         return read_model(path).tokens
-    return tokens_of(read_json(path), path)
+    return tokens_of(read_json(path, _Stored.remedy(path)), path)
 
 
 def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
@@ -114,9 +121,11 @@ def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
     try:
         tokens = stored.tokens()
     except ValueError as error:
-        raise ValueError(f"{path}: a damaged tokenizer ({error}); {stored.REMEDY}") from None
+        raise ValueError(f"{path}: a damaged tokenizer ({error}); {stored.remedy(path)}") from None
     if (tokens.digest, tokens.size) != (stored.digest, stored.vocab_size):
-        raise ValueError(f"{path}: edited since it was written, its digest does not match; {stored.REMEDY}")
+        raise ValueError(
+            f"{path}: edited since it was written, its digest does not match; {stored.remedy(path)}"
+        )
     return tokens
 
 
@@ -149,7 +158,7 @@ def tokens_in(folder: Path, expected: str | None) -> Tokens:
     if tokens.digest != expected:
         raise ValueError(
             f"{folder / TOKENIZER}: its digest is {tokens.digest}, but the tokens of this folder need the "
-            f"tokenizer {expected}; copy the whole folder from where it was made, or delete it and run the "
-            "workflow again"
+            f"tokenizer {expected}; copy the whole folder from where it was made, or delete that of a "
+            f"dataset and run `snakemake datasets/{folder.name}`"
         )
     return tokens

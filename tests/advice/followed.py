@@ -35,7 +35,7 @@ def advised(text: str, module: str, *phrases: str) -> None:
 
 
 def check_said(text: str, phrase: str) -> None:
-    pattern = ".*?".join(re.escape(part).replace(r"\ ", r"\s+") for part in phrase.split("{}"))
+    pattern = ".*?".join(re.escape(part).replace(r"\ ", r"\s+") for part in re.split(r"\{\w*\}", phrase))
     assert re.search(pattern, text, re.DOTALL), f"{phrase!r} is not in {text!r}"
 
 

@@ -155,7 +155,7 @@ def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
     advised(
         caplog.text,
         "evaluation/checkpoints.py",
-        "Lower it, or keep more with keep_every, before the stage is",
+        "Lower it, or keep more (keep_every) before the stage is trained",
     )
     assert _chosen(stage, kept[-1], 1)
     shutil.rmtree(kept[0])

@@ -50,13 +50,6 @@ def test_runs_of_a_pair_are_trained_or_moved_away(demo):  # noqa: F811
     with refused("verdicts/trial.py", "no seed is trained of both {}; give a --budget to train some"):
         decide(demo, config, ("demo", name), budget=0)
     assert decide(demo, config, ("demo", name), budget=3600).pairs
-    others = plain(demo.root)
-    others["runs"][name] = others["runs"]["slow"]
-    write(demo, load_config(others), name)
-    with refused("verdicts/trial.py", "was not trained with the settings of {}; move it away"):
-        decide(demo, config, ("demo", name))
-    shutil.rmtree(demo.run(name))
-    assert decide(demo, config, ("demo", name)).pairs
     write(demo, config, name, text_sha256="0" * 64)
     with refused("verdicts/trial.py", "{} and {} were {} on different text; train both again"):
         decide(demo, config, ("demo", name))
