@@ -75,7 +75,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {},
         ),
         (
-            "{}; free some and run again to resume",
+            "no space left in {} ({}); free some and run again to resume",
             {"declared_sizes": {FILE: 1 << 60}},
             {},
             {"declared_sizes": {}},
@@ -129,7 +129,7 @@ def test_the_network_and_the_cache_are_mended(hub, monkeypatch):
     copy.write_bytes(b"damaged")
     monkeypatch.setattr(constants, OFFLINE, True)
     with refused(
-        "data/hub.py", "the cached copy {} is corrupt, {}; delete it and download it again with a network"
+        "data/hub.py", "is corrupt, expected {} but got {}; delete it and download it again with a network"
     ):
         fetch()
     copy.unlink()

@@ -24,7 +24,14 @@ from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
 
 from .followed import refused
 
-RECOUNT = "delete {} and run {}, which counts the text anew"
+
+
+ADVICE = {
+    "ngram/runs.py": [
+        ("{}: ends after {} of {} elements; delete {} and run again", 4),
+        ("{}: {} keys, but {} has {} counts; delete {} and run again", None),
+    ]
+}
 
 
 @pytest.fixture
@@ -36,14 +43,14 @@ def test_a_damaged_or_other_index_is_deleted_and_counted_anew(copied, shards, tm
     split, full = copied / "split", copied / "full"
     digest = open_index(full).description.data_digest
     other = CONFIG.model_copy(update={"contexts": [1, 2]})
-    with refused("ngram/store.py", RECOUNT):
+    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
         open_index(full).check(digest, ["ngram"])
-    with refused("ngram/store.py", RECOUNT):
+    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
         open_index(full).check_counted(other)
-    with refused("ngram/store.py", "{}; train on that dataset, or {}"):
+    with refused("ngram/store.py", "({}, {}, not {}); train on that dataset, or {}"):
         open_index(full).check("another", ["ngram", "train"])
     (full / "5.rows.npy").write_bytes(b"")
-    with refused("ngram/store.py", RECOUNT):
+    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
         verify(full)
     shutil.rmtree(full)
     with refused("ngram/store.py", "no n-gram index lies there (no {}); run {}"):
@@ -57,10 +64,7 @@ def test_damaged_counts_are_deleted_and_counted_again(copied, shards, tmp_path):
     metadata, counts = load_metadata(shards), copied / "counts"
     parts = [counts / part for part in PARTS]
     run = next((counts / "000/ngram").glob("*.counts.npy"))
-    for cut, phrase in (
-        (4, "{}: ends after {} of {} elements; delete {} and run again"),
-        (None, "{}: {} keys, but {} has {} counts; delete {} and run again"),
-    ):
+    for phrase, cut in ADVICE["ngram/runs.py"]:
         other = next((counts / "001/ngram").glob(run.name))
         run.write_bytes(run.read_bytes()[:-cut] if cut else other.read_bytes())
         with refused("ngram/runs.py", phrase):

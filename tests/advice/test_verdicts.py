@@ -80,11 +80,16 @@ def test_a_line_that_is_not_a_verdict_is_removed(tmp_path):
     assert read_verdicts(path) == []
 
 
+ADVICE = {
+    "ladders/fit.py": [
+        ("the best size is below the smallest; add smaller ones", (2.0, 4.0, 8.0), (0.25, 0.5, 1.0)),
+        ("the best size is above the largest; add larger ones", (0.1, 0.2, 0.4), (0.8, 1.6, 3.2)),
+    ]
+}
+
+
 def test_sizes_and_seeds_are_added_to_a_ladder():
-    for at, more, phrase in (
-        ((2.0, 4.0, 8.0), (0.25, 0.5, 1.0), "the best size is below the smallest; add smaller ones"),
-        ((0.1, 0.2, 0.4), (0.8, 1.6, 3.2), "the best size is above the largest; add larger ones"),
-    ):
+    for phrase, at, more in ADVICE["ladders/fit.py"]:
         said = [curve.problem or "" for curve in fit(ladder(BUDGETS, at=at)).curves]
         assert any(phrase in one for one in said), said
         assert not any(curve.problem for curve in fit(ladder(BUDGETS, at=sorted((*at, *more)))).curves)
