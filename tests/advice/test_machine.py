@@ -33,7 +33,9 @@ def test_a_run_without_its_gpus_gets_as_many_as_there_are(monkeypatch):
     require_gpus(0)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with refused("processes/device.py", "but this machine has {}. To do: set resources.gpus: {}, or start where"):
+    with refused(
+        "processes/device.py", "but this machine has {}. To do: set resources.gpus: {}, or start where"
+    ):
         require_all(2)
     require_all(1)
 
@@ -64,7 +66,11 @@ def test_another_precision_is_set(capability, make_spec):
         check_recipe(make_spec(**wide), GPU)
     key = make_spec(**wide).model.RECOMPUTE.split(".")
     assert key == ["recurrence", "checkpointing"]
-    for change in ({"fp8_recipe": "tensorwise"}, {"precision": "bf16"}, {"model": {"recurrence": {"checkpointing": "none"}}}):
+    for change in (
+        {"fp8_recipe": "tensorwise"},
+        {"precision": "bf16"},
+        {"model": {"recurrence": {"checkpointing": "none"}}},
+    ):
         check_recipe(make_spec(**wide | change), GPU)
     with refused("training/precision.py", "precision: {} selects {} on {}, and {}; or leave compile out"):
         compiles(make_spec(precision="auto", compile=True), "fp32", CPU)
@@ -82,7 +88,9 @@ def test_the_doctor_is_content_after_the_change(tmp_path):
     mark, said = doctor._compared("16 GB", 1e9, {"r": 2e9})
     assert mark == "warning"
     advised(said, "doctor.py", "end other programs, or lower micro_batch or seq_len")
-    assert doctor._compared("16 GB", 3e9, {"r": 2e9})[0] == doctor._compared("16 GB", 1e9, {"r": 5e8})[0] == "ok"
+    assert (
+        doctor._compared("16 GB", 3e9, {"r": 2e9})[0] == doctor._compared("16 GB", 1e9, {"r": 5e8})[0] == "ok"
+    )
     mark, said = doctor._disk(Results(tmp_path), {"docs": (1e18, 1e18)})
     advised(said, "doctor.py", "free some, or name a folder on another disk (results:)")
     assert mark == "problem" and doctor._disk(Results(tmp_path), {"docs": (1e3, 1e3)})[0] == "ok"
@@ -104,9 +112,10 @@ def largest_file(size: int):
 
 def test_a_training_goes_on_when_there_is_space(tmp_path, make_spec, shards):
     spec = make_spec(**SHORT, ckpt_every=2)
-    with refused("checkpoints/save.py", "Earlier checkpoints are intact: free some space and run again to continue"):
-        with largest_file(50_000):
-            train(spec, tmp_path / "a", shards)
+    with refused(
+        "checkpoints/save.py", "Earlier checkpoints are intact: free some space and run again to continue"
+    ), largest_file(50_000):
+        train(spec, tmp_path / "a", shards)
     assert train(spec, tmp_path / "a", shards).steps == 6
     with refused("training/stage.py", "{}: {}; what was saved is intact, run again"), largest_file(100):
         train(spec, tmp_path / "b", shards)
@@ -127,13 +136,17 @@ def test_a_results_folder_of_another_version_or_without_permission_is_left(tmp_p
     root = tmp_path / "results"
     root.mkdir()
     write_json(root / MARK, {"format": 99})
-    with refused("results.py", "name another folder under `results:` in the configuration, or move this one away"):
+    with refused(
+        "results.py", "name another folder under `results:` in the configuration, or move this one away"
+    ):
         check_root(root)
     check_root(tmp_path / "other")
     root.rename(tmp_path / "aside")
     check_root(root)
     (tmp_path / "file").touch()
-    with refused("results.py", "make it writable, or name another folder under `results:` in the configuration"):
+    with refused(
+        "results.py", "make it writable, or name another folder under `results:` in the configuration"
+    ):
         write_config(tmp_path / "file/results", {})
     write_config(root, {})
 

@@ -24,8 +24,6 @@ from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
 
 from .followed import refused
 
-
-
 ADVICE = {
     "ngram/runs.py": [
         ("{}: ends after {} of {} elements; delete {} and run again", 4),

@@ -1,0 +1,191 @@
+"""Advice about models in other programs, rewards, provenance, evidence and leftovers."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from spider.clean import leftovers
+from spider.cleaning import evidence
+from spider.cleaning.show import _text
+from spider.compress.pipeline import fit_cap
+from spider.config import ForeignConfig, RolloutConfig, load_config
+from spider.config.imports import allow_import
+from spider.config.model import family_block, family_config
+from spider.data.metadata import build_metadata, load_metadata
+from spider.data.packing import pack
+from spider.data.prompts import Prompts
+from spider.data.shards import Shards
+from spider.evaluation.foreign import _window
+from spider.evaluation.rewards import Reward
+from spider.files import read_json, write_json
+from spider.hf.tokenization import SpiderTokenizer
+from spider.model import build_model
+from spider.provenance.documents import find
+from spider.provenance.lineage import result_of
+from spider.provenance.order import Order
+from spider.publish.export import export
+from spider.results import Results
+from spider.training.rollouts import Rollouts, check
+from spider.training.stage import train
+from tests.unit.small_datasets import dataset
+from tests.unit.small_training import MODEL
+
+from .conftest import SHORT
+from .followed import refused
+from .test_commands import here, made, spider  # noqa: F401 (fixtures)
+from .test_training import encoded
+
+TOY = Path(__file__).parents[1] / "families/toy"
+
+
+def test_a_compressed_model_gets_a_larger_cap():
+    def size(clip: float) -> float:
+        return 20_000 + 10_000 * (8 - math.log2(clip))
+
+    with refused("compress/pipeline.py", "use fewer parameters, fewer bits or a larger cap"):
+        fit_cap(10_000, 80_000, size, lambda clip: round(size(clip)))
+    with refused("compress/pipeline.py", "compress: no clip near {} gives a file of {} bytes; raise cap"):
+        fit_cap(60_000, 80_000, size, lambda clip: 61_000)
+    assert fit_cap(61_000, 80_000, size, lambda clip: round(size(clip)))[1] <= 61_000
+
+
+def test_a_model_without_conversations_gets_a_text(stage, tmp_path):
+    export(stage.path, tmp_path / "own")
+    tokenizer = SpiderTokenizer.from_pretrained(tmp_path / "own")
+    asked = [{"role": "user", "content": "1 + 1"}]
+    with refused(
+        "hf/tokenization.py", "this model was not trained on conversations (docs/gpt.md); give it a text"
+    ):
+        tokenizer.apply_chat_template(asked)
+    tokenizer("1 + 1")
+    tokenizer.conversations = "talk"
+    with refused("hf/tokenization.py", "and are not truncated: leave these options out"):
+        tokenizer.apply_chat_template(asked, tools=[print])
+    tokenizer.apply_chat_template(asked)
+
+
+def test_a_family_of_ones_own_is_named(tmp_path, monkeypatch):
+    shutil.copytree(TOY, tmp_path / "my_family")
+    monkeypatch.syspath_prepend(tmp_path)
+    with refused("config/model.py", "If you trust that code, name the family: spider --family-module {}"):
+        family_config("my_family")
+    allow_import("my_family")
+    family_config("my_family")
+
+
+def test_a_model_reads_candidates():
+    model = build_model(family_block(MODEL | {"ngram": {"contexts": [1, 2], "matches": [2]}}))
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    with refused("model/interface.py", "pass its candidates as `candidates_BTW`"):
+        model(ids)
+    model(ids, **model.empty_candidates(ids))
+
+
+def test_conversations_are_corrected_or_rewarded_otherwise(tmp_path):
+    def talk(name: str, answer: str) -> Shards:
+        said = f'[{{"role": "user", "content": "1 + 1"}}, {{"role": "assistant", "content": "{answer}"}}]'
+        return Shards(encoded(tmp_path / name, [said] * 20, validation=0, format="chat"), "train")
+
+    def checked(shards: Shards, seq_len: int = 32, **reward: str) -> None:
+        block = RolloutConfig.model_validate(reward)
+        check(Prompts(shards), SimpleNamespace(seq_len=seq_len, reward=Reward(block)), "toy")
+
+    number, word = talk("number", "2"), talk("word", "two")
+    with refused(
+        "training/rollouts.py", "which leaves no place for an answer in a window of {}; raise seq_len"
+    ):
+        checked(number, seq_len=8)
+    checked(number, seq_len=32)
+    with refused("training/rollouts.py", "correct the data, or choose another rollouts.reward"):
+        checked(word)
+    checked(number)
+    checked(word, reward="exact")
+    sampler = SimpleNamespace(rollouts=RolloutConfig(samples=4), seq_len=32, reward=Reward(RolloutConfig()))
+    order = {"seq_len": 32, "seed": 0, "position": None}
+    with refused(
+        "training/rollouts.py", "which is not a multiple of rollouts.samples ({}); change micro_batch"
+    ):
+        Rollouts(number, sampler, **order, rows=6)
+    Rollouts(number, sampler, **order, rows=8)
+
+
+def test_answers_are_learned_from_conversations(tmp_path, make_spec, talk):
+    spec = make_spec(packing="best_fit", attend="row", **SHORT)
+    settings = spec.settings.model_copy(update={"learn": "assistant"})
+    spec = spec.model_copy(update={"settings": settings})
+    folder = encoded(tmp_path / "text", ["one two three"] * 40, validation=0)
+    pack(folder, 32)
+    with refused("training/loop.py", "targets is an assistant's; check that {} holds conversations"):
+        train(spec, tmp_path / "a", folder)
+    said = '[{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]'
+    folder = encoded(tmp_path / "talk", [said] * 40, validation=0, format="chat")
+    pack(folder, 32)
+    assert train(spec, tmp_path / "b", folder).steps == 6
+
+
+def test_the_window_of_a_model_of_others_is_what_it_reads():
+    with refused("evaluation/foreign.py", "set it to {} at most"):
+        _window(ForeignConfig(model="m", window=4096), 1024)
+    assert _window(ForeignConfig(model="m", window=1024), 1024) == 1024
+
+
+def test_documents_and_results_are_named(here):  # noqa: F811
+    config, results = load_config(Path("config.yaml")), Results(Path("results"))
+    with refused("provenance/documents.py", "{}: name a document as DATASET:ID or DATASET/PART:ROW"):
+        find(config, results, "toy")
+    assert find(config, results, "toy:3") == find(config, results, "toy/000:3") == ("toy", "000", 3)
+    raw = results.raw("toy", "000")
+    raw.unlink()
+    with refused("provenance/documents.py", "not found, but {}; name it as DATASET/PART:ROW"):
+        find(config, results, "toy:3")
+    assert find(config, results, "toy/000:3") == ("toy", "000", 3)
+    with refused("cleaning/show.py", "so it cannot be shown; download it again"):
+        _text(config, results, "toy", "000", 3)
+    spider("data", "download", "toy", "000", "--output", raw)
+    assert _text(config, results, "toy", "000", 3)
+    stage = results.stage("r", "a")
+    aside = stage.path.rename("aside")
+    with refused(
+        "provenance/lineage.py", "neither an evaluation nor a receipt (train.json); train this stage first"
+    ):
+        result_of(stage.path)
+    with refused("provenance/order.py", "no such receipt; train {} first"):
+        Order(config, "r")
+    aside.rename(stage.path)
+    assert result_of(stage.path) and Order(config, "r").stages() == ["a"]
+
+
+def test_changed_evidence_is_made_again(tmp_path):
+    path = tmp_path / "removed/000.parquet"
+    evidence.write_removed(path, "000", evidence.table({}, 0))
+    path.write_bytes(b"damaged")
+    with refused("cleaning/evidence.py", "delete both and run {}"):
+        evidence.read(path)
+    for one in (path, path.with_suffix(".json")):
+        one.unlink()
+    evidence.write_removed(path, "000", evidence.table({}, 0))
+    assert evidence.read(path).num_rows == 0
+
+
+def test_a_results_folder_without_configurations_is_removed_by_hand(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "config.yaml").write_text("runs: 3")
+    with refused("clean.py", "has no valid configuration, so nothing can be kept; remove it by hand"):
+        leftovers(tmp_path)
+    shutil.rmtree(tmp_path)
+
+
+def test_a_dataset_of_another_vocabulary_is_encoded_again(tmp_path):
+    folder = encoded(tmp_path / "toy", ["one"], validation=0)
+    plain = read_json(folder / "metadata.json")
+    write_json(folder / "metadata.json", plain | {"vocab_size": 99})
+    with refused("data/metadata.py", "this Spider reads {} of {}; delete {} and run `snakemake datasets/{}`"):
+        load_metadata(folder)
+    shutil.rmtree(folder.parent)
+    load_metadata(encoded(tmp_path / "toy", ["one"], validation=0))
+    build_metadata(folder, "toy", dataset(validation=0), source={}, parts=["000"])
