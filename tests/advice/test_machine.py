@@ -112,9 +112,12 @@ def largest_file(size: int):
 
 def test_a_training_goes_on_when_there_is_space(tmp_path, make_spec, shards):
     spec = make_spec(**SHORT, ckpt_every=2)
-    with refused(
-        "checkpoints/save.py", "Earlier checkpoints are intact: free some space and run again to continue"
-    ), largest_file(50_000):
+    with (
+        refused(
+            "checkpoints/save.py", "Earlier checkpoints are intact: free some space and run again to continue"
+        ),
+        largest_file(50_000),
+    ):
         train(spec, tmp_path / "a", shards)
     assert train(spec, tmp_path / "a", shards).steps == 6
     with refused("training/stage.py", "{}: {}; what was saved is intact, run again"), largest_file(100):
