@@ -96,7 +96,7 @@ class Checkpoint:
         elif (root := stage.checkpoints).is_dir():
             good, _ = cls.newest_good(root, whole=whole)
             if good is None:
-                remedy = f"run {files.snakemake(stage.receipt)}, and if that file is there, delete it first"
+                remedy = f"delete {stage.receipt}, if it is there, and run {files.snakemake(stage.receipt)}"
                 raise CheckpointError(f"{root}: no usable checkpoint; {remedy}")
             return good
         elif not Exported.lies_in(path) and not (path / MANIFEST).is_file():

@@ -335,10 +335,10 @@ def _batches(
             f"{parquet}: no such file; download it first (with temp: true it is deleted after encoding)"
         ) from None
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{parquet}: not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]}); "
-            "delete it and download it again"
-        ) from None
+        own = parquet.is_symlink()  # to a file of the user, which another download would leave as it is
+        remedy = f"copy {parquet.resolve()} again" if own else "delete it and download it again"
+        problem = f"not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]})"
+        raise ValueError(f"{parquet}: {problem}; {remedy}") from None
     if filters:
         counts["left_out"] = dict(left_out)
 

@@ -78,7 +78,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "sources/local.py": ("cannot be read or written; check its permissions",),
     # A step that never ends: tests/unit/processes/test_watchdog.py.
     "processes/shutdown.py": ("run again to go on from the last checkpoint",),
-    # Disks without locks, and workflows that are killed: tests/unit/test_unlock.py, tests/workflow/test_kill.py.
+    # Disks without locks, and killed workflows: tests/unit/test_unlock.py, tests/workflow/test_kill.py.
     "unlock.py": (
         "this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",
         "wait for that process or stop it, and do not use --unlock",

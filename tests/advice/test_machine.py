@@ -13,7 +13,7 @@ import torch
 
 from spider import doctor
 from spider.errors import Preempted
-from spider.files import read_json, write_json
+from spider.files import read_json, snakemake, write_json
 from spider.processes.device import require_all, require_gpus
 from spider.results import MARK, Results, check_root, write_config
 from spider.training.memory import check_fits
@@ -152,6 +152,14 @@ def test_a_results_folder_of_another_version_or_without_permission_is_left(tmp_p
     ):
         write_config(tmp_path / "file/results", {})
     write_config(root, {})
+
+
+def test_the_path_in_a_command_is_relative_to_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        snakemake(tmp_path / "results/a b") == snakemake(Path("results/a b")) == "`snakemake 'results/a b'`"
+    )
+    assert snakemake(Path("/data/results/a")) == "`snakemake /data/results/a`"
 
 
 def test_a_damaged_file_is_deleted(tmp_path):

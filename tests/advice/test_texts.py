@@ -104,7 +104,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             (("a.parquet", parquet(text=[1], body=["one"])), {"text_column": "body"}),
         ),
         (
-            "{}: not a complete parquet file (row group {}: {}); delete it and download it again",
+            "copy {} again",
             ("a.parquet", parquet()[:200] + b"damaged" * 9 + parquet()[263:]),
             {},
             (("a.parquet", parquet()), {}),
@@ -153,6 +153,15 @@ def test_an_incomplete_parquet_is_copied_again_and_a_path_is_corrected():
         source.probe(source.items(), dataset())
     Path("a.parquet").write_bytes(parquet())
     assert source.probe(source.items(), dataset())
+
+
+def test_a_damaged_download_is_deleted():
+    Path("raw.parquet").write_bytes(parquet()[:200] + b"damaged" * 9 + parquet()[263:])
+    with refused("data/encode.py", "delete it and download it again"):
+        list(documents(Path("raw.parquet"), dataset()))
+    Path("raw.parquet").unlink()
+    Path("raw.parquet").write_bytes(parquet())
+    list(documents(Path("raw.parquet"), dataset()))
 
 
 def test_data_are_kept_outside_of_the_results_folder():

@@ -110,7 +110,7 @@ def test_a_lost_or_damaged_checkpoint_is_trained_again(stage, make_spec, shards)
     Checkpoint.at(stage.path)
     for file in checkpoint.glob("*.safetensors"):
         file.write_bytes(b"damaged")
-    with refused("checkpoints/load.py", "run {}, and if that file is there, delete it first"):
+    with refused("checkpoints/load.py", "delete {}, if it is there, and run {}"):
         Checkpoint.at(stage.path)
     stage.receipt.unlink()
     weights = train(make_spec(**SHORT), stage.path, shards).weights
