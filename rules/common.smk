@@ -4,8 +4,9 @@ Parsing this file uses no network, and a job that parses it again writes nothing
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
 another executor), `global_resources` and `register_resource` (bounds), `dag.jobs` and `dag.needrun_jobs` (warnings,
-and refusing before the first job), `dag.forcefiles` (`strict_code`), `main_snakefile` and `config_settings` (the
-commands in the terminal summary). The tests of the workflow cover each of them.
+and refusing before the first job), `dag.forcefiles` (`strict_code`), `persistence.finished` (records of failed
+jobs), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow
+cover each of them.
 """
 
 import atexit

@@ -76,11 +76,10 @@ def read_json(path: Path, remedy: str = "delete it and run again") -> Any:
 
 
 def snakemake(target: Path) -> str:
-    """Return the command that makes a file of a results folder, for messages. Snakemake knows relative paths."""
-    here = Path.cwd()
-    return (
-        f"`snakemake {shlex.quote(str(target.relative_to(here) if target.is_relative_to(here) else target))}`"
-    )
+    """Return the command that makes a file of a results folder, for messages."""
+    here = Path.cwd()  # Snakemake knows the files below it by their relative paths.
+    inside = target.relative_to(here) if target.is_relative_to(here) else target
+    return f"`snakemake {shlex.quote(str(inside))}`"
 
 
 def sha256(path: Path) -> str:
