@@ -77,9 +77,8 @@ def read_json(path: Path, remedy: str = "delete it and run again") -> Any:
 
 def snakemake(target: Path) -> str:
     """Return the command that makes a file of a results folder, for messages."""
-    here = Path.cwd()  # Snakemake knows the files below it by their relative paths.
-    inside = target.relative_to(here) if target.is_relative_to(here) else target
-    return f"`snakemake {shlex.quote(str(inside))}`"
+    # Snakemake knows the files below the working folder by their relative paths.
+    return f"`snakemake {shlex.quote(str(target).removeprefix(f'{Path.cwd()}/'))}`"
 
 
 def sha256(path: Path) -> str:

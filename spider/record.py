@@ -55,9 +55,8 @@ class Record(BaseModel):
             return cls.model_validate(plain)
         except ValidationError as error:
             wrong = "; ".join(f"{key_path(one['loc'])}: {one['msg']}" for one in error.errors()[:3])
-            raise cls.ERROR(
-                f"{path}: {cls.WHAT} that is not complete ({wrong}); {cls.remedy(path)}"
-            ) from None
+            problem = f"that is not complete ({wrong})"
+            raise cls.ERROR(f"{path}: {cls.WHAT} {problem}; {cls.remedy(path)}") from None
 
     @classmethod
     def remedy(cls, path: Path) -> str:

@@ -36,8 +36,7 @@ def audit(
     spec = claim.spec
     for path, command in ((claim.folder.receipt, "train"), (claim.folder.evaluation, "evaluate")):
         if not path.is_file():
-            remedy = f"run `spider {command} {claim.run}/{claim.stage}`"
-            raise ValueError(f"{path}: no such file, so there is no score to audit; {remedy}")
+            raise ValueError(f"{path}: no such file; run `spider {command} {claim.run}/{claim.stage}`")
     scored = claim.evaluation.weights
     findings = []
     for name in only or CHECKS:

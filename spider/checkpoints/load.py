@@ -96,8 +96,8 @@ class Checkpoint:
         elif (root := stage.checkpoints).is_dir():
             good, _ = cls.newest_good(root, whole=whole)
             if good is None:
-                remedy = f"delete {stage.receipt}, if it is there, and run {files.snakemake(stage.receipt)}"
-                raise CheckpointError(f"{root}: no usable checkpoint; {remedy}")
+                problem = f"{stage.receipt}: no usable checkpoint is left"
+                raise CheckpointError(f"{problem}; {Receipt.remedy(stage.receipt)}")
             return good
         elif not Exported.lies_in(path) and not (path / MANIFEST).is_file():
             raise CheckpointError(f"{path}: neither a checkpoint, nor a stage folder, nor an exported folder")

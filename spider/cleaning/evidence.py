@@ -95,8 +95,7 @@ def read(path: Path) -> pa.Table:
     record = Removed.read(path.with_suffix(".json"))
     if not path.exists() or sha256(path) != record.sha256:
         problem = "was changed since it was written" if path.exists() else "is missing"
-        remedy = f"delete both and run {snakemake(path)}"
-        raise ValueError(f"{path}: {problem} (its SHA-256 is in {path.stem}.json); {remedy}")
+        raise ValueError(f"{path}: {problem}; delete it and {path.stem}.json, and run {snakemake(path)}")
     return pq.read_table(path)
 
 

@@ -217,15 +217,12 @@ def load_metadata(folder: Path) -> Metadata:
     """
     path = folder / "metadata.json"
     if not path.exists():
-        raise ValueError(
-            f"{folder}: not an encoded dataset (no metadata.json); run `snakemake datasets/{folder.name}`"
-        )
+        raise ValueError(f"{path}: the dataset is not encoded; run `snakemake datasets/{folder.name}`")
     metadata = Metadata.read(path)
     metadata._vocabulary = tokens_in(folder, metadata.tokenizer)
     if metadata.dtype != DTYPE.str or metadata.vocab_size != metadata.vocabulary.size:
         raise ValueError(
-            f"{path}: the tokens are {metadata.dtype} of a vocabulary of {metadata.vocab_size}, this Spider "
-            f"reads {DTYPE.str} of {metadata.vocabulary.size}; delete {folder} and run "
-            f"`snakemake datasets/{folder.name}`"
+            f"{folder}: its tokens are {metadata.dtype} of {metadata.vocab_size} ids, this Spider reads "
+            f"{DTYPE.str} of {metadata.vocabulary.size}; delete it and run `snakemake datasets/{folder.name}`"
         )
     return metadata

@@ -41,9 +41,7 @@ class Prompts:
         ids = self._shards.read(begin, end - begin)
         answers = np.flatnonzero(ids == ASSISTANT)
         if not len(answers):
-            shard, at = self._shards.locate(begin)
-            raise ValueError(
-                f"{shard}, token {at}: this document has no answer; encode the data with format: chat"
-            )
+            where = "{}, token {}".format(*self._shards.locate(begin))
+            raise ValueError(f"{where}: this document has no answer; encode the data with format: chat")
         first = int(answers[-1]) + 1
         return ids[:first], self._shards.vocabulary.decode(ids[first:])

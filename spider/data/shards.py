@@ -182,9 +182,7 @@ def verify(folder: Path, full: bool = True) -> dict[str, int]:
     path = folder / "metadata.json"
     problems: list[str] = []
     if content_digest(read_json(path)) != metadata.digest:
-        problems.append(
-            f"{path}: edited since it was written, its digest does not match; {Metadata.remedy(path)}"
-        )
+        problems.append(f"{path}: edited, its digest does not match; {Metadata.remedy(path)}")
     shards = [shard for described in metadata.splits.values() for shard in described.shards]
     for shard in shards:
         problems += _shard_problems(folder, shard, metadata.vocabulary.bos, full)

@@ -47,9 +47,7 @@ def learn(
     kept = (documents(part, dataset, decisions) for part, decisions in pairs)
     merges = _merges(_texts(kept, len(parquets), config, counts), config.vocab_size - BYTES.size)
     if not counts["documents"]:
-        raise ValueError(
-            f"tokenizers.{name}: no training document to learn from; lower `validation`, or give more text"
-        )
+        raise ValueError(f"tokenizers.{name}: no training document; lower `validation`, or give more text")
     tokens = BpeTokens(merges)
     if tokens.size < config.vocab_size:
         raise ValueError(

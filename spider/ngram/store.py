@@ -219,9 +219,7 @@ def open_index(folder: Path) -> NgramIndex:
         ValueError: The index or one of its files is missing, or a file has another size than described.
     """
     if not (folder / MARK).exists():
-        raise ValueError(
-            f"{folder}: no n-gram index lies there (no {MARK}); run {files.snakemake(folder / MARK)}"
-        )
+        raise ValueError(f"{folder}: no n-gram index lies there (no {MARK}); {_count_anew(folder)}")
     described = IndexDescription.read(folder / MARK)
     if damaged := sealed.damage(folder, described.files, quick=True):
         raise ValueError("\n".join([*damaged, _count_anew(folder)]))

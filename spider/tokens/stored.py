@@ -36,10 +36,9 @@ class _Stored(Record):
 
     @classmethod
     def remedy(cls, path: Path) -> str:
-        described = path.with_name("metadata.json")
-        if not described.exists():
-            return super().remedy(path)
-        return f"delete it and {described}, and run `snakemake datasets/{path.parent.name}`"  # writes a copy
+        described = path.with_name("metadata.json")  # of a dataset, which is written with a copy
+        again = f"delete it and {described}, and run `snakemake datasets/{path.parent.name}`"
+        return again if described.exists() else super().remedy(path)
 
 
 class StoredTokens(_Stored):
@@ -123,9 +122,7 @@ def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
     except ValueError as error:
         raise ValueError(f"{path}: a damaged tokenizer ({error}); {stored.remedy(path)}") from None
     if (tokens.digest, tokens.size) != (stored.digest, stored.vocab_size):
-        raise ValueError(
-            f"{path}: edited since it was written, its digest does not match; {stored.remedy(path)}"
-        )
+        raise ValueError(f"{path}: edited, its digest does not match; {stored.remedy(path)}")
     return tokens
 
 

@@ -113,7 +113,7 @@ def test_a_stage_is_named_and_evaluated(here):
         "cli/evaluate.py",
         "no stage is evaluated; run `spider evaluate {}/STAGE`",
     )
-    advised(refusal("audit", "r/a"), "audit/checks.py", "run `spider {} {}/{}`")
+    advised(refusal("audit", "r/a"), "audit/checks.py", "{}: no such file; run `spider {} {}/{}`")
     spider("evaluate", "r/a", "--threads", 1)
     spider("report", "draw", "r")
     advised(

@@ -164,7 +164,7 @@ def test_changed_evidence_is_made_again(tmp_path):
     path = tmp_path / "removed/000.parquet"
     evidence.write_removed(path, "000", evidence.table({}, 0))
     path.write_bytes(b"damaged")
-    with refused("cleaning/evidence.py", "delete both and run {}"):
+    with refused("cleaning/evidence.py", "delete it and {}.json, and run {}"):
         evidence.read(path)
     for one in (path, path.with_suffix(".json")):
         one.unlink()
@@ -184,7 +184,7 @@ def test_a_dataset_of_another_vocabulary_is_encoded_again(tmp_path):
     folder = encoded(tmp_path / "toy", ["one"], validation=0)
     plain = read_json(folder / "metadata.json")
     write_json(folder / "metadata.json", plain | {"vocab_size": 99})
-    with refused("data/metadata.py", "this Spider reads {} of {}; delete {} and run `snakemake datasets/{}`"):
+    with refused("data/metadata.py", "delete it and run `snakemake datasets/{}`"):
         load_metadata(folder)
     shutil.rmtree(folder.parent)
     load_metadata(encoded(tmp_path / "toy", ["one"], validation=0))

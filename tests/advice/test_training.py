@@ -110,7 +110,7 @@ def test_a_lost_or_damaged_checkpoint_is_trained_again(stage, make_spec, shards)
     Checkpoint.at(stage.path)
     for file in checkpoint.glob("*.safetensors"):
         file.write_bytes(b"damaged")
-    with refused("checkpoints/load.py", "delete {}, if it is there, and run {}"):
+    with refused("record.py", "delete it and run {command}, which makes it again"):
         Checkpoint.at(stage.path)
     stage.receipt.unlink()
     weights = train(make_spec(**SHORT), stage.path, shards).weights
@@ -262,9 +262,7 @@ def test_a_damaged_archive_of_compiled_code_is_deleted(tmp_path, monkeypatch):
 
 
 def test_a_dataset_that_is_not_encoded_is_encoded(tmp_path):
-    with refused(
-        "data/metadata.py", "not an encoded dataset (no metadata.json); run `snakemake datasets/{}`"
-    ):
+    with refused("data/metadata.py", "the dataset is not encoded; run `snakemake datasets/{}`"):
         load_metadata(tmp_path)
     folder = encoded(tmp_path / "toy", ["one"], validation=0)
     (folder / "train/000.json").rename(tmp_path / "aside")

@@ -424,7 +424,8 @@ def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_p
     edit(stage / "evaluation.json", bpb=0.5)
     assert Badge.of(StageFolder(stage)).state == "stale"
     (stage / "evaluation.json").unlink()
-    assert "no score to audit" in str(CliRunner().invoke(cli, ["audit", "bpe/packed"]).exception)
+    refused = CliRunner().invoke(cli, ["audit", "bpe/packed"]).exception
+    assert "no such file; run `spider evaluate bpe/packed`" in str(refused)
 
 
 def rules() -> set[str]:

@@ -508,7 +508,7 @@ def test_without_names_it_is_the_only_run_and_its_first_stage(project):
         (["--resume", "nowhere"], "nowhere: neither a checkpoint, nor a stage folder"),
         (["--resume", "{folder}"], "neither a checkpoint, nor a stage folder, nor an exported folder"),
         (["--resume", "{folder}/old.pt"], "not a training receipt; give a checkpoint"),
-        (["--data-dir", "{folder}"], "not an encoded dataset (no metadata.json)"),
+        (["--data-dir", "{folder}"], "the dataset is not encoded"),
         (["--data-dir", "{folder}", "--mock-data"], "give --mock-data or --data-dir, not both"),
         (["--reset-steps"], "--reset-steps: needs --resume"),
         (["--max-steps", "0"], "needs tokens, max_steps"),

@@ -178,9 +178,7 @@ def test_a_description_of_another_version_is_an_error(folder, change, message):
 
 
 def test_a_folder_without_a_dataset_is_an_error(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"not an encoded dataset \(no metadata\.json\); run `snakemake datasets/"
-    ):
+    with pytest.raises(ValueError, match=r"the dataset is not encoded; run `snakemake datasets/"):
         load_metadata(tmp_path)
 
 

@@ -85,7 +85,7 @@ def test_a_truncated_shard_is_named_before_the_first_step(tmp_path, make_spec, o
     file = own_shards / "train/000.bin"
     size = file.stat().st_size
     os.truncate(file, size - 2)
-    says = rf"train/000\.bin: truncated, {size - 2} bytes instead of {size}; delete .*which encodes the part again"
+    says = rf"train/000\.bin: truncated, {size - 2} bytes instead of {size}; delete .*encodes the part again"
     with pytest.raises(ValueError, match=says):
         train(make_spec(), tmp_path / "a", own_shards, on_step=lambda step: pytest.fail("it trained"))
 
