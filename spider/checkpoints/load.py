@@ -272,13 +272,12 @@ class Checkpoint:
         if (config := self.config.ngram) is None:
             return None
         from spider.ngram.lookup import NgramLookup
+        from spider.ngram.store import COPY_AGAIN
 
         try:
             if self.exported:
                 folder = self.path / NGRAM
-                remedy = "copy the exported folder whole, or export again"
-                if not folder.is_dir():
-                    raise ValueError(f"{folder}: missing; {remedy}")
+                remedy = COPY_AGAIN
             elif (root := root_of(self.path)) is not None:
                 folder = Results(root).ngram(self.training.spec["data"], config.counted)
                 remedy = "run the workflow again, or name its own results"

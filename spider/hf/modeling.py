@@ -38,6 +38,7 @@ from spider.model.interface import Model, model_tensors
 from spider.model.layers import cross_entropy
 from spider.model.texts import begins
 from spider.ngram.lookup import NgramLookup
+from spider.ngram.store import COPY_AGAIN
 from spider.publish.transformers_files import REMOTE, generation, remote
 from spider.tokens import BYTES, IGNORED
 from spider.tokens.stored import TOKENIZER, read_tokens
@@ -245,9 +246,8 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         self.folder = folder
         self.model.tokens = read_tokens(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else BYTES
         if (ngram := self.model.config.ngram) is not None:
-            remedy = "copy the exported folder whole, or export again"
             digest = self.config.full_index
-            self.model.lookup = NgramLookup.of(folder / NGRAM, digest, ngram, self.model.tokens, remedy)
+            self.model.lookup = NgramLookup.of(folder / NGRAM, digest, ngram, self.model.tokens, COPY_AGAIN)
         if self.dtype.itemsize < 4:
             self._check_dtype()
 

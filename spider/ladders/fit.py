@@ -230,10 +230,9 @@ def _curve(budget: float, sizes: dict[float, list[Point]], noise: Noise | None) 
     if noise is not None and (free := len(groups) - 3) > 0:
         of_means_S = noise.own / np.sqrt(curve.seeds)
         if ((missed_S / of_means_S) ** 2).sum() / free > MOST_MISSED**2:
-            return _with(
-                curve,
-                problem=f"the parabola misses the means by {curve.missed:.4f}, more than seeds do: add seeds",
-            )
+            what = f"the parabola misses the means by {curve.missed:.4f}, more than seeds do"
+            worst = curve.sizes[int(np.abs(missed_S).argmax())]
+            return _with(curve, problem=f"{what}: leave out size {worst:g}")
     return _with(curve, best=(float(10**at), c - b**2 / (4 * a)))
 
 

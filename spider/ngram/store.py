@@ -33,6 +33,7 @@ from spider.record import Record
 from spider.requests import PIECE
 
 MARK = "index.json"
+COPY_AGAIN = "copy the exported folder whole, or export again"
 
 
 class ContextTable(BaseModel, frozen=True):
@@ -249,6 +250,8 @@ def verify(folder: Path) -> IndexDescription:
 
 
 def _count_anew(folder: Path) -> str:
+    if (folder.parent / "config.json").exists():  # of an exported folder
+        return COPY_AGAIN
     return f"delete {folder} and run {files.snakemake(folder / MARK)}, which counts the text anew"
 
 

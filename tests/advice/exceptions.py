@@ -84,6 +84,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "wait for that process or stop it, and do not use --unlock",
     ),
     # Servers and databases of MLflow: tests/unit/tracking.
+    "tracking/pyfunc.py": ("Name the present path of the checkpoint",),
     "tracking/registry.py": (
         "rename one of them",
         "To reset it, delete that alias and tracking/sent.json, and sync",
@@ -108,10 +109,8 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "cli/provenance.py": ("bisection needs two runs of one results folder; train both in one",),
     "compress/format.py": ("copy it again from where it was made",),
     "compress/pipeline.py": ("train a run without one (model.ngram: null)",),
-    "config/data.py": ("a source of kind {} has nothing to download; encode its parts",),
     "data/hub.py": (
         "{}: is a folder; name the files in it",
-        "name a commit as revision and run again",
         "the hub rejects the token (401); check HF_TOKEN",
     ),
     "data/remote.py": (
@@ -129,12 +128,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "or score the changed text with --allow-lossy",
     ),
     "evaluation/harness.py": ("name --include DIR",),
-    "hf/modeling.py": (
-        "copy the exported folder whole, or export again",
-        "leave dtype out, and call the model under torch.autocast",
-    ),
-    "ladders/fit.py": ("more than seeds do: add seeds",),
-    "model/__init__.py": ("reads no n-gram index; leave it out",),
     "ngram/candidates.py": ("and this machine has {} GB; lower it",),
     "provenance/bisection.py": (
         "bring it back, or train both runs again",
@@ -150,8 +143,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "sources/pydocs.py": ("cannot read {}: {}; reinstall {}",),
     "sources/tokens.py": ("export the text with a model that has byte pieces (byte_fallback=True)",),
     "tokens/sentencepiece.py": ("leave it out of the text",),
-    "tracking/pyfunc.py": ("Name the present path of the checkpoint",),
     "training/state.py": ("train it on data that is encoded with its own tokenizer",),
-    "unlock.py": ("If none is running here, remove the lock: snakemake --unlock",),
     "verdicts/trial.py": ("was not trained with the settings of {}; move it away",),
 }

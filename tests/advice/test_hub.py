@@ -140,6 +140,10 @@ def test_the_network_and_the_cache_are_mended(hub, monkeypatch):
 
 
 def test_files_of_the_source_are_corrected(hub):
+    file = HubFile(REPO, REVISION, FILE)
+    with refused("data/hub.py", "(it was {}, it is {}); name a commit as revision and run again"):
+        reading.read_range(file, 0, 9, "sha256:0")
+    reading.read_range(file, 0, 9, reading.look_up(file, HASTE)[1])
     with refused("data/hub.py", "is no parquet file; correct source.files"):
         survey(REPO, REVISION, ["sample/text.parquet"], "sample/text.parquet")
     survey(REPO, REVISION, [FILE], FILE)

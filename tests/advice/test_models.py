@@ -23,6 +23,7 @@ from spider.data.shards import Shards
 from spider.evaluation.foreign import _window
 from spider.evaluation.rewards import Reward
 from spider.files import read_json, write_json
+from spider.hf.modeling import SpiderForCausalLM
 from spider.hf.tokenization import SpiderTokenizer
 from spider.model import build_model
 from spider.provenance.documents import find
@@ -63,6 +64,11 @@ def test_a_model_without_conversations_gets_a_text(stage, tmp_path):
     ):
         tokenizer.apply_chat_template(asked)
     tokenizer("1 + 1")
+    with refused("hf/modeling.py", "leave dtype out, and call the model under torch.autocast"):
+        SpiderForCausalLM.from_pretrained(tmp_path / "own", dtype=torch.bfloat16)
+    model = SpiderForCausalLM.from_pretrained(tmp_path / "own")
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.zeros(1, 8, dtype=torch.long))
     tokenizer.conversations = "talk"
     with refused("hf/tokenization.py", "and are not truncated: leave these options out"):
         tokenizer.apply_chat_template(asked, tools=[print])
@@ -76,6 +82,18 @@ def test_a_family_of_ones_own_is_named(tmp_path, monkeypatch):
         family_config("my_family")
     allow_import("my_family")
     family_config("my_family")
+
+
+def test_a_model_reads_an_index_if_its_family_does(tmp_path, monkeypatch):
+    shutil.copytree(TOY, folder := tmp_path / "plain_family")
+    text = (folder / "model.py").read_text()
+    (folder / "model.py").write_text(text.replace("if config.ngram:", "if False:"))
+    monkeypatch.syspath_prepend(tmp_path)
+    allow_import("plain_family")
+    block = {"family": "plain_family", "width": 8}
+    with refused("model/__init__.py", "the family {} reads no n-gram index; leave it out"):
+        build_model(family_block(block | {"ngram": {}}))
+    build_model(family_block(block))
 
 
 def test_a_model_reads_candidates():

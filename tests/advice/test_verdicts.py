@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -93,6 +94,14 @@ def test_sizes_and_seeds_are_added_to_a_ladder():
         said = [curve.problem or "" for curve in fit(ladder(BUDGETS, at=at)).curves]
         assert any(phrase in one for one in said), said
         assert not any(curve.problem for curve in fit(ladder(BUDGETS, at=sorted((*at, *more)))).curves)
+    sizes = (0.2, 0.5, 1.0, 2.0, 5.0)
+    bent = [
+        replace(one, bpb=one.bpb + (0.05 if "-1.0-" in one.run and one.budget == BUDGETS[0] else 0))
+        for one in ladder(BUDGETS, noise=0.002, common=0, at=sizes)
+    ]
+    (said,) = fit(bent).left_out
+    advised(said, "ladders/fit.py", "{}: leave out size {}")
+    assert not fit([one for one in bent if f"{one.size:g}" != said.rpartition(" ")[2]]).left_out
     with_fewer = load_config(BASE | {"ladders": {"l": LADDER}})
     runs = [{"run": run, "stages": [{"steps": 1}]} for run in with_fewer.rungs["l"].rungs]
     advised(

@@ -105,7 +105,8 @@ def test_an_export_replaces_an_export_with_an_index_but_no_foreign_file(results,
 def test_a_missing_index_of_an_export_is_named(exported, tmp_path):
     moved = copied(exported, tmp_path)
     shutil.rmtree(moved / "ngram")
-    says = f"{moved}: the model reads an n-gram index. {moved / 'ngram'}: missing; copy the exported folder"
+    index = f"{moved / 'ngram'}: no n-gram index lies there (no index.json)"
+    says = f"{moved}: the model reads an n-gram index. {index}; copy the exported folder"
     for use in (spider.load_model, lambda path: export(path, tmp_path / "again")):
         with pytest.raises(CheckpointError) as error:
             use(moved)
