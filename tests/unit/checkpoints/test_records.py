@@ -67,7 +67,7 @@ def test_an_error_names_the_file_and_the_remedy(tmp_path):
         (receipt(format=7), "a receipt of format 7, this Spider reads 1; delete it and run"),
         ([], "a receipt of format None"),
         ({"format": 1, **dict.fromkeys(Receipt.model_fields, None)}, "a receipt of format None"),
-        (receipt(steps="many"), r"not complete \(steps: .*\); train that stage again"),
+        (receipt(steps="many"), r"not complete \(steps: .*\); delete it and run"),
     ):
         files.write_json(path, plain)
         with pytest.raises(TrainingError, match=rf"train\.json: .*{message}"):

@@ -164,7 +164,7 @@ def test_a_shard_of_another_size_than_its_record_is_an_error(folder, file):
     ("change", "message"),
     [
         ({"format": 2}, "format 2, this Spider reads 1; delete it and run"),
-        ({"vocab_size": 300}, "tokens are <u2 of a vocabulary of 300, this Spider reads <u2 of 272"),
+        ({"vocab_size": 300}, "tokens are <u2 of 300 ids, this Spider reads <u2 of 272"),
         ({"dtype": "<u4"}, "tokens are <u4"),
         ({"splits": None}, r"the description of a dataset that is not complete \(splits: "),
     ],
@@ -340,7 +340,7 @@ def test_quick_verify_reads_no_content(folder):
 def test_verify_finds_an_edited_description(folder):
     path = folder / "metadata.json"
     path.write_text(path.read_text().replace('"demo"', '"other"'))
-    with pytest.raises(ValueError, match=r"metadata\.json: edited since it was written"):
+    with pytest.raises(ValueError, match=r"metadata\.json: edited, its digest"):
         verify(folder, full=False)
 
 

@@ -28,9 +28,9 @@ def test_a_file_is_read_as_it_was_written(path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"merges": ["97 98", "272 100"]}, "edited since it was written"),
-        ({"pattern": r"\S+"}, "edited since it was written"),
-        ({"vocab_size": 300}, "edited since it was written"),
+        ({"merges": ["97 98", "272 100"]}, "edited, its digest"),
+        ({"pattern": r"\S+"}, "edited, its digest"),
+        ({"vocab_size": 300}, "edited, its digest"),
         (
             {"merges": ["97 98", "97 98"]},
             "damaged tokenizer .merge 1, of 97 and 98: another token has",
