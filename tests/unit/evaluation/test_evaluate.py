@@ -387,7 +387,7 @@ def test_a_receipt_of_another_stage_or_format_is_refused(receipt, spec, data, tm
         ({"format": 9}, "a receipt of format 9, this Spider reads 1"),
         (
             {"weights": None, "checkpoint": None},
-            r"not complete \(weights: .*; checkpoint: .*\); train",
+            r"not complete \(weights: .*; checkpoint: .*\); delete it and run",
         ),
     ):
         write_json(receipt, {k: v for k, v in {**good, **change}.items() if k not in change or v is not None})
