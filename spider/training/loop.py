@@ -418,13 +418,13 @@ class Trainer:
                 aside = set_aside(path, "diverged")
                 log.warning("%s: no finite loss came after it, kept as %s", path, aside.name)
         good = steps(root)
-        elsewhere = (
-            f"move {root.parent} away and run again, or go on elsewhere: --resume {good[-1]}" if good else ""
-        )
+        move, elsewhere = "", ""
+        if good:
+            move, elsewhere = f"move {root.parent} away and ", f", or go on elsewhere: --resume {good[-1]}"
         return TrainingError(
             f"step {progress.global_step}: {error}; the last good checkpoint is "
             f"{good[-1] if good else 'none in this stage'}. The same settings fail again: lower lr or "
-            f"optimizer.clip, or inspect the data around {progress.position}; then {elsewhere or 'run again'}"
+            f"optimizer.clip, or inspect the data around {progress.position}; then {move}run again{elsewhere}"
         )
 
     def _leave(self, signum: int) -> None:
