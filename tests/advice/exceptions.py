@@ -15,7 +15,6 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "evaluation/candidates.py": ("Point at a byte for its candidates and its cost.",),
     "evaluation/harness.py": ("Run on {} by lm-evaluation-harness {}",),
     "evaluation/records.py": ("Bits per byte: nats of the predicted bytes",),
-    "publish/crate.py": ("commit unknown",),
     "report/formatting.py": ("{} of decoded text: the tokenizer does not keep newlines",),
     "report/terminal.py": (
         "Each document alone: nothing of other held-out documents is read",
@@ -48,8 +47,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "(nvidia-smi says which; end it)",
         "no change that keeps the model would fit: take a smaller model, or a larger GPU",
         " or set model.{}: {}",
-        "halve micro_batch and double grad_accum",
+        # tests/unit/cli/test_train.py::test_the_remedy_for_running_out_of_memory_continues_the_stage
+        "set micro_batch: {} and grad_accum: {}. The stage then goes on from its last checkpoint",
     ),
+    # A diverged training with a checkpoint:
+    # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed
+    "training/loop.py": ("move {} away and ",),
     # A cluster: tests/workflow/test_slurm.py and tests/unit/test_cluster.py.
     "cluster.py": (
         "this cluster has no partition {name}",

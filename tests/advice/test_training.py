@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spider import load_model
 from spider.checkpoints.claim import hold
 from spider.checkpoints.inventory import below
 from spider.checkpoints.load import Checkpoint
@@ -20,8 +21,11 @@ from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
+from spider.evaluation.generate import generate
 from spider.training.compilecache import unpack
+from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan, train
+from tests.unit.records import saved_again
 from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL
 
@@ -210,19 +214,59 @@ def test_a_position_of_another_order_is_left_or_its_settings_restored(tmp_path, 
     next(Loader(view, seed=0, **order, position=position))
 
 
-def test_a_training_without_a_finite_loss_is_started_again_with_a_lower_rate(tmp_path, make_spec, shards):
+def test_a_training_that_diverged_runs_again_with_a_lower_rate(tmp_path, make_spec, shards):
+    """It has no checkpoint, so its folder stays; `tests/unit/cli/test_train.py` has one with a checkpoint."""
     wild = {"max_steps": 60, "val_every": 0, "optimizer": "adamw", "warmup_steps": 0}
-    folder = tmp_path / "a"
     with refused(
         "training/loop.py",
-        "Lower lr or clip and move this stage's folder away to start again, or inspect the data",
+        "the last good checkpoint is {}. The same settings fail again: lower lr or optimizer.clip",
     ):
-        train(make_spec(**wild, lr=1e30), folder, shards)
-    calm = make_spec(**wild | SHORT, lr=1e-3)
-    with pytest.raises(ValueError, match="holds unfinished training"):
-        train(calm, folder, shards)
-    folder.rename(tmp_path / "aside")
-    assert train(calm, folder, shards).skipped == 0
+        train(make_spec(**wild, lr=1e30), tmp_path / "a", shards)
+    assert train(make_spec(**wild | SHORT, lr=1e-3), tmp_path / "a", shards).skipped == 0
+
+
+def test_diverged_weights_are_left_for_earlier_ones_or_trained_again(stage, make_spec, shards):
+    earlier, last = steps(stage.checkpoints)
+
+    def generated(path: Path) -> list[int]:
+        return [*generate(load_model(path)[0], "the ", max_bytes=9, temperature=0, seed=0, context=32)]
+
+    saved_again(last, lambda name: 1e30 if name.startswith("model.") else 1)
+    with refused(
+        "evaluation/generate.py",
+        "the model's predictions are not finite, its weights have diverged; use an earlier checkpoint",
+    ):
+        generated(last)
+    saved_again(last, lambda name: float("inf") if name.startswith("model.") else 1)
+    with refused(
+        "checkpoints/load.py",
+        "the training diverged; use an earlier checkpoint, or train again with a lower lr",
+    ):
+        generated(last)
+    assert generated(earlier)
+    train(make_spec(**SHORT, lr=1e-3), stage.path, shards)
+    assert generated(stage.path)
+
+
+def test_a_damaged_line_of_a_curve_is_restored_or_removed(tmp_path, make_spec, shards):
+    folder, spec = tmp_path / "a", make_spec(**SHORT, log_every=1)
+    with pytest.raises(Stop):
+        train(spec, folder, shards, on_step=stop_at(5))
+    copied = shutil.copytree(folder, tmp_path / "copy", symlinks=True)
+    whole = (folder / "metrics.jsonl").read_text()
+    for place in (folder, copied):
+        (place / "metrics.jsonl").write_text(whole.replace('"step"', "step", 1))
+        with refused(
+            "training/metrics.py",
+            "{}, line {}: {}; restore the file from a copy, or remove this line, which the curve then lacks",
+        ):
+            train(spec, place, shards)
+    (folder / "metrics.jsonl").write_text(whole)
+    (copied / "metrics.jsonl").write_text(whole.split("\n", 1)[1])
+    lengths = [len(read_rows(place / "metrics.jsonl")) for place in (folder, copied)]
+    assert all(train(spec, place, shards).steps == 6 for place in (folder, copied))
+    rows, lacking = (read_rows(place / "metrics.jsonl") for place in (folder, copied))
+    assert lengths == [5, 4] and [row.step for row in rows[1:]] == [row.step for row in lacking]
 
 
 def test_held_out_text_of_a_window_is_validated(tmp_path, make_spec):

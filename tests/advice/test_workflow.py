@@ -14,6 +14,8 @@ from spider.evaluation.records import Evaluation, Sample
 from spider.report.compare import Summary
 from spider.training.warmup_record import Warmup
 from spider.unlock import enter
+from tests.workflow.conftest import PATIENCE, finished
+from tests.workflow.test_gpus import Machine, runs
 
 from .followed import advised, refused
 
@@ -85,3 +87,17 @@ def test_a_damaged_record_is_made_again_by_the_command_that_its_message_names(tr
     trained(*targets)
     for record, path in records.items():
         record.read(path)
+
+
+def test_a_bound_below_the_gpus_of_a_run_is_raised(tmp_path):
+    machine, target = Machine(tmp_path, 2), "results/runs/r0/a/train.json"
+    words = runs(1, gpus=2), "--resources", "mem=1GB"
+    said, status = finished(machine.start("one", *words, "gpu=1", "--", target), PATIENCE)
+    assert status == 1
+    advised(
+        said,
+        "rules/common.smk",
+        "runs.{}.resources.gpus: is {}, and --resources gpu={} allows fewer; raise the bound",
+    )
+    machine.run(*words, "gpu=2", "--", target)
+    assert [len(job[2]) for job in machine.jobs() if job[0] == "train"] == [2]
