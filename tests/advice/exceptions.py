@@ -53,6 +53,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # A diverged training with a checkpoint:
     # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed
     "training/loop.py": ("move {} away and ",),
+    # Tokenizers that change the text, and of bytes: tests/unit/evaluation/test_foreign.py
+    # test_a_tokenizer_that_changes_the_text_is_refused_unless_that_is_allowed.
+    "evaluation/foreign.py": ("or score the changed text with --allow-lossy",),
     # A cluster: tests/workflow/test_slurm.py and tests/unit/test_cluster.py.
     "cluster.py": (
         "this cluster has no partition {name}",
@@ -108,10 +111,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 #: Advice that no test follows yet.
 NOT_YET: dict[str, tuple[str, ...]] = {
     "audit/replay.py": ("and the code has changed since; use `spider checkout`",),
-    "cli/harness.py": ("the model was never trained on conversations; leave --chat out",),
-    "cli/provenance.py": ("bisection needs two runs of one results folder; train both in one",),
-    "compress/format.py": ("copy it again from where it was made",),
-    "compress/pipeline.py": ("train a run without one (model.ngram: null)",),
     "data/hub.py": (
         "{}: is a folder; name the files in it",
         "the hub rejects the token (401); check HF_TOKEN",
@@ -126,18 +125,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "a stream needs the hub; unset HF_HUB_OFFLINE",
         "leave it out, or name another revision",
     ),
-    "evaluation/foreign.py": (
-        "write it there with save_pretrained of transformers",
-        "or score the changed text with --allow-lossy",
-    ),
-    "evaluation/harness.py": ("name --include DIR",),
     "ngram/candidates.py": ("and this machine has {} GB; lower it",),
-    "provenance/bisection.py": (
-        "bring it back, or train both runs again",
-        "give one of them another name, and train that run again",
-        "is not evaluated; run the workflow to its end first",
-    ),
-    "provenance/checkout.py": ("clone the repository, and give this command there",),
     "publish/push.py": (
         "no such branch; leave --revision out",
         "no such repository, or your token may not read it",
@@ -146,6 +134,4 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "sources/pydocs.py": ("cannot read {}: {}; reinstall {}",),
     "sources/tokens.py": ("export the text with a model that has byte pieces (byte_fallback=True)",),
     "tokens/sentencepiece.py": ("leave it out of the text",),
-    "training/state.py": ("train it on data that is encoded with its own tokenizer",),
-    "verdicts/trial.py": ("was not trained with the settings of {}; move it away",),
 }

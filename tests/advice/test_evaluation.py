@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
@@ -21,6 +23,7 @@ from spider.data.prompts import Prompts
 from spider.data.shards import Shards
 from spider.evaluation.adapt import adapt
 from spider.evaluation.checkpoints import _chosen
+from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.mixer import check_tokens, prime_stream
 from spider.evaluation.questions import tasks
@@ -29,11 +32,14 @@ from spider.evaluation.training_text import LearnedFrom
 from spider.model.reading import Reading
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
+from tests.transformers_models import byte_level, gpt2
 from tests.unit.evaluation.test_adapt import TOKENS, toy
+from tests.unit.hf.small_exports import exported
 from tests.unit.model.small_gpt import build_gpt
 from tests.unit.small_datasets import dataset
 
 from .followed import advised, changed, refused
+from .test_commands import refusal, spider
 from .test_configuration import BASE
 from .test_training import encoded
 
@@ -166,3 +172,42 @@ def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
         "evaluation/checkpoints.py",
         "Save and keep more with ckpt_every and keep_every, before the",
     )
+
+
+def test_a_folder_of_transformers_gets_its_tokenizer(tmp_path):
+    tokenizer = byte_level(["one two three"])
+    folder = gpt2(tmp_path / "gpt2", tokenizer)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with refused(
+        "evaluation/foreign.py", "{}: has no tokenizer; write it there with save_pretrained of transformers"
+    ):
+        ForeignModel.load(folder, "cpu")
+    tokenizer.save_pretrained(folder)
+    ForeignModel.load(folder, "cpu")
+
+
+def test_tasks_of_ones_own_are_included_and_asked_without_turns(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [{"query": f"q {i}", "choices": ["one", "two"], "gold": i % 2} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "choose.yaml").write_text(
+        f"""
+task: choose
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: query
+doc_to_choice: choices
+doc_to_target: gold
+metric_list: [metric: acc]
+"""
+    )
+    stage = exported(build_gpt(), tmp_path / "toy")
+    words = ("harness", stage, "--tasks", "choose", "--output", tmp_path / "harness.json")
+    advised(refusal(*words), "evaluation/harness.py", "name --include DIR")
+    said = refusal(*words, "--include", tmp_path, "--chat")
+    advised(said, "cli/harness.py", "the model was never trained on conversations; leave --chat out")
+    spider(*words, "--include", tmp_path)

@@ -8,11 +8,14 @@ import pytest
 
 import spider
 from spider.checkpoints.load import Checkpoint
+from spider.compress.pipeline import compress
+from spider.config import CompressConfig
 from spider.data.metadata import load_metadata
 from spider.hf.modeling import SpiderForCausalLM
 from spider.ngram.store import build, build_indexes, count_part, open_index, verify
 from spider.publish.export import export
-from spider.results import Results
+from spider.results import CompressedFolder, Results
+from spider.training.stage import train
 from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
     CONFIG,
     PARTS,
@@ -110,3 +113,25 @@ def test_the_index_of_a_checkpoint_or_an_export_is_brought_back(results, tmp_pat
         shutil.rmtree(exported)
         export(root / "runs/r/a", exported)
         read(exported)
+
+
+def test_a_run_without_an_index_is_compressed_and_its_file_copied_again(
+    results,  # noqa: F811
+    shards,  # noqa: F811
+    make_spec,  # noqa: F811
+    tmp_path,
+):
+    spec, config = make_spec(max_steps=2, val_every=0), CompressConfig(method="nearest", clip=8.0)
+    with refused("compress/pipeline.py", "train a run without one (model.ngram: null)"):
+        compress(results.stage("r", "a").receipt, spec, config, shards, tmp_path / "c")
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"ngram": None})})
+    train(spec, tmp_path / "b", shards)
+    compress(tmp_path / "b/train.json", spec, config, shards, tmp_path / "c")
+    made = CompressedFolder(tmp_path / "c").model
+    copied = tmp_path / "copy.spider"
+    for cut in (30, -1):  # the header, and the rest
+        copied.write_bytes(made.read_bytes()[:cut])
+        with refused("compress/format.py", "copy it again from where it was made"):
+            spider.load_model(copied)
+        shutil.copyfile(made, copied)
+        spider.load_model(copied)

@@ -16,12 +16,14 @@ from spider.checkpoints.claim import hold
 from spider.checkpoints.inventory import below
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import steps
-from spider.config import load_config
+from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
+from spider.data.tokenizer import learn
 from spider.evaluation.generate import generate
+from spider.tokens.stored import read_tokens
 from spider.training.compilecache import unpack
 from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan, train
@@ -190,6 +192,30 @@ def test_a_parent_that_is_past_the_end_gives_its_weights_or_the_stage_gets_more_
     )
     short = make_spec(max_steps=3, val_every=0)
     assert train(short, tmp_path / "d", shards, resume=stage.path, reset_steps=True).steps == 3
+
+
+def test_a_parent_goes_on_with_its_own_tokenizer(tmp_path, talk, talk_spec):
+    def encoded_with(folder: Path, tokenizer: Path) -> Path:
+        settings = dataset(validation=0.1, format="chat")
+        encode_part(talk.parent / "000.parquet", folder, "000", settings, read_tokens(tokenizer))
+        build_metadata(folder, "talk", settings, source={}, parts=["000"], tokenizer=tokenizer)
+        pack(folder, 32)
+        return folder
+
+    settings = talk_spec.settings.model_copy(update={"max_steps": 1, "ckpt_every": 1})
+    first, spec = (
+        talk_spec.model_copy(
+            update={"settings": settings.model_copy(update={"max_steps": n}), "stage": stage}
+        )
+        for n, stage in ((1, "a"), (2, "b"))
+    )
+    train(first, tmp_path / "a", talk)
+    config = TokenizerConfig(data="text", vocab_size=300)
+    learn([talk.parent / "000.parquet"], other := tmp_path / "other.json", "t", config, dataset())
+    with refused("training/state.py", "{}); train it on data that is encoded with its own tokenizer"):
+        train(spec, tmp_path / "b", encoded_with(tmp_path / "other", other), resume=tmp_path / "a")
+    own = steps(tmp_path / "a/checkpoints")[-1] / "tokenizer.json"
+    assert train(spec, tmp_path / "b", encoded_with(tmp_path / "own", own), resume=tmp_path / "a").steps
 
 
 def test_another_window_or_more_text_is_trained_on(tmp_path, make_spec):

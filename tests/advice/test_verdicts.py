@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from spider.checkpoints.records import Origin
 from spider.config import load_config
 from spider.describe import too_short
 from spider.ladders.fit import fit
@@ -69,6 +70,20 @@ def test_a_run_of_another_seed_gets_another_name(demo):  # noqa: F811
         decide(demo, config, ("demo", name))
     changes["runs"]["other"] = changes["runs"].pop("demo-seed1")
     config, name = with_change(load_config(changes), "demo", ["model.width=32"])
+    assert decide(demo, config, ("demo", name)).pairs
+
+
+def test_a_run_with_a_stage_that_the_configuration_lacks_is_moved_away(demo):  # noqa: F811
+    config = known(demo)
+    write(demo, config, "demo")
+    config, name = with_change(config, "demo", ["model.width=16"])
+    old = demo.stage(name, "old")
+    shutil.copytree(demo.stage("demo", "main").path, old.path, symlinks=True)
+    origin = Origin.read(old.origin)
+    origin.model_copy(update={"fields": origin.fields | {"index": 1, "stage": "old"}}).write(old.origin)
+    with refused("verdicts/trial.py", "was not trained with the settings of {}; move it away"):
+        decide(demo, config, ("demo", name))
+    old.path.parent.rename(demo.root / "aside")
     assert decide(demo, config, ("demo", name)).pairs
 
 
