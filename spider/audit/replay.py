@@ -202,10 +202,10 @@ def _replay(claim: Claim, stretches: list[_Stretch], read: str) -> Finding:
         if wrong:
             receipt = claim.results.stage(claim.run, claim.stage).receipt
             job = claim.lineage.of(receipt).job
-            edited = claim.lineage.edited(job) if job else []
-            if edited:
+            if job and (edited := claim.lineage.edited(job)):
                 reason = (
-                    f"{stretch} ends with other bytes, and the code has changed since; use `spider checkout`"
+                    f"{stretch} ends with other bytes, and the code has changed since; run the audit with "
+                    "PYTHONPATH set to a folder of `spider checkout`"
                 )
                 return _finding("skipped", reason, [*wrong, *edited])
             return _finding("failed", f"{stretch} trained again ends with other bytes", wrong)

@@ -37,16 +37,16 @@ def checkout(lineage: Lineage, run: str, stage: str, folder: Path) -> list[str]:
         ValueError: the folder is not empty, no repository is here, or code or configuration are not recorded.
     """
     check_new(folder)
-    if not (code.ROOT / ".git").exists():
-        raise ValueError(
-            f"{code.ROOT}: an installed Spider without a git repository, which checkout needs; clone the "
-            "repository, and give this command there"
-        )
     receipt = Results(lineage.root).stage(run, stage).receipt
     made = lineage.of(receipt)
     recorded = lineage.code(made.job) if made.job else {}
     if made.job is None or not recorded.get("commit"):
         raise ValueError(f"{receipt}: no job recorded the commit of the code that made it")
+    if not (code.ROOT / ".git").exists():
+        raise ValueError(
+            f"{code.ROOT}: an installed Spider without a git repository, which checkout needs; clone the "
+            "repository, and run this again with PYTHONPATH set to the clone"
+        )
     config = lineage.configuration(made.job)
     with writing(folder) as beside:
         _restore_code(lineage.root, recorded, beside)

@@ -110,7 +110,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 
 #: Advice that no test follows yet.
 NOT_YET: dict[str, tuple[str, ...]] = {
-    "audit/replay.py": ("and the code has changed since; use `spider checkout`",),
     "data/hub.py": (
         "{}: is a folder; name the files in it",
         "the hub rejects the token (401); check HF_TOKEN",

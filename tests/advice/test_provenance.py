@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.provenance.checkout import checkout
-from spider.provenance.lineage import Lineage
+from benchmarks.trust_checkout import EDITS
 from spider.results import write_config
-from spider.tracking import code
-from tests.unit.provenance.test_checkout import git, made  # noqa: F401 (a fixture)
+from tests.unit.provenance.test_checkout import git
 
-from .followed import advised, changed, refused
+from .followed import advised, changed
+from .listing import ROOT
 from .test_commands import CONFIG, refusal, spider
 
 RUNS = changed(
@@ -33,19 +37,24 @@ def project(tmp_path, shards, monkeypatch) -> Path:
     return tmp_path
 
 
-def make(plain: dict[str, Any], *runs: str, evaluated: bool = True) -> None:
-    """Run the jobs of a workflow that make these runs."""
+def jobs(plain: dict[str, Any], *runs: str, evaluated: bool = True) -> Iterator[tuple[object, ...]]:
+    """Yield the commands of a workflow's jobs that make these runs."""
     results = Path(plain.get("results", "results"))
     config = ("--config", write_config(results, plain))
     for data in plain["datasets"]:
         raw = results / f"raw/{data}/000.parquet"
-        spider(*config, "data", "download", data, "000", "--output", raw)
-        spider(*config, "data", "encode", data, "000", raw)
-        spider(*config, "data", "index", data, "--output", results / f"shards/{data}/metadata.json")
+        yield *config, "data", "download", data, "000", "--output", raw
+        yield *config, "data", "encode", data, "000", raw
+        yield *config, "data", "index", data, "--output", results / f"shards/{data}/metadata.json"
     for run in runs:
-        spider(*config, "train", f"{run}/a", "--threads", 1)
+        yield *config, "train", f"{run}/a", "--threads", 1
         if evaluated:
-            spider(*config, "evaluate", f"{run}/a", "--threads", 1)
+            yield *config, "evaluate", f"{run}/a", "--threads", 1
+
+
+def make(*arguments: Any, **options: bool) -> None:
+    for words in jobs(*arguments, **options):
+        spider(*words)
 
 
 def test_two_runs_of_one_folder_are_evaluated(project):
@@ -91,11 +100,39 @@ def test_a_dataset_of_other_settings_gets_another_name(project):
     assert "data: " in spider(*BISECTED)
 
 
-def test_an_installed_spider_is_replaced_by_a_clone(made, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(code, "ROOT", tmp_path / "site-packages")
-    with refused("provenance/checkout.py", "clone the repository, and give this command there"):
-        checkout(Lineage(made), "r", "a", tmp_path / "folder")
-    git(tmp_path, "clone", "--quiet", "project", "clone")
-    monkeypatch.setattr(code, "ROOT", tmp_path / "clone")
-    assert checkout(Lineage(made), "r", "a", tmp_path / "folder")
-    assert (tmp_path / "folder/spider/new.py").exists()
+def with_code(code: Path, *commands: tuple[object, ...], fails: bool = False) -> str:
+    """Run commands with the code of a folder, and return what they print, after checking the status."""
+    program = "import json, sys; from spider.cli import cli; "
+    program += "[cli.main(words, standalone_mode=False) for words in json.loads(sys.argv[1])]"
+    words = [sys.executable, "-c", program, json.dumps([[str(word) for word in one] for one in commands])]
+    environment = {**os.environ, "PYTHONPATH": str(code)}
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert (done.returncode != 0) == fails, done.stdout
+    return done.stdout
+
+
+def test_a_stage_of_other_code_is_audited_with_that_code_by_a_clone(project):
+    git(project, "clone", "--quiet", ROOT, "clone")
+    shutil.copytree(ROOT / "spider", project / "clone/spider", dirs_exist_ok=True)
+    ((name, text),) = EDITS["rate"].items()
+    plain = (project / "clone" / name).read_text()
+    (project / "clone" / name).write_text(plain + text)
+    with_code(project / "clone", *jobs(RUNS, "r"))
+    (project / "clone" / name).write_text(plain)
+    audit = ("audit", "results/runs/r/a", "--only", "replay", "--threads", 1)
+    said = with_code(project / "clone", audit)
+    advised(
+        said,
+        "audit/replay.py",
+        "and the code has changed since; run the audit with PYTHONPATH set to a folder of `spider checkout`",
+    )
+    shutil.copytree(project / "clone", project / "installed", ignore=shutil.ignore_patterns(".git"))
+    checkout = ("--config", "results/config.yaml", "checkout", "r/a", "again")
+    advised(
+        with_code(project / "installed", checkout, fails=True),
+        "provenance/checkout.py",
+        "clone the repository, and run this again with PYTHONPATH set to the clone",
+    )
+    with_code(project / "clone", checkout)
+    said = with_code(project / "again", audit)
+    assert "1 stretch of 1 trained again with the same bytes" in said, said
