@@ -75,8 +75,11 @@ def test_two_runs_of_one_folder_are_evaluated(project):
 def test_a_file_is_brought_back_or_both_runs_trained_again(project):
     make(RUNS, "r", "s")
     (project / "toy.parquet").rename(project / "aside")
-    gone = "{}: {} since {} was made from it; bring it back, or train both runs again"
-    advised(refusal(*BISECTED), "provenance/bisection.py", gone)
+    advised(
+        refusal(*BISECTED),
+        "provenance/bisection.py",
+        "{}: {} since {} was made from it; bring it back, or train both runs again",
+    )
     (project / "aside").rename(project / "toy.parquet")
     assert "lr: 0.003 / 0.0001" in spider(*BISECTED)
     table = pq.read_table("toy.parquet")
