@@ -359,7 +359,7 @@ def download_error(error: Exception, file: HubFile) -> DownloadError:
             "and set HF_TOKEN if it is private"
         )
     elif status == 401:
-        wrong = "the hub rejects the token (401); check HF_TOKEN"
+        wrong = "the hub rejects the token (401); set HF_TOKEN to a valid one"
     elif isinstance(error, RevisionNotFoundError):
         wrong = f"no such revision; take a commit from {page}/commits/main"
     elif isinstance(error, HFValidationError):

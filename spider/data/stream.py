@@ -33,7 +33,7 @@ from spider.data.loader import Batch, Batches
 from spider.data.split import document_key, group_key, is_validation, salted, truncate
 from spider.tokens import BYTES
 
-BREAKS = (OSError, RuntimeError, pa.ArrowInvalid)
+BREAKS = (HTTPError, OSError, RuntimeError, pa.ArrowInvalid)
 """Errors that `datasets` raises while it opens or reads."""
 
 
@@ -120,7 +120,7 @@ class StreamLoader(Batches):
             except BREAKS as error:
                 raise self._broken(error, epoch, dataset) from error
             if not any_document:
-                raise ValueError(f"{self._files[0]}: no document to train on; check its text column")
+                raise ValueError(f"{self._files[0]}: no text is left; lower validation, or set text_column")
             epoch += 1
             state = None
 

@@ -34,20 +34,16 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
 
 #: Advice that needs what this machine lacks, or that the tests named here follow on real systems.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
-    # A driver, a GPU and several processes on GPUs.
+    # A driver and a GPU.
     "processes/device.py": (
         "install a build of torch for its CUDA",
         "update the driver, or {}",
         "start on a machine with a GPU and its driver",
         "start where there is one (nvidia-smi, CUDA_VISIBLE_DEVICES)",
     ),
-    "processes/world.py": ("start at most one process for each GPU (--nproc-per-node)",),
-    # GPU memory: tests/unit/processes/test_device.py.
+    # GPU memory: tests/unit/cli/test_train.py
+    # test_the_remedy_for_running_out_of_memory_continues_the_stage.
     "training/memory.py": (
-        "(nvidia-smi says which; end it)",
-        "no change that keeps the model would fit: take a smaller model, or a larger GPU",
-        " or set model.{}: {}",
-        # tests/unit/cli/test_train.py::test_the_remedy_for_running_out_of_memory_continues_the_stage
         "set micro_batch: {} and grad_accum: {}. The stage then goes on from its last checkpoint",
     ),
     # A diverged training with a checkpoint:
@@ -65,72 +61,23 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "every node of the partition is smaller",
         "Slurm's commands are not on this machine",
         "Slurm does not answer",
-        "move the project, or set XDG_CACHE_HOME to a folder without a space",
-        "name another folder in XDG_CACHE_HOME, or move the project",
     ),
-    # Small and read-only disks, which are mounted: tests/workflow/test_hostile.py. Root may write everywhere.
-    "cli/__init__.py": (
-        "no space left on the disk; free some and run the same command again",
-        "disk quota exceeded; free some space and run the same command again",
-        "the file system is read-only; name a writable folder under `results:`",
-        "permission denied; name a folder you may write under `results:`",
-        "interrupted; run the same command again to continue",
-    ),
-    "data/encode.py": ("make the folder writable",),
-    "doctor.py": (
-        "cannot be written; make it writable, or name",
-        "look whether network, disk or driver hang",
-    ),
-    "sources/local.py": ("cannot be read or written; check its permissions",),
+    # A disk with quotas.
+    "cli/__init__.py": ("disk quota exceeded; free some space and run the same command again",),
     # A step that never ends: tests/unit/processes/test_watchdog.py.
     "processes/shutdown.py": ("run again to go on from the last checkpoint",),
-    # Disks without locks, and killed workflows: tests/unit/test_unlock.py, tests/workflow/test_kill.py.
-    "unlock.py": (
-        "this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",
-        "wait for that process or stop it, and do not use --unlock",
-    ),
-    # Servers and databases of MLflow: tests/unit/tracking.
+    # A disk without locks.
+    "unlock.py": ("this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",),
+    # Servers and databases of MLflow: tests/unit/tracking, tests/browser/test_tracking.py.
     "tracking/pyfunc.py": ("Name the present path of the checkpoint",),
-    "tracking/registry.py": (
-        "rename one of them",
-        "To reset it, delete that alias and tracking/sent.json, and sync",
-    ),
+    "tracking/registry.py": ("To reset it, delete that alias and tracking/sent.json, and sync",),
     "tracking/store.py": ("make a copy of it and run `mlflow db upgrade {}`", "install the same here"),
     "tracking/target.py": (
-        "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
         "this user may not write there (403)",
-        "the database refuses this user or password; set PGPASSWORD",
         "send to the server's address instead of its database",
     ),
-    # An environment without transformers: tests/unit/test_install.py.
+    # An environment without Spider: tests/unit/hf/test_hf_registered.py, tests/unit/test_install.py.
     "hf/remote.py": ("this model needs Spider with its extra `hf`",),
     # Snakemake modules: tests/workflow/test_module.py.
     "rules/common.smk": ("a module's `prefix:` cannot move it; name a relative folder",),
-}
-
-#: Advice that no test follows yet.
-NOT_YET: dict[str, tuple[str, ...]] = {
-    "data/hub.py": (
-        "{}: is a folder; name the files in it",
-        "the hub rejects the token (401); check HF_TOKEN",
-    ),
-    "data/remote.py": (
-        "the file is damaged or not a parquet file: leave it out",
-        "{}, twice; run again, and {}",
-    ),
-    "data/store.py": ("delete its folder",),
-    "data/stream.py": (
-        "no document to train on; check its text column",
-        "a stream needs the hub; unset HF_HUB_OFFLINE",
-        "leave it out, or name another revision",
-    ),
-    "ngram/candidates.py": ("and this machine has {} GB; lower it",),
-    "publish/push.py": (
-        "no such branch; leave --revision out",
-        "no such repository, or your token may not read it",
-        "set HF_HUB_DISABLE_XET=1 and push again",
-    ),
-    "sources/pydocs.py": ("cannot read {}: {}; reinstall {}",),
-    "sources/tokens.py": ("export the text with a model that has byte pieces (byte_fallback=True)",),
-    "tokens/sentencepiece.py": ("leave it out of the text",),
 }

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ from spider.data.remote import resolve
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 from tests.unit.small_datasets import dataset
 
-from .followed import refused
+from .followed import advised, refused
 from .test_texts import parquet
 
 FILE = "sample/000.parquet"
@@ -95,6 +100,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {},
             {"locked": None},
         ),
+        ("{}: is a folder; name the files in it", {}, {"name": "sample"}, {}, {"name": FILE}),
     ],
 }
 
@@ -113,6 +119,41 @@ def test_a_file_is_downloaded_after_the_remedy(hub, monkeypatch, phrase, faults,
         setattr(hub, name, value)
     monkeypatch.setenv("HF_TOKEN", "mine")
     fetch(**instead)
+
+
+def test_a_rejected_token_is_replaced(hub, monkeypatch):
+    hub.token = "mine"
+    monkeypatch.setenv("HF_TOKEN", "expired")
+    with refused("data/hub.py", "the hub rejects the token (401); set HF_TOKEN to a valid one"):
+        fetch()
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    fetch()
+
+
+def test_an_interrupted_command_is_repeated(hub):
+    run = {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
+    source = {"kind": "hub", "repo": REPO, "revision": REVISION, "files": [FILE]}
+    Path("config.yaml").write_text(
+        yaml.safe_dump({"datasets": {"d": {"source": source}}, "runs": {"r": run}})
+    )
+    words = ["data", "download", "d", "000", "--output", "out.parquet"]
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": "home", "SPIDER_TRACKING": "off"}
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "spider.cli", *words]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    hub.seconds_per_request = 60.0
+    process = start()
+    while not hub.content_requests and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    advised(said, "cli/__init__.py", "interrupted; run the same command again to continue")
+    hub.seconds_per_request = 0.0
+    _, said = (process := start()).communicate()
+    assert process.returncode == 0 and Path("out.parquet").read_bytes() == hub.files[FILE], said
 
 
 def test_the_network_and_the_cache_are_mended(hub, monkeypatch):
@@ -150,6 +191,61 @@ def test_files_of_the_source_are_corrected(hub):
     with refused("data/remote.py", "no file matches; correct source.files"):
         resolve(REPO, REVISION, ["texts/*"], dataset(), lambda name: False)
     resolve(REPO, REVISION, ["sample/0*"], dataset(), lambda name: False)
+
+
+def test_a_file_that_does_not_decode_is_requested_again_or_left_out(hub):
+    def take(*files: str) -> None:
+        source = {"kind": "hub", "repo": REPO, "revision": REVISION, "files": files, "take": "100%"}
+        texts = dataset(source=source)
+        texts.source.fetch("000", Path("out"), texts)
+
+    hub.corrupt = -1
+    with refused("data/remote.py", "{}, twice; run again, and {}"):
+        take(FILE)
+    hub.corrupt = 0
+    take(FILE)
+    for _ in range(2):
+        with refused("data/remote.py", "the file is damaged or not a parquet file: leave it out"):
+            take(FILE, "sample/text.parquet")
+    take(FILE)
+
+
+def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
+    damaged = parquet()[:200] + b"damaged" * 9 + parquet()[263:]
+    empty = parquet(text=[""] * 2000, body=["one two three"] * 2000)
+    hub.files |= {"sample/damaged.parquet": damaged, "sample/empty.parquet": empty}
+
+    def begin(*files: str, revision: str = REVISION, **settings: Any) -> None:
+        source = {"kind": "stream", "repo": REPO, "revision": revision, "files": files}
+        texts = dataset(source=source, **settings)
+        options = {"seq_len": 512, "rows": 2, "seed": 1, "patience": HASTE}
+        loader = texts.source.batches(texts, **options)
+        try:
+            for _ in range(40):
+                next(loader)
+        finally:
+            loader.close()
+
+    monkeypatch.setattr(constants, OFFLINE, True)
+    with refused("data/stream.py", "a stream needs the hub; unset HF_HUB_OFFLINE"):
+        begin(FILE)
+    monkeypatch.setattr(constants, OFFLINE, False)
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
+    with refused("data/hub.py", "check the network, the proxy and HF_ENDPOINT, then run again to resume"):
+        begin(FILE)
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)
+    begin(FILE)
+    with refused("data/stream.py", "no text is left; lower validation, or set text_column"):
+        begin(FILE, validation=0.9999999)
+    begin(FILE, validation=0.1)
+    with refused("data/stream.py", "no text is left; lower validation, or set text_column"):
+        begin("sample/empty.parquet")
+    begin("sample/empty.parquet", text_column="body")
+    with refused("data/stream.py", "leave it out, or name another revision"):
+        begin(FILE, "sample/damaged.parquet")
+    begin(FILE)
+    hub.files["sample/damaged.parquet"], hub.revision = parquet(), "2" * 40
+    begin(FILE, "sample/damaged.parquet", revision="2" * 40)
 
 
 def test_a_lock_is_named_and_written_by_the_command(hub):

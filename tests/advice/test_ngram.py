@@ -12,9 +12,11 @@ from spider.compress.pipeline import compress
 from spider.config import CompressConfig
 from spider.data.metadata import load_metadata
 from spider.hf.modeling import SpiderForCausalLM
+from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import build, build_indexes, count_part, open_index, verify
 from spider.publish.export import export
 from spider.results import CompressedFolder, Results
+from spider.tokens import BYTES
 from spider.training.stage import train
 from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
     CONFIG,
@@ -87,6 +89,13 @@ def test_more_documents_are_counted(tmp_path):
         build_indexes(few, CONFIG, tmp_path / "a", tmp_path / "b")
     (tmp_path / "more").mkdir()
     build_indexes(make_shards(tmp_path / "more", texts, share=0.5), CONFIG, tmp_path / "a", tmp_path / "b")
+
+
+def test_a_carry_over_beyond_the_memory_is_lowered(indexes):  # noqa: F811
+    lookup = NgramLookup(open_index(indexes["full"]), CONFIG, BYTES)
+    with refused("ngram/candidates.py", "and this machine has {} GB; lower it"):
+        lookup.document(carry_over=1 << 42)
+    lookup.document(carry_over=1 << 10)
 
 
 def test_the_index_of_a_checkpoint_or_an_export_is_brought_back(results, tmp_path):  # noqa: F811

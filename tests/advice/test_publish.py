@@ -39,6 +39,13 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         ),
         ("you may not write there ({}); use a token that may, from {}", {"/repos/create": 403}, {}, {}),
         ("another process is changing it ({}); wait for that, then {}", {"/commit/": 409}, {}, {}),
+        (
+            "no such branch; leave --revision out, or name a branch that can be created",
+            {"/branch/second": 200},
+            {"revision": "second"},
+            {},
+            {"revision": "third"},
+        ),
     ],
 }
 
@@ -73,6 +80,25 @@ def test_the_token_and_the_network_of_a_push_are_set(hub, folder, monkeypatch): 
     with refused("publish/push.py", "HF_HUB_OFFLINE is set; unset it to push"):
         push(folder, REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    push(folder, REPO)
+
+
+def test_a_repository_that_the_token_may_read_is_named(hub, folder):  # noqa: F811
+    theirs = hub.repositories["acme/theirs"] = Repository(private=True, readable=False)
+    with refused(
+        "publish/push.py", "no such repository, or your token may not read it ({}); check the name, and {}"
+    ):
+        push(folder, "acme/theirs", patience=ONCE)
+    push(folder, REPO)
+    theirs.readable = True
+    push(folder, "acme/theirs")
+
+
+def test_a_hub_without_xet_storage_gets_large_files_without_it(hub, folder, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with refused("publish/push.py", "set HF_HUB_DISABLE_XET=1 and push again"):
+        push(folder, REPO, patience=ONCE)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     push(folder, REPO)
 
 

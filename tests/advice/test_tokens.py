@@ -9,10 +9,11 @@ import pytest
 
 from spider.config import load_config
 from spider.data.metadata import build_metadata
+from spider.tokens.sentencepiece import read_model
 from spider.tokens.stored import read_tokens, tokens_in
-from tests.unit.data.published import SIZE, config_of, publish, shard, stream
+from tests.unit.data.published import BOS, SIZE, config_of, publish, shard, stream
 from tests.unit.small_datasets import dataset
-from tests.unit.tokens.sentencepiece_file import write_model
+from tests.unit.tokens.sentencepiece_file import BYTE, PIECES, write_model
 
 from .followed import refused
 
@@ -72,6 +73,27 @@ def test_imported_parts_are_those_of_the_configuration(tmp_path):
         other.imported("000", record)
     imported(tmp_path, train=renamed)
     other.imported("000", record)
+
+
+def test_text_without_a_piece_is_left_out_or_exported_with_byte_pieces(tmp_path):
+    letters = [piece for piece in PIECES if piece[1] != BYTE]
+    write_model(tmp_path / "m.model", letters)
+    of, unknown = ([name for name, _ in letters].index(name) for name in ("of", "<unk>"))
+    for name in ("train_000", "val_000"):
+        shard(tmp_path / f"{name}.bin", [BOS, of, unknown])
+    with refused(
+        "sources/tokens.py", "export the text with a model that has byte pieces (byte_fallback=True)"
+    ):
+        imported(tmp_path)
+    tokens = read_model(tmp_path / "m.model").tokens
+    with refused("tokens/sentencepiece.py", "leave it out of the text"):
+        tokens.encode("of ß")
+    tokens.encode("of ")
+    write_model(tmp_path / "m.model")
+    for name in ("train_000", "val_000"):
+        shard(tmp_path / f"{name}.bin", stream(["of ß"]))
+    imported(tmp_path)
+    read_model(tmp_path / "m.model").tokens.encode("of ß")
 
 
 @pytest.mark.parametrize("damage", ["{", '{"format": 99}'])

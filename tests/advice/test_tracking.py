@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from spider.tracking import spool
-from spider.tracking.store import serve
+from spider.tracking.store import Store, reach, serve
 from spider.tracking.sync import sync
-from spider.tracking.target import store_uri
+from spider.tracking.target import explain, store_uri
+from tests.servers import postgresql
 from tests.unit.tracking.conftest import (  # noqa: F401 (fixtures)
     empty_database,
     in_workflow,
@@ -19,6 +23,7 @@ from tests.unit.tracking.conftest import (  # noqa: F401 (fixtures)
     store,
 )
 from tests.unit.tracking.test_explain import record_something
+from tests.unit.tracking.test_registry import client, demo, weights  # noqa: F401 (fixtures)
 
 from .followed import advised, refused
 
@@ -56,6 +61,74 @@ def test_a_deleted_experiment_is_restored_or_another_is_named(results, store, in
     monkeypatch.delenv("SPIDER_TRACKING_EXPERIMENT")
     connection.client.restore_experiment(experiment)
     assert sync(results).pending == 0
+
+
+def test_the_password_of_a_database_is_set(monkeypatch):
+    with postgresql("sesame", "mlflow") as address:
+        right = f"{address}/mlflow"
+        for uri in (right.replace(":sesame", ""), right.replace("sesame", "mistaken")):
+            with pytest.raises(Exception, match="password") as refusal:
+                reach(uri)
+            said = explain(refusal.value, uri)
+            advised(said, "tracking/target.py", "the database refuses this user or password; set PGPASSWORD")
+        reach(right)
+        monkeypatch.setenv("PGPASSWORD", "sesame")
+        reach(right.replace(":sesame", ""))
+
+
+class Protected(BaseHTTPRequestHandler):
+    """A server that has no experiments, and says so to one user and to one token."""
+
+    ALLOWED = ("Basic " + b64encode(b"ada:sesame").decode(), "Bearer ticket")
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Authorization") not in self.ALLOWED:
+            return self.send_error(401)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_password_or_the_token_of_a_server_is_set(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Protected)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    uri = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with pytest.raises(Exception, match="401") as refusal:
+            reach(uri)
+        advised(
+            explain(refusal.value, uri),
+            "tracking/target.py",
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        )
+        with monkeypatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+            patch.setenv("MLFLOW_TRACKING_PASSWORD", "sesame")
+            reach(uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "ticket")
+        reach(uri)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_registered_model_of_the_same_name_is_renamed(demo, client):  # noqa: F811
+    for name in ("demo", f"demo-{Store(demo).folder[:6]}"):
+        client.create_registered_model(name)
+    advised(sync(demo).error, "tracking/registry.py", "rename one of them")
+    client.rename_registered_model("demo", "theirs")
+    assert sync(demo).pending == 0
+    assert {one.tags["spider.stage"] for one in client.search_model_versions("name = 'demo'")} == {
+        "warmup",
+        "main",
+    }
 
 
 @pytest.mark.parametrize("damage", ["{", '{"format": 99}'])

@@ -61,7 +61,7 @@ class Hub:
     declared_sizes: dict[str, int] = field(default_factory=dict)
     gated: bool = False
     token: str | None = None
-    """Token for a gated repository."""
+    """The only valid token; a gated repository requires it, and another is rejected."""
     unavailable: int = 0
     """Requests still to be answered with 503 (-1: all of them), of the kind `unavailable_for`."""
     unavailable_for: str = "any"
@@ -144,6 +144,9 @@ class _Handler(BaseHTTPRequestHandler):
             "unavailable"
         ):
             return self._refuse(503, {"Retry-After": self.hub.retry_after})
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and self.hub.token and token != self.hub.token:
+            return self._refuse(401, {"X-Error-Message": "Invalid credentials in Authorization header"})
         prefix = f"/datasets/{self.hub.repo}" if is_content else f"/api/datasets/{self.hub.repo}"
         if path != prefix and not path.startswith(prefix + "/"):
             return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
@@ -151,17 +154,15 @@ class _Handler(BaseHTTPRequestHandler):
         revision, _, inner = rest.partition("/")
         if revision not in ("", "main", self.hub.revision):
             return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
-        authorised = (
-            self.hub.token is not None and self.headers.get("Authorization") == f"Bearer {self.hub.token}"
-        )
         if kind == "resolve":
-            if self.hub.gated and not authorised:
+            if self.hub.gated and not (token and self.hub.token):
                 return self._refuse(401, {"X-Error-Code": "GatedRepo"})
             if inner not in self.hub.files:
                 return self._refuse(404, {"X-Error-Code": "EntryNotFound"})
             return self._content(inner, body)
         if kind == "paths-info":
-            return self._json([self._entry(p) for p in form.get("paths", []) if p in self.hub.files])
+            paths = (path.strip("/") for path in form.get("paths", []))
+            return self._json([self._entry(path) for path in paths if self._is_there(path)])
         if kind == "tree":
             return self._json(
                 self._listing(inner, "recursive=True" in self.path or "recursive=true" in self.path)
@@ -177,7 +178,13 @@ class _Handler(BaseHTTPRequestHandler):
             }
         )
 
+    def _is_there(self, path: str) -> bool:
+        return any(name == path or name.startswith(path + "/") for name in self.hub.files)
+
     def _entry(self, name: str) -> dict[str, Any]:
+        """Return the entry of a file or a folder."""
+        if name not in self.hub.files:
+            return {"type": "directory", "path": name, "oid": "0" * 40}
         data = self.hub.files[name]
         blob, sha256 = self.hub.hashes(name)
         size = self.hub.declared_sizes.get(name, len(data))
@@ -193,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             if name.startswith(below):
                 first, _, more = name[len(below) :].partition("/")
                 if more:
-                    entries[below + first] = {"type": "directory", "path": below + first, "oid": "0" * 40}
+                    entries[below + first] = self._entry(below + first)
                 if not more or recursive:
                     entries[name] = self._entry(name)
         return list(entries.values())

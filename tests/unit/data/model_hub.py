@@ -37,6 +37,8 @@ class Repository:
     private: bool
     branches: dict[str, list[dict[str, bytes]]] = field(default_factory=lambda: {"main": [{}]})
     """Files after every commit of each branch; the first commit is empty."""
+    readable: bool = True
+    """Whether the token may read it."""
 
     def files(self, branch: str = "main") -> dict[str, bytes]:
         return self.branches[branch][-1]
@@ -146,7 +148,7 @@ class _ModelHandler(_Handler):
         if not (found := re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+?)(?:/([\w-]+)(?:/(.+))?)?", path)):
             return self._refuse(404, {})
         name, kind, rest = found.groups()
-        if (repo := self.hub.repositories.get(name)) is None:
+        if (repo := self.hub.repositories.get(name)) is None or not repo.readable:
             return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
         if kind == "branch":
             repo.branches.setdefault(rest, [dict(repo.files())])

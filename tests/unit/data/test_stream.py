@@ -186,7 +186,7 @@ def test_unusable_columns_are_errors(later):
     assert "the position to resume has seed = 1, this run has 2" in other_seed
     assert "no column 'content' (there are: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file
-    assert "no document to train on" in no_document
+    assert "no text is left; lower validation" in no_document
     assert "no column 'url' (there are: score, text, id); set split_by.column to one of them" in no_group
     assert "column 'score' holds double, not strings; set split_by.column to another" in no_text
 

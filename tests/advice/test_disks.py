@@ -1,0 +1,115 @@
+"""Advice about full, read-only, protected and slow disks, on real ones; a small one is mounted, as root."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spider import cli, doctor
+from spider.data.encode import encode_part
+from spider.results import Results
+from spider.sources.local import import_local
+from tests.unit.small_datasets import dataset
+from tests.workflow.test_hostile import mounted  # noqa: F401 (a fixture)
+
+from .followed import advised, refused
+from .test_texts import LINES, parquet
+
+
+@pytest.fixture
+def logged(monkeypatch, caplog):
+    """Return a function that runs a command with its log in a results folder, and returns what it says."""
+
+    def run(results: Path) -> str:
+        words = ["spider", "--log", str(results / "logs/schema.log"), "config", "schema"]
+        monkeypatch.setattr(sys, "argv", words)
+        caplog.clear()
+        assert cli._status() == bool(caplog.text), caplog.text
+        return caplog.text
+
+    return run
+
+
+@pytest.fixture
+def without_privilege():
+    """Let permissions hold for root too, in this thread: take CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, before = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert not libc.capget(header, before)
+    after = (ctypes.c_uint32 * 6)(*before)
+    after[0] &= ~(1 << 1 | 1 << 2)
+    assert not libc.capset(header, after)
+    yield
+    assert not libc.capset(header, before)
+
+
+def test_a_command_is_repeated_when_there_is_space(tmp_path, mounted, logged):  # noqa: F811
+    results = tmp_path / "results"
+    mounted(results, "size=1m,nr_inodes=3")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        for name in "abc":
+            (results / name).touch()
+    advised(
+        logged(results),
+        "cli/__init__.py",
+        "no space left on the disk; free some and run the same command again",
+    )
+    (results / "a").unlink()
+    (results / "b").unlink()
+    assert not logged(results)
+
+
+def test_results_are_written_to_a_writable_file_system(tmp_path, mounted, logged):  # noqa: F811
+    results = tmp_path / "results"
+    mounted(results, "ro,size=1m")
+    advised(
+        logged(results),
+        "cli/__init__.py",
+        "the file system is read-only; name a writable folder under `results:`",
+    )
+    mark, said = doctor._disk(Results(results), {})
+    assert mark == "problem"
+    advised(said, "doctor.py", "cannot be written; make it writable, or name")
+    assert not logged(tmp_path / "others") and doctor._disk(Results(tmp_path / "others"), {})[0] == "ok"
+    subprocess.run(["mount", "-o", "remount,rw", str(results)], check=True)
+    assert not logged(results) and doctor._disk(Results(results), {})[0] == "ok"
+
+
+def test_a_folder_that_may_be_written_is_named_or_made_writable(tmp_path, without_privilege, logged):
+    (closed := tmp_path / "closed").mkdir(mode=0o555)
+    advised(
+        logged(closed), "cli/__init__.py", "permission denied; name a folder you may write under `results:`"
+    )
+    assert not logged(tmp_path / "open")
+    (tmp_path / "a.parquet").write_bytes(parquet())
+    with refused("data/encode.py", "make the folder writable"):
+        encode_part(tmp_path / "a.parquet", closed, "000", dataset())
+    closed.chmod(0o755)
+    encode_part(tmp_path / "a.parquet", closed, "000", dataset())
+
+
+def test_a_file_gets_the_permission_to_be_read(tmp_path, without_privilege):
+    (own := tmp_path / "a.jsonl").write_bytes(LINES)
+    own.chmod(0)
+    with refused("sources/local.py", "cannot be read or written; check its permissions"):
+        import_local(own, tmp_path / "a.parquet", dataset())
+    own.chmod(0o444)
+    import_local(own, tmp_path / "a.parquet", dataset())
+
+
+def test_a_disk_that_hangs_is_looked_at(tmp_path):
+    """A pipe without a writer stands for the disk."""
+    os.mkfifo(disk := tmp_path / "disk")
+    checks = {"data": lambda: ("ok", disk.read_text())}
+    (late,) = doctor._findings(checks, 0.1)
+    advised(late.text, "doctor.py", "look whether network, disk or driver hang")
+    os.close(os.open(disk, os.O_WRONLY))  # It ends the thread that waits.
+    disk.unlink()
+    disk.write_text("answers")
+    assert [one.mark for one in doctor._findings(checks, 60)] == ["ok"]
