@@ -9,10 +9,10 @@ GPU_PYTHON ?= 3.12
 GPU_MACHINE ?= x86_64
 BIN := .venv/bin
 # `--snakefile` ends the list of files that `--configfile` takes, so that targets may follow in ARGS.
-SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake $(if $(CONFIG),--configfile "$(CONFIG)") --snakefile Snakefile
+SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" "$(BIN)/snakemake" $(if $(CONFIG),--configfile "$(CONFIG)") --snakefile Snakefile
 # Fails where the configuration cannot be read, and prints its results folder.
-RESULTS_FOLDER = $(BIN)/python -m spider.config "$(or $(CONFIG),config.yaml)"
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
+RESULTS_FOLDER = "$(BIN)/python" -m spider.config "$(or $(CONFIG),config.yaml)"
+PIP_INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
 
 .PHONY: help run test test-long lint format ui report gpu-bundle clean
 
@@ -31,30 +31,30 @@ run: .venv/run-ready
 	@$(SNAKEMAKE) $(ARGS)
 
 test: .venv/dev-ready
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@"$(BIN)/python" -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: .venv/dev-ready
-	@$(BIN)/python -m pytest -m long $(ARGS)
+	@"$(BIN)/python" -m pytest -m long $(ARGS)
 
 lint: .venv/dev-ready
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/snakefmt --check Snakefile workflow rules
-	@$(BIN)/mypy
+	@"$(BIN)/ruff" check .
+	@"$(BIN)/ruff" format --check .
+	@"$(BIN)/snakefmt" --check Snakefile workflow rules
+	@"$(BIN)/mypy"
 
 format: .venv/dev-ready
-	@$(BIN)/ruff check --fix --quiet .
-	@$(BIN)/ruff format --quiet .
-	@$(BIN)/snakefmt Snakefile workflow rules
+	@"$(BIN)/ruff" check --fix --quiet .
+	@"$(BIN)/ruff" format --quiet .
+	@"$(BIN)/snakefmt" Snakefile workflow rules
 
 ui: .venv/run-ready
-	@$(BIN)/spider $(if $(CONFIG),--config "$(CONFIG)") track ui $(ARGS)
+	@"$(BIN)/spider" $(if $(CONFIG),--config "$(CONFIG)") track ui $(ARGS)
 
 report: .venv/run-ready
 	@results=$$($(RESULTS_FOLDER)) && $(SNAKEMAKE) --report "$$results/report.html"
 
 gpu-bundle: .venv/run-ready
-	@$(BIN)/python benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE)
+	@"$(BIN)/python" benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE)
 
 clean:
 	@printf "Remove results/, .snakemake/ and .venv/, trained models included? [y/N] "; \
@@ -62,7 +62,7 @@ clean:
 
 .venv/run-ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Spider needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x "$(BIN)/python" || $(PYTHON) -m venv .venv
 	@echo "Installing Spider and its dependencies into .venv (some minutes, once)"
 	@$(PIP_INSTALL) --editable .
 	@touch $@
