@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from spider.config import load_config
+from spider.processes.bounds import bounds
 from tests.forkserver import python
 
 from .conftest import PATIENCE, ROOT, finished
@@ -61,6 +63,8 @@ with claimed(gpus if command == "train" else min(1, gpus)):
         if len([*begun.parent.glob("warm-*")]) >= min(len(config.runs), int(os.environ["MADE_GPUS"]) / gpus):
             break
         time.sleep(0.01)
+    if not gpus:
+        time.sleep(0.3)
     with open(os.environ["TIMELINE"], "a") as file:
         file.write(json.dumps([*note, time.monotonic()]) + "\\n")
 for output in outputs:
@@ -180,6 +184,14 @@ def test_presets_for_eight_gpus_train_one_run_at_a_time(machine: Machine, preset
 def test_runs_without_gpus_need_none(machine: Machine) -> None:
     machine.run(runs(1, gpus=0), *targets(1))
     assert [job[2] for job in machine.jobs()] == [[""]] * 7
+
+
+@pytest.mark.parametrize("machine", [0], indirect=True)
+def test_jobs_at_once_request_no_more_memory_than_there_is(machine: Machine) -> None:
+    most = bounds()["mem_mb"]
+    machine.run(runs(2, gpus=0, mem_mb=most * 6 // 10), *targets(2)[::4])
+    jobs = machine.jobs()
+    assert len(jobs) == 6 and all(one[4] <= next_[3] for one, next_ in pairwise(jobs))
 
 
 @pytest.mark.parametrize("machine", [2], indirect=True)
