@@ -13,10 +13,9 @@ from click.testing import CliRunner
 
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
-from spider.processes.gpus import CLAIMED, VISIBLE
+from spider.processes.gpus import VISIBLE
+from tests.unit.processes.test_gpus import made  # noqa: F401 (fixture)
 from tests.unit.small_training import DEFAULTS, MODEL
-
-MADE = Path(__file__).parents[2] / "made_gpus"
 
 COMMANDS = [
     "warmup r/a",
@@ -38,23 +37,15 @@ COMMANDS = [
 
 
 @pytest.fixture(params=[0, 1, 2])
-def gpus(request, monkeypatch, tmp_path):
+def gpus(request, made):  # noqa: F811
     """Return the GPUs that a run requests, on a machine with two; the configuration is in this folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MADE_GPUS", "2")
-    for name in (VISIBLE, CLAIMED):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.syspath_prepend(MADE)
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    monkeypatch.setenv("SPIDER_GPU_LOCKS", str(tmp_path / "locks"))
     run = {"data": "toy", "model": MODEL, "resources": {"gpus": request.param}}
     stages = [{"name": "a"}]
     plain = {"datasets": {"toy": {"source": {"kind": "pydocs"}}}}
     plain["runs"] = {"r": {**run, "defaults": DEFAULTS, "stages": stages}}
     Path("config.yaml").write_text(yaml.safe_dump(plain))
     Path("text").write_text("a text")
-    yield request.param
-    sys.modules.pop("pynvml", None)
+    return request.param
 
 
 class Reached(Exception):
@@ -82,18 +73,18 @@ def test_a_command_sees_what_it_takes(monkeypatch, gpus, command):
 
 
 @pytest.mark.parametrize("gpus", [2], indirect=True)
-def test_a_model_of_another_configuration_gets_a_gpu_if_there_is_one(monkeypatch, gpus):
+def test_a_model_of_another_configuration_gets_a_gpu_if_there_is_one(monkeypatch, gpus, made):  # noqa: F811
     found = []
     monkeypatch.setattr("spider.processes.device.require_gpus", found.append)
     manifest = SimpleNamespace(run="other", window=8, conversations=None)
     computed = SimpleNamespace(manifest=manifest, model=lambda device: found.append(os.environ[VISIBLE]))
     monkeypatch.setattr(Checkpoint, "at", lambda path: computed)
-    for made, config, expected in (
+    for number, config, expected in (
         (2, "config.yaml", [2, "0"]),
         (0, "config.yaml", [0, ""]),
         (2, "none", [2, "0"]),
     ):
-        monkeypatch.setenv("MADE_GPUS", str(made))
+        made(number)
         CliRunner().invoke(cli, ["--config", config, "generate", "model"])
         assert found == expected
         found.clear()
