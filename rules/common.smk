@@ -4,8 +4,8 @@ Parsing this file uses no network, and a job that parses it again writes nothing
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
 another executor), `global_resources` and `register_resource` (bounds), `dag.jobs` and `dag.needrun_jobs` (warnings,
-and refusing before the first job), `dag.forcefiles` (`strict_code`), `persistence.finished` (records of failed
-jobs), `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow
+and refusing before the first job), `dag.forcefiles` (`strict_code`), `persistence` (what outputs were made from),
+`main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow
 cover each of them.
 """
 
@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import contains_wildcard, flag
 
 from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
@@ -28,6 +29,7 @@ from spider.doctor import obstacles
 from spider.evaluation import protected
 from spider.files import digest
 from spider.processes.bounds import bounds
+from spider.provenance.made import STANDS_FOR, Memory, in_future, real
 from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
@@ -221,18 +223,42 @@ def force_other_code():
     workflow.dag.forcefiles |= {str(RESULTS / path) for path in checked(other_code, RESULTS)}
 
 
-def strict_code(wildcards):
+@cache
+def remember():
+    """Let the records in the results folder answer what outputs were made from."""
+    return Memory(RESULTS, workflow.persistence, write=not IS_DRY_RUN)
+
+
+def before_planning(wildcards):
     """Return no input. Snakemake calls this for each job before it decides which jobs run."""
     if workflow.is_main_process:
-        force_other_code()
+        remember()
+        if CONFIG.strict_code:
+            force_other_code()
     return []
+
+
+def in_future_now():
+    """Return a line for each input of the jobs of this invocation whose time is in the future."""
+    # A dry run counts all jobs as finished at its end.
+    jobs = workflow.dag.needrun_jobs(exclude_finished=False)
+    return in_future(file for job in jobs for file in job.input)
+
+
+def warn_of_future():
+    for line in in_future_now() if workflow.dag else []:
+        print(f"Warning: {line}", file=sys.stderr)
+
+
+if IS_DRY_RUN:
+    atexit.register(warn_of_future)
 
 
 def refuse_hopeless():
     """Stop before the first job if a job of this invocation lacks its GPUs, its text or space on the disk."""
     jobs = list(workflow.dag.needrun_jobs())
     reasons = {missing_gpus(job.wildcards.run) for job in jobs if "gpu" in job.resources.keys()} - {None}
-    if reasons := [*sorted(reasons), *obstacles(CONFIG, RESULTS, items_of(jobs))]:
+    if reasons := [*sorted(reasons), *in_future_now(), *obstacles(CONFIG, RESULTS, items_of(jobs))]:
         raise WorkflowError(*reasons, "Nothing was started. `spider doctor` checks all that a run needs.")
 
 
@@ -266,11 +292,19 @@ def parts_of(dataset):
 
 
 def watched(files):
-    """Return the user's own files as inputs, so that a job runs again after an edit.
+    """Return the user's own files as inputs, so that a job runs again after an edit."""
+    return [watch(file) for file in sorted(set(files))]
 
-    Snakemake takes braces in a name for a wildcard, so the folder of such a file is watched instead.
+
+def watch(file):
+    """Return an own file as an input.
+
+    Snakemake takes braces in a path for a wildcard. So the main Snakefile stands for such a file, and only `Memory`
+    compares it.
     """
-    return sorted({local(str(Path(file).parent if "{" in Path(file).name else file)) for file in files})
+    if contains_wildcard(file):
+        return flag(ancient(local(workflow.main_snakefile)), STANDS_FOR, file)
+    return local(file)
 
 
 def existing(key, files):
@@ -306,7 +340,7 @@ def part_files(pattern):
 def raw_part(wildcards):
     """Return the file that a part is encoded from. Imported token ids are read where they lie."""
     if dataset_of(wildcards).source.TOKENS:
-        return local(parts_of(wildcards.dataset)[wildcards.part])
+        return watch(parts_of(wildcards.dataset)[wildcards.part])
     return f"<results>/raw/{CONFIG.raw(wildcards.dataset)}/{wildcards.part}.parquet"
 
 
@@ -387,7 +421,7 @@ def tokenizer_file(wildcards):
     """Return the tokenizer that encodes a dataset, or nothing for bytes."""
     dataset = dataset_of(wildcards)
     if dataset.source.own_tokenizer:
-        return local(dataset.source.own_tokenizer)
+        return watch(dataset.source.own_tokenizer)
     return f"<results>/tokenizers/{dataset.tokenizer}/tokenizer.json" if dataset.tokenizer else []
 
 
@@ -654,25 +688,9 @@ def estimate(job):
     return partial(progress.training_seconds, spec, RESULTS / f"runs/{spec.run}/warmup-{spec.shape}.json")
 
 
-def record_only_made():
-    """Keep Snakemake's record of the last success of a job that fails.
-
-    Snakemake records a failed job as finished with its new settings. If files of earlier settings depend on its lost
-    output, the next invocation would have nothing to do.
-    """
-    finished = workflow.persistence.finished
-
-    async def if_made(job):
-        if all([await file.exists() for file in job.output]):
-            await finished(job)
-
-    workflow.persistence.finished = if_made
-
-
 def begin():
     """Write the configuration, and open the tracked run of this invocation, before its first job."""
     checked(write_config, RESULTS, config)
-    record_only_made()
     progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
     if CONFIG.strict_code:
         warn_of_other_code()

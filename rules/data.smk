@@ -78,8 +78,9 @@ rule encode:
     params:
         spider=command,
         identity=encoding_identity,
+        file=lambda wildcards, input: real(input.parquet),
     shell:
-        "{params.spider} --log {log:q} data encode {wildcards.dataset} {wildcards.part} {input.parquet:q}"
+        "{params.spider} --log {log:q} data encode {wildcards.dataset} {wildcards.part} {params.file:q}"
 
 
 # For the same reason, datasets with an n-gram split have a rule of their own.

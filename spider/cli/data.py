@@ -18,6 +18,7 @@ from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
 from spider.data.store import Entry, entry_of, raw_entry
 from spider.files import read_json, sha256, write_json
+from spider.results import root_of
 from spider.tracking import Job
 
 
@@ -301,8 +302,12 @@ def _ngram_of(session: Session, run: str) -> NgramConfig:
 @click.argument("folder", type=FILE)
 @click.option("--quick", is_flag=True, help="Check sizes and indexes instead of the SHA-256 of every file.")
 def verify(folder: Path, quick: bool) -> None:
-    """Compare shards with their metadata.json, or the tables of an n-gram index with their index.json."""
+    """Compare shards with their metadata.json, or the tables of an n-gram index with their index.json.
+
+    Also name your own files that were edited since a workflow read them.
+    """
     from spider.data.shards import verify
+    from spider.provenance.made import OwnFiles
 
     if (folder / "index.json").exists():
         from spider.ngram import store
@@ -313,6 +318,9 @@ def verify(folder: Path, quick: bool) -> None:
     report = verify(folder, full=not quick)
     content = f"{report['shards']} shards, {report['tokens']:,} tokens"
     click.echo(f"{folder}: {content}, all match metadata.json")
+    root, name = root_of(folder), folder.resolve().name
+    for file in OwnFiles(root).edited_since(name) if root else ():
+        click.echo(f"{file}: was edited since it was read; `snakemake datasets/{name}` reads it again")
 
 
 @click.command()

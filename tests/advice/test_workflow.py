@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from spider.checkpoints.records import Receipt
+from spider.config import load_config
 from spider.data.metadata import Metadata
 from spider.data.shards import verify
 from spider.evaluation.records import Evaluation, Sample
@@ -87,6 +88,26 @@ def test_a_damaged_record_is_made_again_by_the_command_that_its_message_names(tr
     trained(*targets)
     for record, path in records.items():
         record.read(path)
+
+
+def test_a_stage_of_other_settings_is_trained_again_or_its_settings_are_restored(trained, monkeypatch):
+    monkeypatch.chdir(trained.folder)
+    receipt = trained.results.relative_to(trained.folder) / "runs/small/second/train.json"
+    before = trained.run["defaults"]["lr"]
+    for lr in (before * 2, before):
+        trained.run["defaults"]["lr"] = lr
+        spec = load_config(trained.config).stage("small", "second")
+        if lr != before:
+            with refused(
+                "checkpoints/records.py",
+                "was trained with other settings than runs.{} has now; restore them, or {}",
+            ) as caught:
+                Receipt.of_stage(receipt, spec)
+    assert Receipt.of_stage(receipt, spec).stage == "second"
+    trained.run["defaults"]["lr"] = before * 2
+    receipt.unlink()
+    trained(*commands(str(caught.value)))
+    Receipt.of_stage(receipt, load_config(trained.config).stage("small", "second"))
 
 
 def test_a_bound_below_the_gpus_of_a_run_is_raised(tmp_path):

@@ -138,6 +138,11 @@ def test_renamed_rules_use_the_outputs_of_our_own_names_and_the_other_way_round(
     assert foreign.receipt("first")["weights"] != before
     assert foreign.recorded() == {"train"}
 
+    shutil.rmtree(foreign.folder / ".snakemake")
+    assert foreign.planned("results/runs/small/first/train.json") == {}
+    foreign.run["stages"][0]["lr"] = 4e-4
+    assert foreign.planned("results/runs/small/first/train.json")["train"] == 1
+
 
 def test_a_prefix_moves_all_outputs(foreign):
     foreign.config["datasets"]["text"]["ngram"] = 0.3

@@ -2,10 +2,19 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+FILES = {"lines": "a.jsonl", "rows": "a.parquet", "notes": "notes", "braces": "d{1}"}
+TARGETS = [f"datasets/{name}" for name in FILES]
+EDITED = "notes/deep/a note 7.txt: was edited since it was read; `snakemake datasets/notes` reads it again"
+#: The jobs of a dataset whose text is read again.
+AGAIN = {"download": 1, "encode": 1, "index": 1}
 
 
 def later(path, text):
@@ -13,6 +22,20 @@ def later(path, text):
     path.write_text(text)
     stat = path.stat()
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**10))
+
+
+def older(path, content):
+    """Replace a file as `mv` and `cp -p` do: the new one has an older time, and here also the same size."""
+    stat = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - 10**12))
+    assert path.stat().st_size == stat.st_size
+
+
+def verified(workflow, dataset):
+    """Return what `spider data verify` prints."""
+    command = [sys.executable, "-m", "spider.cli", "data", "verify", f"results/shards/{dataset}"]
+    return subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
@@ -25,11 +48,14 @@ def own(workflow):
     for i in range(40):
         (workflow.folder / f"notes/deep/a note {i}.txt").write_text(f"Note {i}.")
     (workflow.folder / "notes/{braces}.txt").write_text("Snakemake has wildcards in braces.")
+    (workflow.folder / "d{1}").mkdir()
+    shutil.copy(workflow.folder / "a.jsonl", workflow.folder / "d{1}/b [v].jsonl")
+    workflow.config["tracking"] = {"enabled": True}
     workflow.config["datasets"] |= {
         name: {"source": {"kind": "local", "files": [file]}, "validation": 0.3}
-        for name, file in (("lines", "a.jsonl"), ("rows", "a.parquet"), ("notes", "notes"))
+        for name, file in FILES.items()
     }
-    workflow("datasets/lines", "datasets/rows", "datasets/notes")
+    workflow(*TARGETS)
     return workflow
 
 
@@ -42,7 +68,55 @@ def test_other_columns_are_imported_and_an_edited_text_is_read_again(own):
         "index": 2,
     }
     later(own.folder / "notes/deep/a note 7.txt", "An edited note, which is longer than it was.")
-    assert own.planned("datasets/notes") == {"download": 1, "encode": 1, "index": 1}
+    assert own.planned("datasets/notes") == AGAIN
+
+
+def test_a_file_with_an_older_time_and_the_same_size_is_read_again(own):
+    lines, note = own.folder / "a.jsonl", own.folder / "notes/deep/a note 7.txt"
+    before, kept = lines.read_bytes(), lines.stat()
+    older(lines, before.replace(b"Text 5.", b"Text X."))
+    rows = pq.read_table(own.folder / "a.parquet").to_pylist()
+    swapped = own.folder / "swapped.parquet"
+    pq.write_table(
+        pa.Table.from_pylist([row | {"text": row["text"].replace("t", "T")} for row in rows]), swapped
+    )
+    older(own.folder / "a.parquet", swapped.read_bytes())
+    older(note, b"Mute 7.")
+    for name in ("lines", "rows", "notes"):
+        assert own.planned(f"datasets/{name}") == AGAIN
+    # The same content is read once to compare digests, and is the same file.
+    older(lines, before)
+    assert own.planned("datasets/lines") == {}
+    os.utime(lines, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    shutil.rmtree(own.folder / ".snakemake")
+    assert own.planned("datasets/lines") == {} and own.planned("datasets/notes") == AGAIN
+    assert EDITED in verified(own, "notes")
+    own("datasets/notes")
+    assert own.planned("datasets/notes") == {} and EDITED not in verified(own, "notes")
+
+
+def test_a_path_with_braces_and_brackets_is_read_again_after_an_edit_in_place(own):
+    assert own.planned(*TARGETS) == {}
+    later(own.folder / "notes/{braces}.txt", "Snakemake still has wildcards in braces.")
+    assert own.planned(*TARGETS) == AGAIN
+    file = own.folder / "d{1}/b [v].jsonl"
+    later(file, file.read_text().replace("Text 5.", "Text X."))
+    assert own.planned("datasets/braces") == AGAIN
+    own(*TARGETS)
+    assert own.planned(*TARGETS) == {}
+
+
+def test_a_file_from_the_future_is_named_before_the_first_job(own):
+    note = own.folder / "notes/deep/a note 7.txt"
+    later(note, "An edited note.")
+    os.utime(note, (2**32, 2**32))
+    line = "notes/deep/a note 7.txt: its time (2106-02-07"
+    advice = "`touch 'notes/deep/a note 7.txt'` sets it to now"
+    assert line in (said := own("--dry-run", "datasets/notes")) and advice in said
+    said = own("datasets/notes", fails=True)
+    assert line in said and advice in said and "Nothing was started" in said
+    os.utime(note)
+    own("datasets/notes")
 
 
 def test_an_edit_of_any_file_of_a_bundle_of_questions_scores_again(trained):

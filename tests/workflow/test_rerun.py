@@ -12,7 +12,7 @@ import pytest
 from spider.files import read_json
 from spider.tracking import code, job
 
-from .conftest import ROOT, jobs_in
+from .conftest import ROOT, jobs_in, untracked
 
 
 @pytest.fixture
@@ -27,6 +27,43 @@ def weights(workflow, *stages):
 
 def test_no_job_runs_twice(workflow):
     assert workflow.planned() == {}
+
+
+@pytest.mark.parametrize("lost", ["folder", "records"])
+def test_edits_count_whatever_snakemake_remembers(workflow, lost):
+    """Its folder may be removed after an error, and its records may be empty after a power cut."""
+    if lost == "folder":
+        shutil.rmtree(workflow.folder / ".snakemake")
+    else:
+        for path in (workflow.folder / ".snakemake/metadata").rglob("*"):
+            if path.is_file():
+                path.write_text("")
+    assert workflow.planned() == {}
+    workflow.run["evaluation"]["max_bytes"] = 3000
+    assert workflow.planned()["evaluate"] == 2
+    workflow.run["defaults"]["lr"] = 2e-3
+    assert workflow.planned()["train"] == 2
+    workflow.config["datasets"]["text"]["validation"] = 0.2
+    assert workflow.planned()["encode"] == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "spider.cli", "evaluate", "small/first"],
+        cwd=workflow.folder,
+        capture_output=True,
+        text=True,
+    )
+    said = "results/runs/small/first/train.json: was trained with other settings than runs.small has now"
+    assert done.returncode == 1 and said in done.stderr
+
+
+def test_two_checkouts_of_one_results_folder_know_what_the_other_has_made(workflow, tmp_path_factory):
+    other = untracked(tmp_path_factory.mktemp("other"))
+    shutil.copy2(workflow.folder / "text.jsonl", other.folder)
+    workflow.config["results"] = other.config["results"] = str(workflow.folder / "results")
+    assert workflow.planned() == {} and other.planned() == {}
+    other.run["evaluation"]["prompt"] = "Document 7"
+    sample = str(workflow.stage("first") / "sample.txt")
+    other(sample)
+    assert workflow.planned(sample) == {"sample": 1}
 
 
 def test_losing_a_figure_draws_again_and_scores_nothing(workflow):
