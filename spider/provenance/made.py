@@ -8,6 +8,8 @@ digest is in the record of the job that read the file (`spider.tracking`).
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping
@@ -205,8 +207,12 @@ def made_path(root: Path, output: str) -> Path:
 
 def stats(files: Iterable[str]) -> dict[str, Stat]:
     """Return the size and the time of each file that exists."""
-    found = {file: Path(file).stat() for file in files if Path(file).is_file()}
-    return {file: (one.st_size, one.st_mtime_ns) for file, one in found.items()}
+    found = {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            one = os.stat(file)
+            found[file] = one.st_size, one.st_mtime_ns
+    return found
 
 
 def real(file: Any) -> str:

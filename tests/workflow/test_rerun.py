@@ -55,6 +55,19 @@ def test_edits_count_whatever_snakemake_remembers(workflow, lost):
     assert done.returncode == 1 and said in done.stderr
 
 
+def test_results_of_an_earlier_version_get_records(workflow):
+    shutil.rmtree(workflow.results / "made")
+    workflow.run["evaluation"]["prompt"] = "Document 7"
+    assert workflow.planned()["sample"] == 2  # Snakemake remembers.
+    workflow("--until", "sample")
+    shutil.rmtree(workflow.folder / ".snakemake")
+    workflow.run["defaults"]["lr"] = 2e-3
+    assert workflow.planned()["train"] == 2
+    workflow.run["defaults"]["lr"] = 1e-3
+    workflow.run["evaluation"]["prompt"] = "Document 8"
+    assert workflow.planned() == {"sample": 2, "compare": 1, "report": 1}
+
+
 def test_two_checkouts_of_one_results_folder_know_what_the_other_has_made(workflow, tmp_path_factory):
     other = untracked(tmp_path_factory.mktemp("other"))
     shutil.copy2(workflow.folder / "text.jsonl", other.folder)
