@@ -7,7 +7,6 @@ base class and finds the class of a kind. It names no source.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from dataclasses import dataclass
@@ -69,6 +68,10 @@ class Source(Block):
     def own_files(self, item: str) -> list[str]:
         """Return the user's own files of a part. The part is encoded again after a change of one."""
         return []
+
+    def left_out(self) -> dict[str, list[str]]:
+        """Return the paths that were found among the user's own files and are not read, by the reason."""
+        return {}
 
     def estimated_bytes(self, item: str) -> int:
         """Estimate the size of a part before it is downloaded, or return 0 if it is unknown."""
@@ -226,17 +229,6 @@ def recorded_source(plain: dict[str, Any]) -> Source:
 
 #: The block of any kind of source.
 AnySource = Annotated[SerializeAsAny[Source], BeforeValidator(_source_block)]
-
-
-def expand_globs(key: str, patterns: list[str]) -> list[str]:
-    """Return the paths that globs match, sorted. A path that is not a glob is returned as it is."""
-    paths: list[str] = []
-    for pattern in patterns:
-        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-        if not matches:
-            raise ConfigError(f"source.{key}: no file matches {pattern!r}")
-        paths += matches
-    return paths
 
 
 def expand_likes(datasets: Any) -> Any:

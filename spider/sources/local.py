@@ -21,6 +21,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple
@@ -28,18 +29,22 @@ from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple
 from pydantic import Field
 
 from spider.config.block import ConfigError
-from spider.config.data import Dataset, Files, expand_globs
+from spider.config.data import Dataset, Files
+from spider.config.listing import (
+    ARROW,
+    COMPRESSIBLE,
+    KINDS,
+    Listing,
+    files_below,
+    kind_of,
+    list_files,
+    texts_in,
+)
 from spider.config.take import TakingSource
 from spider.config.tasks import strings_in
 from spider.files import replacing
 
 log = logging.getLogger(__name__)
-
-#: The kinds of files, for messages.
-KINDS = ".parquet, .arrow, .feather, .jsonl, .json, .csv, .txt (the last four also .gz or .zst), or a folder"
-#: The kinds of files that may be compressed.
-_COMPRESSIBLE = (".jsonl", ".json", ".csv", ".txt")
-_ARROW = (".arrow", ".feather")
 
 #: Size of a row group: bytes of text, and rows.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
@@ -65,18 +70,26 @@ class LocalSource(TakingSource):
     files: Annotated[list[str], Field(min_length=1)]
     """Paths and globs; one part each. Each file of a folder is a part, but a folder of txt is one part."""
 
+    @cached_property
+    def listing(self) -> Listing:
+        """The files of each part. A process lists them once."""
+        return list_files(self.files)
+
     def files_of_parts(self) -> list[str]:
-        paths = expand_globs("files", self.files)
-        return list(chain.from_iterable(_parts_of(path) if Path(path).is_dir() else [path] for path in paths))
+        return list(self.listing.files)
 
     def own_files(self, item: str) -> list[str]:
-        items = [item] if self.take is None else self.files_of_parts()
-        folders = {one: texts_in(Path(one)) for one in items if Path(one).is_dir()}
-        return list(chain.from_iterable(map(str, folders.get(one, [one])) for one in items))
+        if self.take is None:
+            return self.listing.files.get(item, [item])
+        return list(chain.from_iterable(self.listing.files.values()))
+
+    def left_out(self) -> dict[str, list[str]]:
+        return self.listing.left_out
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
         if self.take is None:
-            import_local(Path(self.item(part)), output, dataset)
+            item = self.item(part)
+            import_local(Path(item), output, dataset, self.own_files(item))
             return
         from spider.data.take import take_files
 
@@ -84,7 +97,7 @@ class LocalSource(TakingSource):
         files = {name: folder / f"{i}.parquet" for i, name in enumerate(self.files_of_parts())}
         try:
             for name, imported in files.items():
-                import_local(Path(name), imported, dataset)
+                import_local(Path(name), imported, dataset, self.listing.files[name])
             take_files(files, self.section(part), output, dataset)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -129,45 +142,6 @@ def imported(dataset: Dataset) -> dict[str, Any]:
     return decides
 
 
-def kind_of(name: str) -> str:
-    """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
-    stem, kind = os.path.splitext(name)
-    if kind in (".gz", ".zst"):
-        kind = os.path.splitext(stem)[1]
-        return kind if kind in _COMPRESSIBLE else ""
-    return kind if kind in (*_COMPRESSIBLE, *_ARROW, ".parquet") else ""
-
-
-def texts_in(folder: Path) -> list[Path]:
-    """Return the texts in a folder and below it, in order of their paths; hidden files are left out."""
-    return _below(folder, ".txt")
-
-
-def _below(folder: Path, *kinds: str) -> list[Path]:
-    """Return the files of these kinds in a folder and below it, in order of their paths."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = Path(parent).relative_to(folder)
-        for name in names:
-            if not name.startswith(".") and kind_of(name) in kinds:
-                found.append(((inside / name).as_posix(), Path(parent, name)))
-    return [path for _, path in sorted(found) if path.is_file()]
-
-
-def _parts_of(folder: str) -> list[str]:
-    """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
-    found = _below(Path(folder), *_COMPRESSIBLE, *_ARROW, ".parquet")
-    texts = [path for path in found if kind_of(path.name) == ".txt"]
-    others = [path for path in found if kind_of(path.name) != ".txt"]
-    if texts and others:
-        both = f"holds texts ({texts[0].name}) and other files ({others[0].name})"
-        raise ConfigError(f"source.files: {folder} {both}; name the files to take, as in {folder}/*.jsonl")
-    if not found:
-        raise ConfigError(f"source.files: {folder} holds no file of a known kind; give {KINDS}")
-    return [folder] if texts else [str(path) for path in others]
-
-
 # ------------------------------------------------------------------------------------------------- import
 
 
@@ -191,14 +165,14 @@ class Document(NamedTuple):
     """Its place in the file if it held invalid UTF-8, else empty."""
 
 
-def import_local(source: Path, output: Path, dataset: Dataset) -> None:
+def import_local(source: Path, output: Path, dataset: Dataset, texts: Iterable[str] | None = None) -> None:
     """Make a parquet file of a user's file, or of a folder of texts.
 
     A ``.parquet`` becomes a symbolic link with an absolute target. All other kinds keep `Dataset.columns`.
     A ``.jsonl`` has one object a line. A ``.json`` has an array of objects, or one object a line. A ``.csv``
     names its columns in the first line. A ``.txt`` is one document, and its name is the id. Each of these may
     also end in ``.gz`` or ``.zst``. A ``.arrow`` or ``.feather`` is an Arrow file or stream. A folder gives
-    one document for each text in it, in order of their paths, which are the ids.
+    one document for each text in it, or of ``texts``, in order of their paths, which are the ids.
 
     A missing value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with a warning.
 
@@ -216,7 +190,7 @@ def import_local(source: Path, output: Path, dataset: Dataset) -> None:
             _schema(source)
             _link(source, output)
         elif kind == ".txt":
-            _write(_texts(source, dataset), source, output, dataset)
+            _write(_texts(source, dataset, texts), source, output, dataset)
         else:
             _write(_documents(source, kind, dataset), source, output, dataset)
     except PermissionError as error:
@@ -264,8 +238,8 @@ def _link(source: Path, output: Path) -> None:
 # ----------------------------------------------------------------------------------------------- documents
 
 
-def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
-    """Yield a text, or each text of a folder, as one document."""
+def _texts(source: Path, dataset: Dataset, texts: Iterable[str] | None) -> Iterator[Document]:
+    """Yield a text, or each of these texts of a folder, as one document."""
     for setting, column in dataset.optional.items():
         if column not in (dataset.text_column, dataset.id_column):
             remedy = f"set {setting} to {dataset.id_column!r}, its path"
@@ -273,8 +247,9 @@ def _texts(source: Path, dataset: Dataset) -> Iterator[Document]:
                 f"{source}: a text has no column {column!r}; {remedy}, or leave "
                 f"{setting.removesuffix('.column')} out"
             )
-    paths = texts_in(source) if source.is_dir() else [source]
-    for path in paths:
+    if texts is None:
+        texts = map(str, texts_in(source)) if source.is_dir() else [str(source)]
+    for path in map(Path, texts):
         id = path.relative_to(source).as_posix() if source.is_dir() else path.name
         with _opened(path) as f:
             text, malformed = _decode(f.read())
@@ -287,7 +262,7 @@ def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
     text_column, *others = dataset.columns
     missing = set(others)
     keys: set[str] = set()
-    for row in _arrow_rows(source, dataset) if kind in _ARROW else _rows(source, kind):
+    for row in _arrow_rows(source, dataset) if kind in ARROW else _rows(source, kind):
         _check(row, source, text_column)
         if missing:
             missing -= row.values.keys()
@@ -339,7 +314,7 @@ def files_of(path: Path) -> list[Path]:
     """Return a file, or the files of known kinds in a folder and below it; `ValueError` if there is none."""
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
-    found = _below(path, *_COMPRESSIBLE, *_ARROW, ".parquet") if path.is_dir() else [path]
+    found = files_below(path) if path.is_dir() else [path]
     if not found:
         raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
     for file in found:
@@ -371,7 +346,7 @@ def _values(file: Path) -> Iterator[tuple[str, Any]]:
     if kind == ".txt":
         with _opened(file) as f:
             yield "text", _decode(f.read())[0]
-    elif kind in _COMPRESSIBLE:
+    elif kind in COMPRESSIBLE:
         yield from ((row.where, row.values) for row in _rows(file, kind))
     else:
         import pyarrow as pa

@@ -23,7 +23,8 @@ import numpy as np
 from pydantic import Field
 
 from spider.config.block import ConfigError, wrong_key
-from spider.config.data import Dataset, Files, Source, VocabSize, expand_globs
+from spider.config.data import Dataset, Files, Source, VocabSize
+from spider.config.listing import expand, same_file
 from spider.data.encode import writing
 from spider.data.shards import headered
 from spider.files import read_json, sha256
@@ -53,9 +54,10 @@ class TokensSource(Source):
     """Size of the vocabulary: 272, and one for each piece of text of the model (an import states it)."""
 
     def items(self) -> list[str]:
-        train = expand_globs("train", self.train)
-        held_out = expand_globs("validation", self.validation)
-        both = sorted({*train} & {*held_out})
+        train = expand("train", self.train)
+        held_out = expand("validation", self.validation)
+        trained = set(map(same_file, train))
+        both = [path for path in held_out if same_file(path) in trained]
         if both:
             raise ConfigError(f"source: {both[0]} is both in source.train and in source.validation")
         return [*train, *held_out]
@@ -65,12 +67,12 @@ class TokensSource(Source):
 
     def split(self, part: str) -> str:
         """Return the split that a part belongs to."""
-        return "train" if int(part) < len(expand_globs("train", self.train)) else "validation"
+        return "train" if int(part) < len(expand("train", self.train)) else "validation"
 
     @property
     def first_parts(self) -> tuple[str, str]:
         """First part of each split, whose file must begin with a document."""
-        return "000", self.parts()[len(expand_globs("train", self.train))]
+        return "000", self.parts()[len(expand("train", self.train))]
 
     def import_part(self, file: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
         """Import the file of a part as ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
@@ -145,7 +147,7 @@ class TokensSource(Source):
 def _files(key: str, patterns: list[str]) -> Files:
     """Return the files of a split. A pattern without a match stands for itself; another check reports it."""
     try:
-        paths = expand_globs(key, patterns)
+        paths = expand(key, patterns)
     except ConfigError:
         paths = patterns
     return Files("tokens", frozenset(map(os.path.realpath, paths)))

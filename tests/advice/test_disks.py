@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from spider import cli, doctor
+from spider.config import ConfigError
+from spider.config.listing import list_files
 from spider.data.encode import encode_part
 from spider.results import Results
 from spider.sources.local import import_local
@@ -101,6 +103,17 @@ def test_a_file_gets_the_permission_to_be_read(tmp_path, without_privilege):
         import_local(own, tmp_path / "a.parquet", dataset())
     own.chmod(0o444)
     import_local(own, tmp_path / "a.parquet", dataset())
+
+
+def test_a_folder_gets_the_permission_to_be_read(tmp_path, without_privilege):
+    (folder := tmp_path / "g/a").mkdir(parents=True)
+    (folder / "a.jsonl").write_bytes(LINES)
+    folder.chmod(0)
+    for name in (str(tmp_path / "g"), str(tmp_path / "g/**/*.jsonl")):
+        with refused("config/listing.py", "cannot be read; check its permissions", error=ConfigError):
+            list_files([name])
+    folder.chmod(0o755)
+    assert [*list_files([str(tmp_path / "g")]).files] == [str(folder / "a.jsonl")]
 
 
 def test_a_disk_that_hangs_is_looked_at(tmp_path):

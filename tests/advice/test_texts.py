@@ -182,7 +182,7 @@ def test_the_files_of_a_folder_are_named():
     folder.mkdir()
     source = LocalSource(kind="local", files=["mine"])
     with refused(
-        "sources/local.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
+        "config/listing.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
     ):
         source.items()
     with refused("sources/local.py", "{}: holds no file of a known kind; give {}"):
@@ -190,7 +190,8 @@ def test_the_files_of_a_folder_are_named():
     (folder / "a.txt").write_text("one two three")
     assert source.items() and files_of(folder)
     (folder / "b.jsonl").write_bytes(LINES)
-    with refused("sources/local.py", "name the files to take, as in {}/*.jsonl", error=ConfigError):
+    source = LocalSource(kind="local", files=["mine"])  # A process lists files once.
+    with refused("config/listing.py", "name the files to take, as in {}/*.jsonl", error=ConfigError):
         source.items()
     assert LocalSource(kind="local", files=["mine/*.jsonl"]).items() == ["mine/b.jsonl"]
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from spider.config import Config, ConfigError, Dataset, load_config
 from spider.config.data import SplitBy
+from spider.config.listing import matches
+from spider.sources.local import LocalSource
+from spider.sources.tokens import TokensSource
 
 HUB = {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
 LOCAL = {"kind": "local", "files": ["a.jsonl"]}
@@ -54,6 +59,111 @@ def test_a_folder_of_texts_is_one_part(tmp_path):
     source = config(source={"kind": "local", "files": [str(tmp_path)]}).datasets["mine"].source
     assert source.own_files(str(tmp_path)) == [str(tmp_path / "a.txt.gz"), str(tmp_path / "b/1.txt")]
     assert source.own_files("a.jsonl") == ["a.jsonl"]
+
+
+SHELL = "shopt -s globstar nullglob; printf '%s\\n' {} | LC_ALL=C sort -u"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "g/**/*.jsonl",
+        "g/**/a*/*.jsonl",
+        "**/d.jsonl",
+        "./**/c.jsonl",
+        "g/**/**/c.jsonl",
+        "g/[!t]*.jsonl",
+        "g/[^t]*.jsonl",
+        "g/.*.jsonl",
+        "g/?.jsonl",
+        "g//*.jsonl",
+        "{here}/g/**/*.jsonl",
+        "x[v]/*.jsonl",
+    ],
+)
+def test_a_glob_means_what_a_shell_with_globstar_means(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(
+        touch(tmp_path, "g/top.jsonl", "g/a/b/c.jsonl", "g/ab/d.jsonl", "g/.h/e.jsonl", "xv/v.jsonl")
+    )
+    touch(tmp_path, "g/.f.jsonl", "g/i.jsonl", "c.jsonl", "g/n.txt")
+    (tmp_path / "g/loop").symlink_to("..")
+    pattern = pattern.format(here=tmp_path)
+    printed = subprocess.run(
+        ["bash", "-c", SHELL.format(pattern)], capture_output=True, text=True, check=True
+    )
+    assert matches("files", pattern) == printed.stdout.splitlines() != []
+
+
+def test_two_stars_alone_are_all_files_below(tmp_path, monkeypatch):
+    monkeypatch.chdir(touch(tmp_path, "g/a.txt", "g/b/c.jsonl", "g/b/d.txt", "g/b/README.md"))
+    for pattern in ("g/**", "g/**/*"):
+        assert list(parts(pattern).values()) == ["g/a.txt", "g/b/c.jsonl", "g/b/d.txt"]
+
+
+def test_a_name_that_exists_is_no_glob(tmp_path, monkeypatch):
+    monkeypatch.chdir(touch(tmp_path, "corpus [v].jsonl", "corpus v.jsonl", "x[1]/a.jsonl", "x1/b.jsonl"))
+    assert list(parts("corpus [v].jsonl").values()) == ["corpus [v].jsonl"]
+    assert list(parts("x[1]/*.jsonl").values()) == ["x[1]/a.jsonl"]
+    Path("x[1]/a.jsonl").rename("x1/a.jsonl")
+    Path("x[1]").rmdir()
+    assert list(parts("x[1]/*.jsonl").values()) == ["x1/a.jsonl", "x1/b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["g/*.jsonl", "g", "g/top.jsonl"], ["g/top.jsonl", "g/a/b.jsonl"]),
+        (["g/top.jsonl", "./g/top.jsonl", "{here}/g/top.jsonl"], ["g/top.jsonl"]),
+        (["g/top.jsonl", "link.jsonl", "g/../g/top.jsonl"], ["g/top.jsonl"]),
+        (["g", "linked"], ["g/a/b.jsonl", "g/top.jsonl"]),
+        (["no.jsonl", "./no.jsonl"], ["no.jsonl"]),
+        (["t", "t/", "t/s", "t/s/b.txt"], ["t"]),
+    ],
+)
+def test_a_file_counts_once(tmp_path, monkeypatch, files, expected):
+    monkeypatch.chdir(touch(tmp_path, "g/top.jsonl", "g/a/b.jsonl", "t/a.txt", "t/s/b.txt"))
+    (tmp_path / "link.jsonl").symlink_to("g/top.jsonl")
+    (tmp_path / "linked").symlink_to("g")
+    assert list(parts(*(name.format(here=tmp_path) for name in files)).values()) == expected
+    tokens = TokensSource(
+        kind="tokens", train=["g/*.jsonl", "g/top.jsonl"], validation=["t/a.txt"], model="m", vocab_size=300
+    )
+    assert tokens.items() == ["g/top.jsonl", "t/a.txt"] and tokens.split("001") == "validation"
+    with pytest.raises(ConfigError, match=r"link.jsonl is both in source.train and in source.validation"):
+        tokens.model_copy(update={"validation": ["link.jsonl"]}).items()
+
+
+def test_a_text_is_in_the_first_part_that_finds_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(touch(tmp_path, "t/a.txt", "t/s/b.txt", "t/s/c.txt"))
+    source = LocalSource(kind="local", files=["t/s/c.txt", "t/s", "t"])
+    found = {item: source.own_files(item) for item in source.items()}
+    assert found == {"t/s/c.txt": ["t/s/c.txt"], "t/s": ["t/s/b.txt"], "t": ["t/a.txt"]}
+    Path("t/a.txt").write_text("a")
+    source.fetch("002", Path("o.parquet"), Dataset.model_validate({"source": source}))
+    assert pq.read_table("o.parquet").to_pylist() == [{"text": "a", "id": "a.txt"}]
+
+
+def test_other_endings_are_read_or_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(
+        touch(tmp_path, "g/a.ndjson", "g/b.JSONL", "g/c.Csv.GZ", "g/README.md", "g/.x.csv", "g/d.ndjson.zst")
+    )
+    touch(tmp_path, "g/.git/config", "elsewhere/e.csv")
+    (tmp_path / "g/more").symlink_to("../elsewhere")
+    left_out = {
+        "hidden": ["g/.git", "g/.x.csv"],
+        "of another kind": ["g/README.md"],
+        "a link to a folder": ["g/more"],
+    }
+    for files, but in ((["g"], set()), (["g", "g/.x.csv", "g/more"], {"g/.x.csv", "g/more"})):
+        source = LocalSource(kind="local", files=files)
+        assert source.items()[:4] == ["g/a.ndjson", "g/b.JSONL", "g/c.Csv.GZ", "g/d.ndjson.zst"]
+        expected = {reason: sorted({*paths} - but) for reason, paths in left_out.items()}
+        assert {reason: sorted(paths) for reason, paths in source.left_out().items()} == {
+            reason: paths for reason, paths in expected.items() if paths
+        }
+    assert LocalSource(kind="local", files=["g/*.*"]).left_out() == {"of another kind": ["g/README.md"]}
+    with pytest.raises(ConfigError, match=r"source.files: g/\*.md holds no file of a known kind; give"):
+        LocalSource(kind="local", files=["g/*.ndjson", "g/*.md"]).items()
 
 
 def test_what_has_no_parts_is_refused_by_the_name_of_its_dataset(tmp_path):

@@ -1,0 +1,207 @@
+"""Find the user's own files: globs as a shell with globstar reads them, and each file once.
+
+A part of a glob that exists is a name: `corpus [v].jsonl` is that file if there is one. `**` stands for any
+number of folders, the last of which may be a link. A folder that is read whole follows no links to folders,
+and both leave hidden names out. The cost is one listing of each folder, and one `stat` of each file.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from spider.config.block import ConfigError
+
+#: The kinds of files, for messages.
+KINDS = (
+    ".parquet, .arrow, .feather, .jsonl (or .ndjson), .json, .csv, .txt (the last four also .gz or .zst), "
+    "or a folder"
+)
+#: The kinds of files that may be compressed.
+COMPRESSIBLE = (".jsonl", ".json", ".csv", ".txt")
+ARROW = (".arrow", ".feather")
+_KINDS = (*COMPRESSIBLE, *ARROW, ".parquet")
+
+#: Why a path that was found is not read.
+HIDDEN, UNKNOWN, LINKED, REPEATED = "hidden", "of another kind", "a link to a folder", "named again"
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a file by its name, as ``.jsonl``; "" for a file that cannot be imported."""
+    stem, kind = os.path.splitext(name.lower())
+    packed = kind in (".gz", ".zst")
+    kind = os.path.splitext(stem)[1] if packed else kind
+    kind = ".jsonl" if kind == ".ndjson" else kind
+    return kind if kind in (COMPRESSIBLE if packed else _KINDS) else ""
+
+
+class Listing(NamedTuple):
+    """The files that a list of names, globs and folders stands for."""
+
+    files: dict[str, list[str]]
+    """The files of each part, by its item: a file, or a folder with its texts. Each file is in one part."""
+    left_out: dict[str, list[str]]
+    """Paths that were found and are not read, by the reason."""
+
+
+def list_files(patterns: list[str]) -> Listing:
+    """Return the files that names, globs and folders stand for. A file belongs to the first that finds it.
+
+    Raises:
+        ConfigError: one of them finds no file of a known kind, or a folder has texts and other files.
+    """
+    files: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
+    seen: set[Hashable] = set()
+    for pattern in patterns:
+        paths = matches("files", pattern)
+        found: dict[str, list[str]] = {}
+        for path in paths:
+            if os.path.isdir(path):
+                found |= _parts_of(path, left_out)
+                seen.add(same_file(path))
+            elif kind_of(path) or paths == [pattern]:
+                found[path] = [path]
+            else:
+                left_out.setdefault(UNKNOWN, []).append(path)
+        if not found:
+            raise ConfigError(f"source.files: {pattern} holds no file of a known kind; give {KINDS}")
+        for item, names in found.items():
+            for name in names:
+                if (file := same_file(name)) in seen:
+                    left_out.setdefault(REPEATED, []).append(name)
+                else:
+                    seen.add(file)
+                    files.setdefault(item, []).append(name)
+    for reason, paths in left_out.items():
+        left_out[reason] = [one for one in once(paths) if reason == REPEATED or same_file(one) not in seen]
+    return Listing(files, {reason: paths for reason, paths in left_out.items() if paths})
+
+
+def _parts_of(folder: str, left_out: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
+    found = [str(path) for path in files_below(Path(folder), left_out)]
+    texts = [path for path in found if kind_of(path) == ".txt"]
+    others = [path for path in found if kind_of(path) != ".txt"]
+    if texts and others:
+        both = f"holds texts ({Path(texts[0]).name}) and other files ({Path(others[0]).name})"
+        raise ConfigError(f"source.files: {folder} {both}; name the files to take, as in {folder}/*.jsonl")
+    return {folder: texts} if texts else {path: [path] for path in others}
+
+
+def texts_in(folder: Path) -> list[Path]:
+    """Return the texts in a folder and below it, in order of their paths; hidden files are left out."""
+    return [path for path in files_below(folder) if kind_of(path.name) == ".txt"]
+
+
+def files_below(folder: Path, left_out: dict[str, list[str]] | None = None) -> list[Path]:
+    """Return the files of known kinds in a folder and below it, in order of their paths; add the others."""
+    found = []
+    for entry in walk(str(folder)):
+        if entry.name.startswith("."):
+            reason = HIDDEN
+        elif entry.is_dir():
+            reason = LINKED if entry.is_symlink() else ""
+        elif kind_of(entry.name):
+            reason = ""
+            found.append(Path(entry.path))
+        else:
+            reason = UNKNOWN
+        if reason and left_out is not None:
+            left_out.setdefault(reason, []).append(entry.path)
+    return sorted(found, key=Path.as_posix)
+
+
+# ------------------------------------------------------------------------------------- names and globs
+
+
+def expand(key: str, patterns: Iterable[str]) -> list[str]:
+    """Return the paths that globs and names stand for, each file once."""
+    return once(path for pattern in patterns for path in matches(key, pattern))
+
+
+def matches(key: str, pattern: str) -> list[str]:
+    """Return the paths that a glob matches, sorted, or a path that is no glob as it is.
+
+    Raises:
+        ConfigError: it is a glob that matches nothing, or a folder cannot be read.
+    """
+    if not _is_glob(pattern):
+        return [pattern]
+    prefix = "" if pattern.startswith("./") else "./"
+    names = re.sub(r"(^|/)(\*\*/)+", r"\1**/", pattern).split("/")
+    found = {path.removeprefix(prefix) for path in _matches("", names)}
+    if not found:
+        raise ConfigError(f"source.{key}: no file matches {pattern!r}")
+    return sorted(found)
+
+
+def once(paths: Iterable[str]) -> list[str]:
+    """Return the first name of each file, in their order."""
+    first: dict[Hashable, str] = {}
+    for path in paths:
+        first.setdefault(same_file(path), path)
+    return list(first.values())
+
+
+def same_file(path: str) -> Hashable:
+    """Return a value that all names of a file share, those of links among them."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.abspath(path)
+    return found.st_dev, found.st_ino
+
+
+def walk(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield all that is in a folder and below it, but nothing below a hidden folder or a link to one."""
+    for entry in _inside(folder):
+        yield entry
+        if entry.is_dir(follow_symlinks=False) and not _hidden(entry):
+            yield from walk(entry.path)
+
+
+def _inside(folder: str) -> list[os.DirEntry[str]]:
+    """Return what a folder holds. Raise `ConfigError` if it cannot be read."""
+    try:
+        with os.scandir(folder or ".") as entries:
+            return list(entries)
+    except PermissionError:
+        raise ConfigError(f"source: {folder} cannot be read; check its permissions") from None
+
+
+def _matches(folder: str, names: list[str]) -> Iterator[str]:
+    """Yield what the parts of a glob match in a folder, whose path is empty or ends in a slash."""
+    name, *rest = names
+    if not _is_glob(name) or os.path.lexists(folder + name):
+        found = [folder + name]
+    elif not os.path.isdir(folder or "."):
+        return
+    elif name != "**":
+        written = re.compile(fnmatch.translate(name.replace("[^", "[!")))
+        entries = [one for one in _inside(folder) if name.startswith(".") or not _hidden(one)]
+        found = [folder + one.name for one in entries if written.match(one.name)]
+    else:
+        below = [one for one in walk(folder) if not _hidden(one)]
+        if rest in ([], ["*"]):  # all files, so no folder is read whole
+            yield from (one.path for one in below if not one.is_dir())
+            return
+        yield from _matches(folder, rest)
+        found = [one.path for one in below if one.is_dir()]  # a link to one too, but nothing deeper in it
+    for path in found:
+        if rest:
+            yield from _matches(f"{path}/", rest)
+        elif os.path.lexists(path):
+            yield path
+
+
+def _is_glob(name: str) -> bool:
+    return re.search(r"[*?\[]", name) is not None
+
+
+def _hidden(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
