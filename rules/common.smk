@@ -62,6 +62,10 @@ if not workflow.is_main_process:
     handed = unpacked(os.environ[HANDED_DOWN])
     config = handed if IS_MODULE else checked(read_yaml, Path(handed))
 
+# Snakemake takes the last of two equal keys.
+for file in workflow.configfiles if workflow.is_main_process else ():
+    checked(read_yaml, Path(file))
+
 CONFIG = checked(load_config, config)
 
 

@@ -7,8 +7,10 @@ Settings of the command line and of the environment are written into the parsed 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -252,14 +254,50 @@ class Config(Block):
 
 
 def read_yaml(path: Path) -> Any:
-    """Parse a YAML file. Raise `ConfigError` with the file and the line if this fails."""
+    """Parse a file of YAML or JSON.
+
+    Raises:
+        ConfigError: there is no such file, it is malformed, or a key is there twice; with the lines.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
-            return yaml.safe_load(file)
+        return _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    """Parse YAML. Raise `ConfigError` for a key that is there twice, where `yaml` takes the last."""
+    with suppress(ValueError):
+        json.loads(text)
+        text = text.replace("\t", " ")  # Tabs may stand between the tokens of JSON, and not of YAML.
+    loader = yaml.SafeLoader(text)
+    root = loader.get_single_node()
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
+    seen = set()
+    while waiting:
+        where, node = waiting.pop()
+        if id(node) in seen:  # by an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += (((*where, i), value) for i, value in enumerate(node.value))
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[Any, int] = {}
+            for name, value in node.value:
+                if not isinstance(name, yaml.ScalarNode) or name.tag == "tag:yaml.org,2002:merge":
+                    waiting.append((where, value))
+                    continue
+                key, line = loader.construct_object(name), name.start_mark.line + 1
+                if key in lines:
+                    both = f"line {lines[key]} and again in line {line}"
+                    raise ConfigError(f"{key_path((*where, key))}: is given in {both}; remove or rename one")
+                lines[key] = line
+                waiting.append(((*where, key), value))
+    return None if root is None else loader.construct_document(root)
 
 
 def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) -> Config:
@@ -627,9 +665,11 @@ class Given:
         if not isinstance(self.value, str):
             return
         try:
-            plain = yaml.safe_load(self.value)
+            plain = _parsed(self.value)
         except yaml.YAMLError:
             raise ConfigError(f"{self.origin}: {self.value!r} is not valid YAML") from None
+        except ConfigError as error:
+            raise ConfigError(f"{self.origin}: {error}") from None
         # YAML 1.1 reads ``4.0e-3`` as a number and ``4e-3`` as text; here both are numbers.
         number = isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain)
         self.value = float(plain) if number else plain

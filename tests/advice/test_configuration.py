@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from spider.config import load_config
+from spider.config import ConfigError, load_config
 from spider.config.schema import Given, with_settings
 from spider.tracking import target
 
@@ -678,6 +679,15 @@ def test_one_of_two_equal_settings_is_enough():
     with refused("config/schema.py", "are the same setting; give one of them"):
         with_settings(config, "r", "a", given)
     with_settings(config, "r", "a", given[:1])
+
+
+def test_one_of_two_equal_keys_is_removed_or_renamed(tmp_path):
+    blocks = ["datasets: {docs: {source: {kind: pydocs}}}\n", f"runs: {json.dumps(BASE['runs'])}\n"]
+    (config := tmp_path / "c.yaml").write_text("".join([*blocks, *blocks]))
+    with refused("config/schema.py", "{}: is given in {}; remove or rename one", error=ConfigError):
+        load_config(config)
+    config.write_text("".join(blocks))
+    load_config(config)
 
 
 def test_the_password_of_the_store_is_set_in_the_environment(monkeypatch, tmp_path):

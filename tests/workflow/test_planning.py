@@ -125,6 +125,14 @@ def test_a_thousand_shards_twenty_stages_and_five_runs_are_planned_in_fourteen_s
     assert planned["train"] == planned["evaluate"] == 100 and planned["warmup"] == 5
 
 
+def test_a_key_that_is_there_twice_is_refused_when_the_workflow_is_planned(workflow):
+    """Snakemake parses the configuration itself, and takes the last one."""
+    (more := workflow.folder / "more.json").write_text('{\n\t"results": "a",\n\t"results": "b"\n}')
+    output = workflow("--dry-run", "--configfile", "config.yaml", "more.json", fails=True)
+    assert f"error: {more}: results: is given in line 2 and again in line 3" in output
+    assert "Traceback" not in output
+
+
 def test_a_wrong_configuration_stops_before_any_job(workflow):
     workflow.run["stages"][1]["max_steps"] = -5
     output = workflow(fails=True)

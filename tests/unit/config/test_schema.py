@@ -1,10 +1,12 @@
 import copy
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from spider.config import ConfigError, load_config
+from spider.config.schema import read_yaml
 
 ROOT = Path(__file__).parents[3]
 
@@ -337,6 +339,36 @@ def test_a_file_that_is_not_yaml_is_named(tmp_path):
     path.write_text("a: [1")
     with pytest.raises(ConfigError, match=r"c\.yaml: not valid YAML"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("runs: 1\ndatasets:\n  a: 1\n  b: 2\n  a: 3", "datasets.a: is given in line 3 and again in line 5"),
+        ("results: a\n'results': b", "results: is given in line 1 and again in line 2"),
+        ("a: [1, {b: {c: 1, d: 2,\n  c: 3}}]", "a[1].b.c: is given in line 1 and again in line 2"),
+        ("a: {<<: {b: 1,\n b: 2}}", "a.b: is given in line 1 and again in line 2"),
+        ("1: a\n0x1: b", "[1]: is given in line 1 and again in line 2"),
+        ('{\n\t"runs": {"a": 1,\n\t\t"a": 2}}', "runs.a: is given in line 2 and again in line 3"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_with_both_lines(tmp_path, text, message):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: {message}; remove or rename one")):
+        load_config(path)
+
+
+def test_keys_of_a_merged_mapping_may_be_overridden(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("a: &a {<<: {q: 1, r: 1}, q: 2}\nb: {<<: *a, q: 3}\nc: [*a, *a]\nd: &d [*d]")
+    assert {**read_yaml(path), "d": 0} == {
+        "a": {"q": 2, "r": 1}, "b": {"q": 3, "r": 1}, "c": [{"q": 2, "r": 1}] * 2, "d": 0,
+    }  # fmt: skip
+    path.write_text('{\n\t"a": ["b\\tc"]\n}')
+    assert read_yaml(path) == json.loads(path.read_text())
+    path.write_text("")
+    assert read_yaml(path) is None
 
 
 def test_a_stage_overrides_the_defaults_of_its_run_and_they_override_the_schema():
