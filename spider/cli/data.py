@@ -206,11 +206,13 @@ def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
     if spec.cleaning and not any(counts.values()):
         gone = described_counts(left_out(folder, [*config.parts(dataset)]))
         raise ValueError(f"datasets.{dataset}.cleaning: leaves out all documents ({gone}); change that block")
+    if not any(counts.values()):
+        raise ValueError(f"datasets.{dataset}.source: holds no document; name files with text")
     if scored_by and not counts["validation"]:
         raise ValueError(
             f"datasets.{dataset}.validation: {spec.validation:g} holds out none of {sum(counts.values()):,} "
             f"documents, but runs.{scored_by[0]} is evaluated on it; raise it (with split_by it is a share "
-            "of groups)"
+            f"of groups), or set datasets.{dataset}.separator, which cuts a .txt into documents"
         )
 
 

@@ -320,6 +320,9 @@ class Dataset(Block):
     """Share of documents that the n-gram index counts and training leaves out."""
     split_by: SplitBy | None = None
     """Hold out whole groups of documents, such as sites or packages (null: each document by itself)."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """Cut each ``.txt`` into documents at this text, such as a blank line, ``"\\n\\n"``, or ``<|endoftext|>``
+    (null: a ``.txt`` is one document)."""
     max_document_bytes: Annotated[int, Field(ge=4)] | None = None
     """Largest size of a document in bytes. Longer ones are truncated at a UTF-8 boundary (null: no limit)."""
     format: Literal["text", "chat"] = "text"
@@ -424,7 +427,7 @@ class Dataset(Block):
             return {}
         shown = {"text_column", "id_column", "validation", "max_document_bytes"}
         settings = self.model_dump(mode="json", include=shown)
-        settings |= self.changed(exclude={"source", "like", "tokenizer", "format"})
+        settings |= self.changed(exclude={"source", "like", "tokenizer", "format", "separator"})
         if self.format != "text":
             settings["written_as"] = self.format
         return settings

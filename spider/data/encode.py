@@ -319,7 +319,9 @@ def _batches(
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
                     nulls = pa.nulls(len(batch), pa.large_string())
                     texts, ids, groups, answers = (
-                        batch[wanted[setting]].cast(pa.large_string()) if setting in wanted else nulls
+                        as_text(batch[wanted[setting]], is_id=setting == "id_column")
+                        if setting in wanted
+                        else nulls
                         for setting in ("text_column", "id_column", "split_by.column", "answer_column")
                     )
                     texts = _asked(texts, answers) if dataset.answer_column else texts
@@ -381,16 +383,50 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
 def require_strings(schema: pa.Schema, file: object, setting: str, column: str) -> None:
     """Raise `ValueError` that names the file if a column is absent or does not hold strings.
 
-    An id may also be an integer.
+    An id may also be of any other kind but a list or a struct.
     """
     require_column(schema, file, setting, column)
     kind = schema.field(column).type
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    kinds = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null]
-    if setting == "id_column":
-        kinds.append(pa.types.is_integer)
-    if not any(is_kind(plain) for is_kind in kinds):
+    if pa.types.is_nested(_stored(kind)) if setting == "id_column" else not _is_one(kind, _TEXTS):
         raise ValueError(f"{file}: column {column!r} holds {kind}, not strings; set {setting} to another")
+
+
+_STRINGS = ("string", "large_string", "string_view", "null")
+_TEXTS = (*_STRINGS, "binary", "large_binary", "binary_view")
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a dictionary or an extension type stores, such as string for JSON."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _is_one(kind: pa.DataType, names: tuple[str, ...]) -> bool:
+    return any(getattr(pa.types, f"is_{name}")(_stored(kind)) for name in names)
+
+
+def as_text(column: Any, is_id: bool = False) -> Any:
+    """Return a column, an array or a chunked one, as large_string. Bytes of a text are not decoded.
+
+    An id of another kind is written as by Python, but a whole number without a point, and bytes that are no
+    printable UTF-8 in hexadecimal.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([as_text(one, is_id) for one in column.chunks], pa.large_string())
+    if is_id and not _is_one(column.type, (*_STRINGS, "integer")):
+        return pa.array(map(_id, column.to_pylist()), pa.large_string())
+    if not is_id and _is_one(column.type, _TEXTS):
+        return column.cast(pa.large_binary()).view(pa.large_string())
+    return column.cast(pa.large_string())
+
+
+def _id(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        text = value.decode(errors="replace")
+        return text if text.isprintable() and "\ufffd" not in text else value.hex()
+    if value is None or value != value:  # NaN
+        return None
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def require_column(schema: pa.Schema, file: object, setting: str, column: str) -> None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.config.take import Section
-from spider.data.encode import columns_in
+from spider.data.encode import as_text, columns_in
 from spider.files import replacing
 
 
@@ -86,7 +86,7 @@ def write_groups(
         for group in chosen:
             table = read(group, list(dataset.columns))
             columns = [
-                table[name].cast(pa.large_string())
+                as_text(table[name], is_id=name == dataset.id_column)
                 if name in table.column_names
                 else pa.nulls(len(table), pa.large_string())
                 for name in dataset.columns

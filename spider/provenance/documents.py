@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from spider.cleaning import evidence
 from spider.config import Config
+from spider.data.encode import as_text
 from spider.data.metadata import check_size, load_metadata
 from spider.data.shards import Shards
 from spider.provenance.order import Row
@@ -155,5 +156,5 @@ def _ids(config: Config, results: Results, raw: str, part: str) -> pa.ChunkedArr
 
 @lru_cache(maxsize=8)
 def _column(path: Path, column: str) -> pa.ChunkedArray:
-    """Return a column of a raw file as text."""
-    return pq.read_table(path, columns=[column])[column].cast(pa.large_string())
+    """Return the ids in a column of a raw file."""
+    return as_text(pq.read_table(path, columns=[column])[column], is_id=True)

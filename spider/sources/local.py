@@ -139,6 +139,8 @@ def imported(dataset: Dataset) -> dict[str, Any]:
         decides["columns"] = list(dataset.columns)
     if dataset.format != "text":
         decides["format"] = dataset.format
+    if dataset.separator is not None:
+        decides["separator"] = dataset.separator
     return decides
 
 
@@ -175,9 +177,10 @@ def import_local(source: Path, output: Path, dataset: Dataset, texts: Iterable[s
     one document for each text in it, or of ``texts``, in order of their paths, which are the ids.
 
     A missing value is null; an empty line is skipped. Bytes that are not UTF-8 become U+FFFD, with a warning.
+    A ``.txt`` may be cut at `Dataset.separator`: then ids end in ``#1`` and so on.
 
     Raises:
-        ValueError: the file is missing, unreadable, empty, of an unknown kind or malformed, or it lacks a
+        ValueError: the file is missing, unreadable, of an unknown kind or malformed, or it lacks a
             column that a setting names; the message has the file and the line.
     """
     if not source.exists():
@@ -214,6 +217,10 @@ def _look_at(source: Path, dataset: Dataset) -> None:
         columns_in(_schema(source), source, dataset)
     elif kind != ".txt":
         next(_documents(source, kind, dataset), None)
+    else:
+        for path in texts_in(source)[:MOST_PROBED] if source.is_dir() else [source]:
+            with _opened(path):  # which looks at the coding
+                pass
 
 
 def _schema(source: Path) -> Any:
@@ -252,9 +259,24 @@ def _texts(source: Path, dataset: Dataset, texts: Iterable[str] | None) -> Itera
     for path in map(Path, texts):
         id = path.relative_to(source).as_posix() if source.is_dir() else path.name
         with _opened(path) as f:
-            text, malformed = _decode(f.read())
-        values = {dataset.id_column: id, dataset.text_column: text}
-        yield Document([values[name] for name in dataset.columns], id if malformed else "")
+            for number, (text, malformed) in enumerate(_pieces(f, dataset.separator), 1):
+                own_id = f"{id}#{number}" if dataset.separator else id
+                values = {dataset.id_column: own_id, dataset.text_column: text}
+                yield Document([values[name] for name in dataset.columns], own_id if malformed else "")
+
+
+def _pieces(f: BinaryIO, separator: str | None) -> Iterator[tuple[str, bool]]:
+    """Yield a text, or what is between separators and not blank, and whether bytes of it were not UTF-8."""
+    if separator is None:
+        yield _decode(f.read())
+        return
+    pattern = re.compile(re.escape(separator.encode()).replace(b"\\\n", b"\r?\n"))
+    left = b""
+    while new := f.read(max(CHUNK, len(left))):
+        *pieces, left = pattern.split(left + new)
+        yield from (_decode(piece) for piece in pieces if piece.strip())
+    if left.strip():
+        yield _decode(left)
 
 
 def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
@@ -383,7 +405,6 @@ def _without_surrogates(text: str | None) -> str | None:
 def _rows(source: Path, kind: str) -> Iterator[Row]:
     """Yield the rows of a JSON or CSV file; errors begin with the file and the line."""
     with _opened(source) as f:
-        _skip_bom(f)
         read: Callable[[BinaryIO], Iterator[Row]] = _table if kind == ".csv" else _lines
         if kind == ".json" and f.peek(1).lstrip().startswith(b"["):
             read = _elements
@@ -393,6 +414,24 @@ def _rows(source: Path, kind: str) -> Iterator[Row]:
             other = " (a .json file holds an array of objects, or one object a line)"
             hint = other if kind == ".json" and read is _lines else ""
             raise ValueError(f"{source}, {error}; correct the file{hint}") from None
+
+
+_PLAIN, _LONG = json.JSONDecoder(), json.JSONDecoder(parse_int=str)
+
+
+def _decoded(text: str, at: int | None = None) -> Any:
+    """Decode JSON, or the value at a place and its end.
+
+    Python reads no integer of more than 4,300 digits, so all integers beside one become text.
+    """
+    try:
+        return _PLAIN.decode(text) if at is None else _PLAIN.raw_decode(text, at)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return _LONG.decode(text) if at is None else _LONG.raw_decode(text, at)
+    except RecursionError:
+        raise json.JSONDecodeError("too many brackets in each other", text, at or 0) from None
 
 
 class _Malformed(Exception):
@@ -406,7 +445,7 @@ def _lines(f: BinaryIO) -> Iterator[Row]:
             continue
         line, malformed = _decode(raw)
         try:
-            value = json.loads(line)
+            value = _decoded(line)
         except json.JSONDecodeError as error:
             column = min(error.pos, len(line.rstrip())) + 1  # not beyond the end of the line
             raise _Malformed(f"line {number}: not valid JSON ({error.msg} at column {column})") from None
@@ -435,7 +474,6 @@ class _Array:
 
     def __init__(self, f: BinaryIO) -> None:
         self._file = io.TextIOWrapper(f, encoding="utf-8", errors="surrogateescape", newline="")
-        self._decoder = json.JSONDecoder()
         self._text = ""
         self._ended = False
         self._at = 0  # the next character
@@ -474,7 +512,7 @@ class _Array:
         """
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = _decoded(self._text, self._at)
             except json.JSONDecodeError as error:
                 # If a word or an escape is cut off, the error is at most this far from the end.
                 cut_off = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
@@ -536,7 +574,7 @@ def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
     """Yield the rows of an arrow file or stream, with the configured columns."""
     import pyarrow as pa
 
-    from spider.data.encode import columns_in
+    from spider.data.encode import as_text, columns_in
 
     with pa.memory_map(str(source)) as file:
         is_file = file.read(6) == b"ARROW1"
@@ -549,8 +587,13 @@ def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
             columns = [name for name in reader.schema.names if name in dataset.columns]
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             for batch in batches:
+                chosen = batch.select(columns)
+                for name in {dataset.text_column, dataset.id_column}.intersection(columns):
+                    if not pa.types.is_nested(chosen[name].type):
+                        column = as_text(chosen[name], is_id=name == dataset.id_column)
+                        chosen = chosen.set_column(columns.index(name), name, column)
                 for begin in range(0, len(batch), TABLE_ROWS):
-                    for values in batch.select(columns).slice(begin, TABLE_ROWS).to_pylist():
+                    for values in chosen.slice(begin, TABLE_ROWS).to_pylist():
                         number += 1
                         yield Row(f"row {number}", values, False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -573,6 +616,7 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
 
             opened = io.BufferedReader(pa.CompressedInputStream(packed, "zstd"))
         try:
+            _skip_bom(path, opened)
             yield opened
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
@@ -583,10 +627,14 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
             raise ValueError(f"{path}: {wrong}; copy it again") from None
 
 
-def _skip_bom(f: io.BufferedReader) -> None:
-    """Skip a byte order mark at the beginning of a file."""
-    if f.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+def _skip_bom(path: Path, f: Any) -> None:
+    """Skip the byte order mark of UTF-8 at the beginning of a file. Raise `ValueError` for another coding."""
+    begin = f.peek(4)[:4]
+    if begin.startswith(codecs.BOM_UTF8):
         f.read(len(codecs.BOM_UTF8))
+    # Without a mark, every second byte of the first two characters is 0 in most languages.
+    elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or begin.count(0) > 1:
+        raise ValueError(f"{path}: is UTF-16 or UTF-32; export it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
 
 
 def _decode(raw: bytes) -> tuple[str, bool]:
@@ -614,8 +662,8 @@ def _write(documents: Iterable[Document], source: Path, output: Path, dataset: D
             writer.write_table(pa.table(list(map(list, columns)), schema=schema))
             count += len(group)
             malformed += [document.malformed for document in group if document.malformed]
-        if count == 0:
-            raise ValueError(f"{source}: holds no documents")
+    if count == 0:
+        log.warning("%s: holds no documents", source)
     if malformed:
         warning = "%s: %d documents had invalid UTF-8, now U+FFFD (first: %s)"
         log.warning(warning, source, len(malformed), malformed[0])

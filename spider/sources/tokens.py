@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
 """Tokens read at a time."""
+LOOKED_AT = 1 << 20
+"""Tokens at the beginning of a shard among which a document has to begin."""
 
 
 class TokensSource(Source):
@@ -73,6 +75,14 @@ class TokensSource(Source):
     def first_parts(self) -> tuple[str, str]:
         """First part of each split, whose file must begin with a document."""
         return "000", self.parts()[len(expand("train", self.train))]
+
+    def probe(self, items: list[str], dataset: Dataset) -> int:
+        size = super().probe(items, dataset)
+        model = read_model(Path(self.model))
+        first = {self.item(part) for part in self.first_parts}
+        for item in items:
+            _check_begin(Path(item), headered(Path(item)), model, item in first)
+        return size
 
     def import_part(self, file: Path, folder: Path, part: str, dataset: Dataset) -> dict[str, Any]:
         """Import the file of a part as ``folder/{split}/{part}.bin``, ``.idx`` and ``.json``.
@@ -160,13 +170,7 @@ def _documents(
     documents."""
     tokens = model.tokens
     pending = np.empty(0, np.int32)  # a BOS that may begin an empty document
-    if len(published) and _ours(published[:1], model, path, 0)[0] != tokens.bos:
-        problem = f"{path}: begins with token {published[0]}, {model.names[published[0]]!r}, instead of <s>"
-        if first:
-            raise ValueError(
-                f"{problem}; it continues a document of an earlier file: list that file first, or give the "
-                "model of these shards"
-            )
+    if problem := _check_begin(path, published, model, first):
         logger.warning("%s: the rest of the previous file's last document is a document of its own", problem)
         pending = np.array([tokens.bos], np.int32)
     written = False
@@ -185,6 +189,30 @@ def _documents(
         written = written or len(ids) > 0
     if written:
         yield np.array([tokens.eos], np.int32), np.empty(0, np.int64), len(pending)
+
+
+def _check_begin(path: Path, published: np.ndarray, model: Model, first: bool) -> str:
+    """Return what is odd about the beginning of a shard, or nothing.
+
+    Raises:
+        ValueError: no document begins there, or the ``first`` shard of a split begins inside of one.
+    """
+    _ours(published[:1], model, path, 0)  # raises for an unknown token
+    begins = np.isin(published[:LOOKED_AT], np.flatnonzero(model.ids_P == model.tokens.bos))
+    if len(begins) and not begins.any():
+        wanted = "export the shards with it, or give the model of these shards"
+        raise ValueError(
+            f"{path}: none of its first {len(begins):,} tokens is <s>, the begin of a document; {wanted}"
+        )
+    if begins[:1].all():
+        return ""
+    problem = f"{path}: begins with token {published[0]}, {model.names[published[0]]!r}, instead of <s>"
+    if first:
+        raise ValueError(
+            f"{problem}; it continues a document of an earlier file: list that file first, or give the "
+            "model of these shards"
+        )
+    return problem
 
 
 def _ours(published: np.ndarray, model: Model, path: Path, start: int) -> np.ndarray:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from decimal import Decimal
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -19,10 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spider.config.take import Section
 from spider.data import encode
-from spider.data.encode import encode_part
+from spider.data.encode import encode_part, encoded
 from spider.data.split import document_key, hash_keys, is_validation, split_masks
+from spider.data.take import take_files
 from spider.files import read_json
+from spider.sources.local import import_local
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
 
@@ -78,15 +83,70 @@ def test_documents_become_bos_bytes_eos(tmp_path, compression):
     assert shard(tmp_path / "out", "validation")[1], "the share must have held some documents out"
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["arrow", "parquet"])
 @pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.dictionary(pa.int32(), pa.binary()),
+        pa.json_(),
+    ],
+    ids=str,
 )
-def test_every_kind_of_string_column(tmp_path, kind):
+def test_every_kind_of_text_column(tmp_path, kind, stored):
     file = tmp_path / "a.parquet"
-    texts = pa.array(MANY).cast(kind) if kind != pa.string_view() else pa.array(MANY, kind)
-    pq.write_table(pa.table({"text": texts, "id": IDS}), file, row_group_size=100)
+    texts = pa.array(MANY, kind) if "view" in str(kind) else pa.array(MANY).cast(kind)
+    pq.write_table(pa.table({"text": texts, "id": IDS}), file, row_group_size=100, store_schema=stored)
     encode_part(file, tmp_path / "out", "000", dataset(validation=0.1))
     check(tmp_path / "out", MANY, IDS, 0.1)
+    names = {"a.parquet": Path(file), "b.parquet": Path(file)}
+    take_files(names, Section(Decimal(0), Decimal(1), of_rows=True), tmp_path / "taken.parquet", dataset())
+    assert sorted(pq.read_table(tmp_path / "taken.parquet")["text"].to_pylist()) == sorted(MANY * 2)
+
+
+UUIDS = [uuid.UUID(int=i << 100 | i) for i in range(len(MANY))]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (pa.array(range(len(MANY)), pa.float64()), [str(i) for i in range(len(MANY))]),
+        (pa.array([i + 0.5 for i in range(len(MANY))]), [f"{i}.5" for i in range(len(MANY))]),
+        (pa.array([one.bytes for one in UUIDS], pa.binary(16)), [one.hex for one in UUIDS]),
+        (pa.array([one.bytes for one in UUIDS]), [one.hex for one in UUIDS]),
+        (pa.array([one.bytes for one in UUIDS], pa.uuid()), [*map(str, UUIDS)]),
+        (pa.array([one.encode() for one in IDS]), IDS),
+        (pa.array(IDS).cast(pa.json_()), IDS),
+        (
+            pa.array([str(i) for i in range(len(MANY))]).cast(pa.decimal128(9, 0)),
+            [str(i) for i in range(len(MANY))],
+        ),
+    ],
+    ids=lambda ids: str(ids.type) if isinstance(ids, pa.Array | pa.ExtensionArray) else "",
+)
+def test_ids_of_every_kind_decide_the_split_as_their_text(tmp_path, ids, expected):
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": MANY, "id": ids}), file)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, pq.read_schema(file)) as arrow,
+    ):
+        arrow.write_table(pq.read_table(file))
+    for source in (file, tmp_path / "a.arrow"):
+        import_local(source, tmp_path / "raw.parquet", dataset())
+        encode_part(tmp_path / "raw.parquet", tmp_path / "out", "000", dataset(validation=0.2))
+        check(tmp_path / "out", MANY, expected, 0.2)
+
+
+def test_an_id_that_is_no_number_is_missing(tmp_path):
+    pq.write_table(pa.table({"text": ["a", "b"], "id": [float("nan"), None]}), tmp_path / "a.parquet")
+    assert [one.id for one in encoded(tmp_path / "a.parquet", dataset())] == [None, None]
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -235,16 +295,17 @@ def test_missing_text_column_names_file_column_and_columns(tmp_path):
     assert left(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], [{"a": "x"}, {"a": "y"}], [b"a", b"b"]])
+@pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], [{"a": "x"}, {"a": "y"}], [UUIDS[0].bytes] * 2])
 def test_a_text_column_of_another_type_is_an_error(tmp_path, values):
+    values = pa.array(values, pa.binary(16) if isinstance(values[0], bytes) else None)
     pq.write_table(pa.table({"text": values, "id": ["1", "2"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"column 'text' holds .*, not strings; set text_column"):
         encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
 
 
 def test_an_id_column_of_another_type_is_an_error(tmp_path):
-    pq.write_table(pa.table({"text": ["a"], "id": [0.5]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="column 'id' holds double"):
+    pq.write_table(pa.table({"text": ["a"], "id": [[0.5]]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="column 'id' holds list"):
         encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
 
 

@@ -1,6 +1,7 @@
 """Published shards are imported: documents, ends, bytes; damage is an error."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +97,7 @@ def test_control_pieces_and_empty_documents_are_left_out_and_counted(one, tmp_pa
             r"train_000.bin: begins with token 5, '<0x01>', instead of <s>; it continues a doc",
         ),
         ([60_000], r"token 0 is 60000, but the model has"),
+        ([5, 6, 7], r"train_000.bin: none of its first 3 tokens is <s>, the begin of a document; export"),
         ([BOS, BOS], "train_000.bin: holds no documents"),
         ([], "train_000.bin: holds no documents"),
     ],
@@ -130,6 +132,21 @@ def test_a_damaged_shard_is_an_error_with_its_path(one, tmp_path, damage, messag
     path.unlink()
     with pytest.raises(ValueError, match=r"train_000\.bin: No such file"):
         dataset.source.import_part(path, tmp_path / "shards", "000", dataset)
+
+
+def test_a_shard_without_the_begin_of_a_document_is_named_before_the_first_job(tmp_path):
+    publish(tmp_path)
+    dataset = load_config(config_of(tmp_path)).datasets["web"]
+    items = dataset.source.items()
+    assert dataset.source.probe(items, dataset) == sum(Path(item).stat().st_size for item in items)
+    shard(tmp_path / "train_001.bin", [5, 6])
+    with pytest.raises(ValueError, match=r"train_001.bin: none of its first 2 tokens is <s>"):
+        dataset.source.probe(items, dataset)
+    shard(tmp_path / "train_001.bin", [5, BOS, 6])  # It continues a document of the shard before.
+    dataset.source.probe(items, dataset)
+    shard(tmp_path / "val_000.bin", [5, BOS, 6])
+    with pytest.raises(ValueError, match=r"val_000.bin: begins with token 5"):
+        dataset.source.probe(items, dataset)
 
 
 def test_a_wrong_vocab_size_is_an_error_with_the_right_one(tmp_path):

@@ -22,7 +22,7 @@ from spider.config import ConfigError, load_config
 from spider.data.encode import encode_part
 from spider.data.split import is_validation
 from spider.sources import local
-from spider.sources.local import import_local
+from spider.sources.local import LocalSource, import_local
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
 
@@ -110,8 +110,6 @@ def test_other_columns_can_hold_text_and_id(tmp_path):
 
 def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path):
     output = tmp_path / "out/o.parquet"
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "blank.jsonl").write_text("\n")
     (tmp_path / "a.docx").write_text("x")
     (tmp_path / "torn.json.gz").write_bytes(gzip.compress(json.dumps(os.urandom(5000).hex()).encode())[:-20])
     (tmp_path / "plain.csv.gz").write_bytes(b"not compressed at all")
@@ -121,8 +119,6 @@ def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path):
     (tmp_path / "plain.jsonl.zst").write_bytes(b"not compressed at all")
     cases = {
         "missing.jsonl": "no such file or folder",
-        "empty": "holds no documents",
-        "blank.jsonl": "holds no documents",
         "a.docx": "unknown kind of file; give .parquet, .arrow, .feather, .jsonl",
         "torn.json.gz": "the gzip file is truncated",
         "plain.csv.gz": "not a valid gzip file",
@@ -136,6 +132,95 @@ def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path):
             import_local(tmp_path / name, output, dataset())
         assert name in str(error.value)
         assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b""),
+        ("a.jsonl", b"\n \n"),
+        ("a.jsonl", "\ufeff".encode()),
+        ("a.json", b"[]"),
+        ("a.csv", b""),
+        ("a.csv", b"text,id\n"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0)),
+        ("a.json.zst", zstandard.compress(b"")),
+    ],
+)
+def test_a_file_without_documents_is_a_note(tmp_path, caplog, name, content):
+    (tmp_path / name).write_bytes(content)
+    by_url = dataset(split_by={"column": "url"})
+    import_local(tmp_path / name, tmp_path / "o.parquet", by_url)
+    assert pq.read_table(tmp_path / "o.parquet").column_names == ["text", "id", "url"]
+    assert rows_of(tmp_path / "o.parquet") == []
+    assert f"{name}: holds no documents" in caplog.text
+    assert encode_part(tmp_path / "o.parquet", tmp_path / "out", "000", by_url)["train"]["documents"] == 0
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.compress], ids=["", ".gz", ".zst"])
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv"])
+def test_another_coding_than_utf8_is_refused(tmp_path, name, coding, packed):
+    source = tmp_path / (name + {bytes: "", gzip.compress: ".gz"}.get(packed, ".zst"))
+    source.write_bytes(packed('[{"text": "één"}]'.encode(coding)))
+    with pytest.raises(ValueError, match=rf"{source.name}: is UTF-16 or UTF-32; export it as UTF-8"):
+        import_local(source, tmp_path / "o.parquet", dataset())
+    mine = LocalSource(kind="local", files=[str(source)])
+    with pytest.raises(ValueError, match="is UTF-16 or UTF-32"):
+        mine.probe(mine.items(), dataset())
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/a.txt").write_bytes("\ufeffone".encode())
+    for source in (tmp_path / "t", tmp_path / "t/a.txt"):
+        import_local(source, tmp_path / "o.parquet", dataset())
+        assert rows_of(tmp_path / "o.parquet") == [{"text": "one", "id": "a.txt"}]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("separator", "text", "expected"),
+    [
+        ("\n\n", "\ufeffone\n\ntwo\nlines\n\n\n\n \n\nthrée\n", ["one", "two\nlines", "thrée\n"]),
+        ("\n\n", "one\r\n\r\ntwo\r\nlines\r\n\r\n", ["one", "two\r\nlines"]),
+        ("<|endoftext|>", "a<|endoftext|>b < c | d<|endoftext|>", ["a", "b < c | d"]),
+        ("\n---\n", "a\n---\nb---\n", ["a", "b---\n"]),
+        ("§", "one", ["one"]),
+    ],
+)
+def test_a_text_is_cut_at_a_separator(tmp_path, monkeypatch, chunk, separator, text, expected):
+    monkeypatch.setattr(local, "CHUNK", chunk)
+    cut = dataset(separator=separator)
+    (tmp_path / "t/deep").mkdir(parents=True)
+    (tmp_path / "t/deep/a.txt").write_bytes(text.encode())
+    (tmp_path / "t/b.txt.gz").write_bytes(
+        gzip.compress(b"\xff" + text.encode().removeprefix(b"\xef\xbb\xbf"))
+    )
+    import_local(tmp_path / "t/deep/a.txt", tmp_path / "o.parquet", cut)
+    rows = [{"text": one, "id": f"a.txt#{i}"} for i, one in enumerate(expected, 1)]
+    assert rows_of(tmp_path / "o.parquet") == rows
+    import_local(tmp_path / "t", tmp_path / "o.parquet", cut)
+    ids = [f"{name}#{row['id'].partition('#')[2]}" for name in ("b.txt.gz", "deep/a.txt") for row in rows]
+    assert [row["id"] for row in rows_of(tmp_path / "o.parquet")] == ids
+    assert rows_of(tmp_path / "o.parquet")[0]["text"] == "\ufffd" + expected[0]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_odd_values_in_a_field_that_nobody_reads(tmp_path, name):
+    digits, lines = "7" * 5000, ["{%s}", '{"text": "two", "id": 2}']
+    lines[0] %= f'"text": "one", "id": {digits}, "n": {digits}, "m": -{digits}, "x": [1e999, 1.{digits}, NaN]'
+    write = "\n".join if name == "a.jsonl" else lambda rows: f"[{','.join(rows)}]"
+    (tmp_path / name).write_text(write(lines))
+    import_local(tmp_path / name, tmp_path / "o.parquet", dataset())
+    assert rows_of(tmp_path / "o.parquet") == [{"text": "one", "id": digits}, {"text": "two", "id": "2"}]
+    nested = '{"text": "deep", "x": %s}' % ("[" * 100_000 + "]" * 100_000)
+    (tmp_path / name).write_text(write([*lines, nested]).replace(nested, "\n" * (name == "a.json") + nested))
+    where = "line 3" if name == "a.jsonl" else "line 2"
+    with pytest.raises(
+        ValueError, match=rf"{name}, {where}: not valid JSON \(too many brackets in each other"
+    ):
+        import_local(tmp_path / name, tmp_path / "o.parquet", dataset())
 
 
 DOCUMENTS = [
