@@ -25,7 +25,7 @@ from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.data.store import is_stored
-from spider.doctor import obstacles
+from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
 from spider.files import digest
 from spider.processes.bounds import bounds
@@ -256,6 +256,20 @@ def warn_of_future():
 
 if IS_DRY_RUN:
     atexit.register(warn_of_future)
+
+
+def say_own_files():
+    """Print a line for each dataset of the user's own files that this invocation needs."""
+    if workflow.dag is None:  # the Snakefile has an error
+        return
+    needed = {job.wildcards.dataset for job in workflow.dag.jobs if job.rule.name == "index"}
+    for line in (checked(own_text, CONFIG, RESULTS, name) for name in CONFIG.datasets if name in needed):
+        if line:
+            print(line, file=sys.stderr)
+
+
+if IS_DRY_RUN:
+    atexit.register(say_own_files)
 
 
 def refuse_hopeless():
@@ -696,6 +710,7 @@ def begin():
     """Write the configuration, and open the tracked run of this invocation, before its first job."""
     checked(write_config, RESULTS, config)
     progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
+    say_own_files()
     if CONFIG.strict_code:
         warn_of_other_code()
     tracking.open_pipeline(RESULTS, CONFIG)

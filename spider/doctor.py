@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module, metadata, util
 from pathlib import Path
@@ -23,7 +24,9 @@ import yaml
 
 from spider.cluster import advice, partitions
 from spider.config import Config
+from spider.config.listing import once
 from spider.data.store import is_stored
+from spider.files import read_json
 from spider.processes.bounds import bounds
 from spider.report.formatting import quantity
 from spider.results import Results
@@ -86,6 +89,27 @@ def obstacles(config: Config, root: Path, items: Mapping[str, list[str]]) -> lis
     checks |= {f"datasets.{name}.cleaning": partial(_protected, config, name) for name in items}
     found = [*_findings(checks, LIMIT), *_findings({"results": partial(_disk, Results(root), sizes)}, LIMIT)]
     return [f"{one.subject}: {one.text}" for one in found if one.mark == "problem"]
+
+
+def own_text(config: Config, root: Path, name: str) -> str:
+    """Return a line about the user's own files of a dataset, and what is left out; empty if it has none.
+
+    The documents are known once the files are encoded.
+    """
+    source = config.dataset(name).source
+    files = once(file for item in config.parts(name).values() for file in source.own_files(item))
+    found = {file: os.stat(file) for file in files if os.path.exists(file)}
+    if not found:
+        return ""
+    counts = f"{len(files):,} files, {quantity(sum(one.st_size for one in found.values()), 'B')}"
+    made = Results(root).shards(name) / "metadata.json"
+    with suppress(OSError, ValueError, KeyError):  # Another check reports a damaged file.
+        if made.stat().st_mtime >= max(one.st_mtime for one in found.values()):
+            documents = sum(split["documents"] for split in read_json(made)["splits"].values())
+            counts += f", {documents:,} documents"
+    left_out = source.left_out() | {"empty": [file for file, one in found.items() if not one.st_size]}
+    reasons = [f"{len(some):,} {why} ({', '.join(some[:3])})" for why, some in left_out.items() if some]
+    return f"datasets.{name}: {counts}" + f"; left out: {', '.join(reasons)}" * bool(reasons)
 
 
 def _findings(checks: Mapping[str, Check], seconds: float) -> Iterator[Finding]:

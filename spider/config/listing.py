@@ -77,14 +77,16 @@ def list_files(patterns: list[str]) -> Listing:
                 else:
                     seen.add(file)
                     files.setdefault(item, []).append(name)
-    for reason, paths in left_out.items():
-        left_out[reason] = [one for one in once(paths) if reason == REPEATED or same_file(one) not in seen]
-    return Listing(files, {reason: paths for reason, paths in left_out.items() if paths})
+    for reason, paths in sorted(left_out.items()):
+        unread = [one for one in once(sorted(paths)) if reason == REPEATED or same_file(one) not in seen]
+        left_out.pop(reason)
+        left_out |= {reason: unread} if unread else {}
+    return Listing(files, left_out)
 
 
 def _parts_of(folder: str, left_out: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return what the parts of a folder are imported from: its files, or the folder itself for texts."""
-    found = [str(path) for path in files_below(Path(folder), left_out)]
+    found = [str(path) for path in below(Path(folder), left_out)]
     texts = [path for path in found if kind_of(path) == ".txt"]
     others = [path for path in found if kind_of(path) != ".txt"]
     if texts and others:
@@ -95,23 +97,18 @@ def _parts_of(folder: str, left_out: dict[str, list[str]]) -> dict[str, list[str
 
 def texts_in(folder: Path) -> list[Path]:
     """Return the texts in a folder and below it, in order of their paths; hidden files are left out."""
-    return [path for path in files_below(folder) if kind_of(path.name) == ".txt"]
+    return [path for path in below(folder, {}) if kind_of(path.name) == ".txt"]
 
 
-def files_below(folder: Path, left_out: dict[str, list[str]] | None = None) -> list[Path]:
+def below(folder: Path, left_out: dict[str, list[str]]) -> list[Path]:
     """Return the files of known kinds in a folder and below it, in order of their paths; add the others."""
     found = []
     for entry in walk(str(folder)):
-        if entry.name.startswith("."):
-            reason = HIDDEN
-        elif entry.is_dir():
-            reason = LINKED if entry.is_symlink() else ""
-        elif kind_of(entry.name):
-            reason = ""
+        hidden, linked = entry.name.startswith("."), entry.is_symlink()
+        if not entry.is_dir() and not hidden and kind_of(entry.name):
             found.append(Path(entry.path))
-        else:
-            reason = UNKNOWN
-        if reason and left_out is not None:
+        elif hidden or linked or not entry.is_dir():
+            reason = HIDDEN if hidden else LINKED if entry.is_dir() else UNKNOWN
             left_out.setdefault(reason, []).append(entry.path)
     return sorted(found, key=Path.as_posix)
 
@@ -186,12 +183,12 @@ def _matches(folder: str, names: list[str]) -> Iterator[str]:
         entries = [one for one in _inside(folder) if name.startswith(".") or not _hidden(one)]
         found = [folder + one.name for one in entries if written.match(one.name)]
     else:
-        below = [one for one in walk(folder) if not _hidden(one)]
+        inside = [one for one in walk(folder) if not _hidden(one)]
         if rest in ([], ["*"]):  # all files, so no folder is read whole
-            yield from (one.path for one in below if not one.is_dir())
+            yield from (one.path for one in inside if not one.is_dir())
             return
         yield from _matches(folder, rest)
-        found = [one.path for one in below if one.is_dir()]  # a link to one too, but nothing deeper in it
+        found = [one.path for one in inside if one.is_dir()]  # a link to one too, but nothing deeper in it
     for path in found:
         if rest:
             yield from _matches(f"{path}/", rest)

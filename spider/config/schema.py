@@ -269,35 +269,28 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: {error}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses a key that a mapping has twice, where `yaml` and Snakemake take the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.tag != "tag:yaml.org,2002:merge":
+                key, line = self.construct_object(name), name.start_mark.line + 1
+                if key in lines:
+                    both = f"line {lines[key]} and again in line {line}"
+                    raise ConfigError(f"the key {key!r} is given in {both}; remove or rename one")
+                lines[key] = line
+        return node
+
+
 def _parsed(text: str) -> Any:
-    """Parse YAML. Raise `ConfigError` for a key that is there twice, where `yaml` takes the last."""
+    """Parse YAML or JSON. Raise `ConfigError` for a key that is there twice."""
     with suppress(ValueError):
         json.loads(text)
         text = text.replace("\t", " ")  # Tabs may stand between the tokens of JSON, and not of YAML.
-    loader = yaml.SafeLoader(text)
-    root = loader.get_single_node()
-    waiting: list[tuple[tuple[Any, ...], Any]] = [((), root)]
-    seen = set()
-    while waiting:
-        where, node = waiting.pop()
-        if id(node) in seen:  # by an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += (((*where, i), value) for i, value in enumerate(node.value))
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[Any, int] = {}
-            for name, value in node.value:
-                if not isinstance(name, yaml.ScalarNode) or name.tag == "tag:yaml.org,2002:merge":
-                    waiting.append((where, value))
-                    continue
-                key, line = loader.construct_object(name), name.start_mark.line + 1
-                if key in lines:
-                    both = f"line {lines[key]} and again in line {line}"
-                    raise ConfigError(f"{key_path((*where, key))}: is given in {both}; remove or rename one")
-                lines[key] = line
-                waiting.append(((*where, key), value))
-    return None if root is None else loader.construct_document(root)
+    return yaml.load(text, _Loader)
 
 
 def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) -> Config:

@@ -319,10 +319,8 @@ def _batches(
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
                     nulls = pa.nulls(len(batch), pa.large_string())
                     texts, ids, groups, answers = (
-                        as_text(batch[wanted[setting]], is_id=setting == "id_column")
-                        if setting in wanted
-                        else nulls
-                        for setting in ("text_column", "id_column", "split_by.column", "answer_column")
+                        as_text(batch[wanted[one]], is_id=one == "id_column") if one in wanted else nulls
+                        for one in ("text_column", "id_column", "split_by.column", "answer_column")
                     )
                     texts = _asked(texts, answers) if dataset.answer_column else texts
                     at = np.arange(counts["read"], counts["read"] + len(batch), dtype=np.uint32)

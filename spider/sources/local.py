@@ -30,16 +30,7 @@ from pydantic import Field
 
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Files
-from spider.config.listing import (
-    ARROW,
-    COMPRESSIBLE,
-    KINDS,
-    Listing,
-    files_below,
-    kind_of,
-    list_files,
-    texts_in,
-)
+from spider.config.listing import ARROW, COMPRESSIBLE, KINDS, Listing, below, kind_of, list_files, texts_in
 from spider.config.take import TakingSource
 from spider.config.tasks import strings_in
 from spider.files import replacing
@@ -336,7 +327,7 @@ def files_of(path: Path) -> list[Path]:
     """Return a file, or the files of known kinds in a folder and below it; `ValueError` if there is none."""
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
-    found = files_below(path) if path.is_dir() else [path]
+    found = below(path, {}) if path.is_dir() else [path]
     if not found:
         raise ValueError(f"{path}: holds no file of a known kind; give {KINDS}")
     for file in found:

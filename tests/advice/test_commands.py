@@ -174,6 +174,26 @@ def test_documents_are_held_out(here, phrase, broken, remedy):
     spider(*encode(remedy))
 
 
+def test_a_single_text_is_cut_and_an_empty_one_gets_text(here):
+    def index(text: str, **changes: Any) -> tuple[object, ...]:
+        Path("book.txt").write_text(text)
+        source = {"kind": "local", "files": ["book.txt"]}
+        configure(datasets__toy__source=source, **{f"datasets__toy__{key}": changes[key] for key in changes})
+        raw = Path("results/raw/toy/000.parquet")
+        raw.unlink(missing_ok=True)
+        spider("data", "download", "toy", "000", "--output", raw)
+        spider("data", "encode", "toy", "000", raw)
+        return "data", "index", "toy", "--output", SHARDS / "metadata.json"
+
+    paragraphs = "\n\n".join(f"The text of paragraph {i}." for i in range(300))
+    said = refusal(*index(paragraphs))
+    advised(said, "cli/data.py", "or set datasets.{}.separator, which cuts a .txt into documents")
+    spider(*index(paragraphs, separator="\n\n"))
+    said = refusal(*index(""))
+    advised(said, "cli/data.py", "datasets.{}.source: holds no document; name files with text")
+    spider(*index(paragraphs, separator="\n\n"))
+
+
 def test_the_configuration_of_a_source_of_ones_own_is_passed(here, monkeypatch):
     monkeypatch.setattr("spider.config.imports._allowed", set())  # another test may have named the source
     with refused(

@@ -684,7 +684,7 @@ def test_one_of_two_equal_settings_is_enough():
 def test_one_of_two_equal_keys_is_removed_or_renamed(tmp_path):
     blocks = ["datasets: {docs: {source: {kind: pydocs}}}\n", f"runs: {json.dumps(BASE['runs'])}\n"]
     (config := tmp_path / "c.yaml").write_text("".join([*blocks, *blocks]))
-    with refused("config/schema.py", "{}: is given in {}; remove or rename one", error=ConfigError):
+    with refused("config/schema.py", "the key {} is given in {}; remove or rename one", error=ConfigError):
         load_config(config)
     config.write_text("".join(blocks))
     load_config(config)

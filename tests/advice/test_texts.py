@@ -62,6 +62,12 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             (("a.jsonl.gz", gzip.compress(LINES * 9)), {}),
         ),
         ("{}: {} after row {}; copy it again", ("a.arrow", arrow()[:-50]), {}, (("a.arrow", arrow()), {})),
+        (
+            "{}: is UTF-16 or UTF-32; export it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+            ("a.jsonl", LINES.decode().encode("utf-16")),
+            {},
+            (("a.jsonl", LINES), {}),
+        ),
         ("{}, {}; correct the file{}", ("a.jsonl", LINES + b"{"), {}, (("a.jsonl", LINES), {})),
         (
             "{}: a text has no column {}; {}, or leave {} out",

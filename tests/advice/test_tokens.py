@@ -43,6 +43,9 @@ def test_the_model_and_the_shards_are_given_as_the_messages_say(tmp_path):
         imported(tmp_path)
     aside.rename(first)
     whole = first.read_bytes()
+    shard(first, [token for token in stream(["of the"]) if token != BOS])
+    with refused("sources/tokens.py", "export the shards with it, or give the model of these shards"):
+        imported(tmp_path)
     shard(first, [*stream(["of the"]), 60_000])
     with refused("sources/tokens.py", "but the model has {} pieces; give the model of these shards"):
         imported(tmp_path)

@@ -134,6 +134,26 @@ def test_an_edit_of_any_file_of_a_bundle_of_questions_scores_again(trained):
     assert trained.planned(evaluation) == {"evaluate": 1}
 
 
+def test_planning_says_which_own_files_are_read(workflow):
+    """Once, by the process that plans, whether it is a dry run or not."""
+    (folder := workflow.folder / "g").mkdir()
+    text = (workflow.folder / "text.jsonl").rename(folder / "text.jsonl")
+    for name in ("README.md", ".hidden.jsonl", "empty.jsonl"):
+        (folder / name).touch()
+    workflow.config["datasets"]["text"]["source"]["files"] = ["g", "g/text.jsonl"]
+    left_out = [
+        "1 hidden (g/.hidden.jsonl)",
+        "1 named again (g/text.jsonl)",
+        "1 of another kind (g/README.md)",
+        "1 empty (g/empty.jsonl)",
+    ]
+    for arguments, documents in ((["--dry-run"], ""), ([], ""), (["--dry-run"], ", 200 documents")):
+        output = workflow("datasets/text", *arguments)
+        size = f"{text.stat().st_size / 1000:.3g} kB"
+        said = f"datasets.text: 2 files, {size}{documents}; left out: {', '.join(left_out)}"
+        assert [line for line in output.splitlines() if line.startswith("datasets.")] == [said]
+
+
 def test_a_source_without_files_is_named_without_a_traceback(workflow):
     workflow.config["datasets"]["text"]["source"]["files"] = ["nowhere/*.jsonl"]
     output = workflow("--dry-run", fails=True)

@@ -129,7 +129,7 @@ def test_a_key_that_is_there_twice_is_refused_when_the_workflow_is_planned(workf
     """Snakemake parses the configuration itself, and takes the last one."""
     (more := workflow.folder / "more.json").write_text('{\n\t"results": "a",\n\t"results": "b"\n}')
     output = workflow("--dry-run", "--configfile", "config.yaml", "more.json", fails=True)
-    assert f"error: {more}: results: is given in line 2 and again in line 3" in output
+    assert f"error: {more}: the key 'results' is given in line 2 and again in line 3" in output
     assert "Traceback" not in output
 
 

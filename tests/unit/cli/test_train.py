@@ -296,7 +296,7 @@ def test_a_model_is_chosen_before_its_parts_are_set(project):
         ("lr=[1", "lr=[1: '[1' is not valid YAML"),
         (
             'ema={"decay":0.1,"decay":0.2}',
-            "decay: is given in line 1 and again in line 1; remove or rename one",
+            "the key 'decay' is given in line 1 and again in line 1; remove or rename one",
         ),
         ("lr=fast", "lr=fast: must be a number (got 'fast')"),
         ("model.hidden=-1", "model.hidden=-1: must be positive (got -1)"),

@@ -344,12 +344,12 @@ def test_a_file_that_is_not_yaml_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("runs: 1\ndatasets:\n  a: 1\n  b: 2\n  a: 3", "datasets.a: is given in line 3 and again in line 5"),
-        ("results: a\n'results': b", "results: is given in line 1 and again in line 2"),
-        ("a: [1, {b: {c: 1, d: 2,\n  c: 3}}]", "a[1].b.c: is given in line 1 and again in line 2"),
-        ("a: {<<: {b: 1,\n b: 2}}", "a.b: is given in line 1 and again in line 2"),
-        ("1: a\n0x1: b", "[1]: is given in line 1 and again in line 2"),
-        ('{\n\t"runs": {"a": 1,\n\t\t"a": 2}}', "runs.a: is given in line 2 and again in line 3"),
+        ("runs: 1\ndatasets:\n  a: 1\n  b: 2\n  a: 3", "the key 'a' is given in line 3 and again in line 5"),
+        ("results: a\n'results': b", "the key 'results' is given in line 1 and again in line 2"),
+        ("a: [1, {b: {c: 1, d: 2,\n  c: 3}}]", "the key 'c' is given in line 1 and again in line 2"),
+        ("a: {<<: {b: 1,\n b: 2}}", "the key 'b' is given in line 1 and again in line 2"),
+        ("1: a\n0x1: b", "the key 1 is given in line 1 and again in line 2"),
+        ('{\n\t"runs": {"a": 1,\n\t\t"a": 2}}', "the key 'a' is given in line 2 and again in line 3"),
     ],
 )
 def test_a_key_that_is_there_twice_is_refused_with_both_lines(tmp_path, text, message):
