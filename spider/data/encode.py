@@ -386,7 +386,8 @@ def require_strings(schema: pa.Schema, file: object, setting: str, column: str) 
     require_column(schema, file, setting, column)
     kind = schema.field(column).type
     if pa.types.is_nested(_stored(kind)) if setting == "id_column" else not _is_one(kind, _TEXTS):
-        raise ValueError(f"{file}: column {column!r} holds {kind}, not strings; set {setting} to another")
+        remedy = f"set {setting} to another, or write a column of text into the file"
+        raise ValueError(f"{file}: column {column!r} holds {kind}, not strings; {remedy}")
 
 
 _STRINGS = ("string", "large_string", "string_view", "null")

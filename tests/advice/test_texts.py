@@ -109,10 +109,11 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             (("a.parquet", parquet(text=["one"])), {}),
         ),
         (
-            "{}: column {} holds {}, not strings; set {} to another",
-            ("a.parquet", parquet(text=[1], body=["one"])),
+            "set {} to another, or write a column of text into the file",
+            ("a.parquet", parquet(text=[{"body": "one"}], body=["one"])),
             {},
-            (("a.parquet", parquet(text=[1], body=["one"])), {"text_column": "body"}),
+            (("a.parquet", parquet(text=[{"body": "one"}], body=["one"])), {"text_column": "body"}),
+            (("a.parquet", parquet(text=["one"])), {}),
         ),
         (
             "copy {} again",
