@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,9 @@ from spider.data.split import group_key, hash_keys, salted, split_masks, truncat
 from spider.files import replacing, write_bytes, write_json
 from spider.pace import Pace
 from spider.tokens import BYTES, Tokens
+
+if TYPE_CHECKING:
+    from spider.data.remote import RemoteFile
 
 logger = logging.getLogger(__name__)
 
@@ -124,19 +127,20 @@ class Encoded(NamedTuple):
 
 
 def encoded(
-    parquet: Path,
+    parquet: Path | RemoteFile,
     dataset: Dataset,
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
     moved: tuple[np.ndarray, np.ndarray] | None = None,
     until: int | None = None,
+    first: int = 0,
 ) -> Iterator[Encoded]:
     """Yield each document of the shards that `encode_part` writes, or those of the rows before ``until``.
 
-    The other arguments are those of `encode_part`.
+    Row groups before the row ``first`` are not read. The other arguments are those of `encode_part`.
     """
     encode = _encoder(dataset, tokens)
-    for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved):
+    for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved, first):
         wanted = np.full(len(found.rows), True) if until is None else np.asarray(found.rows) < until
         if len(wanted) and not wanted.any():
             return
@@ -197,25 +201,31 @@ class Documents(NamedTuple):
 
 
 def read_documents(
-    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None = None
+    parquet: Path | RemoteFile,
+    dataset: Dataset,
+    counts: dict[str, Any],
+    rows: np.ndarray | None = None,
+    first: int = 0,
 ) -> Iterator[Documents]:
     """Yield batches of the documents that meet the filters and are not empty, and count all others.
 
-    With ``rows``, only these are read, from the row groups that have them.
+    With ``rows``, only these are read, from the row groups that have them, and with ``first`` the rows from
+    there on.
 
     Raises:
         ValueError: the file is missing or incomplete, it lacks a column, a column does not fit its filter, or
             a row is not a conversation.
     """
-    for documents in _batches(parquet, dataset, counts, rows):
+    for documents in _batches(parquet, dataset, counts, rows, first):
         if rows is not None:
             documents = documents.filter(pa.array(np.isin(documents.rows, rows)))
+        documents = documents.filter(pa.array(documents.rows >= first))
         if dataset.format == "chat":
             _check_chat(documents, parquet)
         yield _without_blank(documents, counts)
 
 
-def _check_chat(documents: Documents, parquet: Path) -> None:
+def _check_chat(documents: Documents, parquet: object) -> None:
     for text, row in zip(documents.texts.to_pylist(), documents.rows.tolist(), strict=True):
         try:
             chat.parse(text or "[]")
@@ -224,19 +234,20 @@ def _check_chat(documents: Documents, parquet: Path) -> None:
 
 
 def _split(
-    parquet: Path,
+    parquet: Path | RemoteFile,
     dataset: Dataset,
     rows: dict[str, Any],
     id_hashes: list[np.ndarray],
     removed: Mapping[str, np.ndarray] | None = None,
     moved: tuple[np.ndarray, np.ndarray] | None = None,
+    first: int = 0,
 ) -> Iterator[tuple[Documents, dict[str, np.ndarray], list[bytes]]]:
     """Yield batches of documents, a mask for each split, and their groups under ``split_by``.
 
     This counts rows and collects the hashes of their ids.
     """
     leaving = _Leaving(removed or {})
-    for documents in read_documents(parquet, dataset, rows):
+    for documents in read_documents(parquet, dataset, rows, first=first):
         documents = leaving(documents)
         of_ids, hashes, names = split_hashes(documents, dataset)
         if rows["read"] <= DUPLICATE_ROWS:
@@ -283,7 +294,7 @@ class _Leaving:
         self._found += len(keep) - keep.true_count
         return documents.filter(keep)
 
-    def check(self, parquet: Path) -> None:
+    def check(self, parquet: object) -> None:
         """Raise `ValueError` if a document to leave out was not read."""
         if self._found != len(self._rows):
             found = f"{self._found:,} of the {len(self._rows):,} documents that were removed from it"
@@ -291,7 +302,7 @@ class _Leaving:
 
 
 def _batches(
-    parquet: Path, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None
+    parquet: Path | RemoteFile, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None, first: int
 ) -> Iterator[Documents]:
     """Yield batches of the rows that meet the filters, and count all rows and the others by their filter.
 
@@ -301,7 +312,7 @@ def _batches(
     filters = dataset.filters
     left_out = Counter({one.written: 0 for one in filters})
     try:
-        with pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20) as file:
+        with _opened(parquet) as file:
             wanted = columns_in(file.schema_arrow, parquet, dataset)
             if "id_column" not in wanted:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
@@ -310,10 +321,10 @@ def _batches(
             pace = Pace("read {done} of {total} documents", file.metadata.num_rows)
             for row_group in range(file.num_row_groups):
                 group = file.metadata.row_group(row_group)
-                if rows is not None and not np.any(
-                    (rows >= counts["read"]) & (rows < counts["read"] + group.num_rows)
-                ):
-                    counts["read"] += group.num_rows
+                end = counts["read"] + group.num_rows
+                wanted_rows = rows is None or np.any((rows >= counts["read"]) & (rows < end))
+                if end <= first or not wanted_rows:
+                    counts["read"] = end
                     continue
                 size = _rows_per_batch(group, dataset.text_column)
                 for batch in file.iter_batches(size, [row_group], columns, use_threads=False):
@@ -335,12 +346,21 @@ def _batches(
             f"{parquet}: no such file; download it first (with temp: true it is deleted after encoding)"
         ) from None
     except (pa.ArrowException, OSError) as error:
-        own = parquet.is_symlink()  # to a file of the user, which another download would leave as it is
-        remedy = f"copy {parquet.resolve()} again" if own else "delete it and download it again"
+        remedy = "delete it and download it again"
+        if not isinstance(parquet, Path):
+            remedy = "run again to continue; if it happens again, leave it out, or name another revision"
+        elif parquet.is_symlink():  # to a file of the user, which another download would leave as it is
+            remedy = f"copy {parquet.resolve()} again"
         problem = f"not a complete parquet file (row group {row_group}: {str(error).splitlines()[0]})"
         raise ValueError(f"{parquet}: {problem}; {remedy}") from None
     if filters:
         counts["left_out"] = dict(left_out)
+
+
+def _opened(parquet: Path | RemoteFile) -> pq.ParquetFile:
+    if isinstance(parquet, Path):
+        return pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20)
+    return parquet.parquet()
 
 
 def _asked(questions: pa.Array, answers: pa.Array) -> pa.Array:

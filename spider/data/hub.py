@@ -307,10 +307,13 @@ def _from_cache(file: HubFile, output: Path, patience: Patience) -> None:
 def cached(file: HubFile, patience: Patience) -> Path:
     """Return the path of a file in the library's cache. Raises `DownloadError` if it is absent or corrupt."""
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision, "local_files_only": True}
-    blob = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where))).resolve()
-    # A blob's name is the hash of its content, if the cache's file system supports links.
-    kind = {40: "git", 64: "sha256"}.get(len(blob.name))
-    expected = f"{kind}:{blob.name}"
+    found = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where)))
+    blob = found.resolve()
+    # The first link leads to the hub's hash. For a file of Xet that is a link too, to a hash of another kind.
+    # A cache without links has no hash.
+    name = found.readlink().name if found.is_symlink() else ""
+    kind = {40: "git", 64: "sha256"}.get(len(name))
+    expected = f"{kind}:{name}"
     if kind and (got := _hash_like(expected, blob)) != expected:
         raise DownloadError(
             f"{file}: the cached copy {blob} is corrupt, expected {expected} but got {got}; delete it and "

@@ -41,16 +41,21 @@ T = TypeVar("T")
 
 
 class RemoteFile(io.RawIOBase):
-    """A file of the hub, whose ranges are read from a folder or requested and stored there."""
+    """A file of the hub, whose ranges are requested, or read from a folder where they are stored.
 
-    def __init__(self, file: HubFile, size: int, expected: str, folder: Path, patience: Patience) -> None:
+    Without a folder none is stored.
+    """
+
+    def __init__(
+        self, file: HubFile, size: int, expected: str, folder: Path | None, patience: Patience
+    ) -> None:
         super().__init__()
         self.file = file
         self.used: list[Path] = []
         """Ranges that were read since the list was cleared."""
         self._size = size
         self._expected = expected
-        self._folder = folder / expected.partition(":")[2]
+        self._folder = folder and folder / expected.partition(":")[2]
         self._patience = patience
         self._at = 0
 
@@ -77,12 +82,26 @@ class RemoteFile(io.RawIOBase):
             self._at = end
         return self._at - begin
 
+    def __str__(self) -> str:
+        return str(self.file)
+
+    def parquet(self) -> pq.ParquetFile:
+        """Return the file as parquet. A request reads what is needed of one column of a row group.
+
+        Raises `DownloadError` if the footer does not decode.
+        """
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": hub.CHUNK_BYTES}
+        opened = partial(pq.ParquetFile, self, page_checksum_verification=True, **options)
+        return _decoded(self, "the footer", opened)
+
     def _range(self, begin: int, end: int) -> bytes:
+        request = partial(hub.read_range, self.file, begin, end, self._expected)
+        if self._folder is None:
+            return self._patience.call(self.file, request)
         path = self._folder / f"{begin}-{end}"
         self.used.append(path)
         if path.exists():
             return path.read_bytes()
-        request = partial(hub.read_range, self.file, begin, end, self._expected)
         data = self._patience.call(self.file, request)
         write_bytes(path, data)
         return data
@@ -135,8 +154,7 @@ class RemoteFiles:
                 locked = {one.name: one.hash for one in self._lock.files}[name] if self._lock else None
                 size, expected = hub.look_up(file, self._patience, locked)
                 remote = RemoteFile(file, size, expected, folder, self._patience)
-                opened = partial(pq.ParquetFile, remote, page_checksum_verification=True)
-                parquet = _decoded(remote, "the footer", opened)
+                parquet = remote.parquet()
             self._opened[name] = parquet, remote
         return self._opened[name][0]
 
