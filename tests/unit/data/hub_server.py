@@ -58,6 +58,10 @@ class Hub:
     revision: str = REVISION
     small: set[str] = field(default_factory=set)
     """Files that are not in large-file storage: no sha256, only a git blob id."""
+    xet: dict[str, str] = field(default_factory=dict)
+    """Xet hashes of the files that Xet stores."""
+    xet_store: str = ""
+    """Address of its storage; `hf_xet` knows ``local://`` and a folder."""
     declared_sizes: dict[str, int] = field(default_factory=dict)
     gated: bool = False
     token: str | None = None
@@ -167,6 +171,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(
                 self._listing(inner, "recursive=True" in self.path or "recursive=true" in self.path)
             )
+        if kind == "xet-read-token":
+            token = {"X-Xet-Cas-Url": self.hub.xet_store, "X-Xet-Access-Token": "one"}
+            return self._json({}, headers=token | {"X-Xet-Token-Expiration": str(int(time.time()) + 3600)})
         siblings = [{"rfilename": name} for name in self.hub.files]
         return self._json(
             {
@@ -221,6 +228,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Linked-ETag", f'"{etag}"')
         self.send_header("X-Linked-Size", str(len(data)))
         self.send_header("X-Repo-Commit", self.hub.revision)
+        if name in self.hub.xet:
+            route = f"{self.hub.endpoint}/api/datasets/{self.hub.repo}/xet-read-token/{self.hub.revision}"
+            self.send_header("X-Xet-Hash", self.hub.xet[name])
+            self.send_header("Link", f'<{route}>; rel="xet-auth"')
         self.end_headers()
         if not body:
             return
@@ -242,11 +253,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
 
-    def _json(self, value: Any, status: int = 200) -> None:
+    def _json(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         body = json.dumps(value).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
+        length = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        for key, text in {**length, **(headers or {})}.items():
+            self.send_header(key, text)
         self.end_headers()
         self.wfile.write(body)
 

@@ -210,6 +210,60 @@ def test_offline_uses_the_cache_or_is_an_error(hub, tmp_path):
     assert (tmp_path / "f").read_bytes() == CONTENT and hub.content_requests == 0
 
 
+TO_XET = """
+import sys, hf_xet
+with hf_xet.XetSession().new_upload_commit(endpoint=sys.argv[1]) as commit:
+    upload = commit.start_upload_file(sys.argv[2])
+print(upload.result().xet_info.hash)
+"""
+TO_CACHE = """
+import sys
+from huggingface_hub import hf_hub_download
+print(hf_hub_download(sys.argv[1], sys.argv[3], repo_type="dataset", revision=sys.argv[2]))
+"""
+
+
+def in_process(hub: Hub, home: Path, script: str, *words: str, **more: str) -> str:
+    """Return what a script of the library prints."""
+    env = os.environ | {"HF_HUB_DISABLE_XET": "0", "HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint} | more
+    command = [python(), "-c", script, *words]
+    return subprocess.run(command, env=env, check=True, text=True, capture_output=True).stdout.strip()
+
+
+def test_offline_a_file_of_xet_is_compared_with_the_hash_of_the_hub(hub, tmp_path):
+    """The library keeps it under another hash, in a folder that all repositories of the cache share."""
+    (tmp_path / "content").write_bytes(CONTENT)
+    hub.xet_store = f"local://{tmp_path}/storage"
+    hub.xet[FILE] = in_process(hub, tmp_path / "home", TO_XET, hub.xet_store, str(tmp_path / "content"))
+    of_hub = hashlib.sha256(CONTENT).hexdigest()
+    offline = {"HF_HUB_OFFLINE": "1"}
+    for name in ("first", "again"):
+        link = Path(in_process(hub, tmp_path / "home", TO_CACHE, REPO, REVISION, FILE))
+        stored = link.resolve()
+        assert (link.readlink().name, stored.name) == (of_hub, hub.xet[FILE])
+        assert download(hub, tmp_path / name, env=offline)[0] == 0
+        assert (tmp_path / name).read_bytes() == CONTENT
+        stored.chmod(0o600)
+        stored.write_bytes(CONTENT[:-1] + b"?")
+        message = fails(hub, tmp_path / "damaged", env=offline)
+        assert f"the cached copy {stored} is corrupt, expected sha256:{of_hub}" in message
+        stored.unlink()  # As the message says. The library would link to the damaged copy again.
+    assert hub.content_requests == 0
+
+
+def test_offline_a_cache_without_links_is_read(hub, tmp_path):
+    """Its files have the names of the repository, such as one that is as long as a hash."""
+    name = f"{'a' * 32}.parquet"
+    hub.files |= {name: CONTENT}
+    for links, home in (("0", tmp_path / "home"), ("1", tmp_path / "other/home")):
+        for file in (name, "README.md"):
+            found = in_process(hub, home, TO_CACHE, REPO, REVISION, file, HF_HUB_DISABLE_SYMLINKS=links)
+            assert Path(found).is_symlink() == (links == "0")
+            output = home.with_name(file)
+            assert download(hub, output, file, env={"HF_HUB_OFFLINE": "1"})[0] == 0
+            assert output.read_bytes() == hub.files[file]
+
+
 def test_a_small_disk_is_an_error_before_the_download(hub, tmp_path):
     hub.declared_sizes[FILE] = 1 << 60
     assert "no space left in" in fails(hub, tmp_path / "f")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import REPO, REVISION, Hub, closed_port, serving
 
+from spider.config import Dataset
+from spider.data.encode import encode_part
 from spider.data.split import document_key, is_validation
 from spider.tokens import BYTES
 from tests.forkserver import python
@@ -107,11 +109,7 @@ def test_an_epoch_has_each_training_document_once(uninterrupted):
     windows = np.concatenate([rows for rows, _ in uninterrupted])
     assert windows.shape == (360, SEQ_LEN + 1)
     assert (windows[1:, 0] == windows[:-1, -1]).all(), "windows overlap by one token"
-    stream = [int(windows[0, 0]), *windows[:, 1:].ravel().tolist()]
-    ends = [i for i, token in enumerate(stream) if token == BYTES.eos]
-    documents = [stream[a + 1 : b + 1] for a, b in zip([-1, *ends], ends, strict=False)]
-    assert all(d[0] == BYTES.bos and d[-1] == BYTES.eos for d in documents)
-    seen = [BYTES.decode(d) for d in documents]
+    seen = documents_of(uninterrupted)
     epoch = len(trained_on())
     assert sorted(seen[:epoch]) == sorted(trained_on()) == sorted(seen[epoch : 2 * epoch])
     assert len(trained_on()) < 130
@@ -138,6 +136,7 @@ def later(hub, uninterrupted, tmp_path_factory) -> dict[str, list]:
             {"validation": 0.9999},
             {"split_by": {"column": "url"}},
             {"split_by": {"column": "score"}},
+            {"position": {name: value for name, value in at[3].items() if name != "format"}},
         ],
     }
     found = iter(
@@ -182,7 +181,7 @@ def test_a_held_out_group_is_never_trained_on(later):
 
 
 def test_unusable_columns_are_errors(later):
-    other_seed, other_column, no_file, no_document, no_group, no_text = later["refused"]
+    other_seed, other_column, no_file, no_document, no_group, no_text, _ = later["refused"]
     assert "the position to resume has seed = 1, this run has 2" in other_seed
     assert "no column 'content' (there are: score, text, id)" in other_column
     assert "no such file in the repository; did you mean sample/" in no_file
@@ -199,11 +198,152 @@ def test_a_broken_connection_resumes_and_a_missing_network_is_an_error(hub, tmp_
     assert "cannot reach http://127.0.0.1" in message and len(message.splitlines()) == 1
 
 
-def test_a_damaged_file_is_an_error_with_the_row(hub, tmp_path):
-    whole = parquet(80, 130)
-    middle = len(whole) // 2
-    damaged = whole[:middle] + bytes([255] * 200) + whole[middle + 200 :]
-    with serving({FILES[0]: parquet(0, 80), FILES[1]: damaged}) as server:
+def documents_of(batches: list[tuple[np.ndarray, dict]]) -> list[str]:
+    """Return the documents of consecutive windows, without one that is cut at the end."""
+    windows = np.concatenate([rows for rows, _ in batches])
+    return whole(np.concatenate([windows[0, :1], windows[:, 1:].ravel()]))
+
+
+def whole(tokens: np.ndarray) -> list[str]:
+    *documents, _ = np.split(tokens, np.flatnonzero(tokens == BYTES.eos) + 1)
+    assert all(document[0] == BYTES.bos for document in documents)
+    return [BYTES.decode(document[1:-1]) for document in documents]
+
+
+def written(table: pa.Table, **options: Any) -> bytes:
+    pq.write_table(table, sink := io.BytesIO(), **options)
+    return sink.getvalue()
+
+
+def odd_files() -> dict[str, bytes]:
+    """Return files whose schemas differ in ways that change neither texts nor ids for encoding."""
+    texts = [f"{i}: text" for i in range(300)]
+    numbers = pa.array([str(i) for i in range(60, 90)]).dictionary_encode()
+    some = [None if i % 3 == 0 else "" if i % 3 == 1 else f"{i}" for i in range(90, 120)]
+    tables = [
+        pa.table({"text": texts[:30], "id": range(30)}),
+        pa.table(
+            {"id": [f"00{i}" for i in range(30, 60)], "text": pa.array(texts[30:60], pa.large_string())}
+        ),
+        pa.table({"id": numbers, "more": [[1.0]] * 30, "text": pa.array(texts[60:90], pa.string_view())}),
+        pa.table({"text": texts[90:120], "id": some}),
+        pa.table({"text": pa.array(texts[120:150]).dictionary_encode()}),
+        pa.table({"text": pa.array([], pa.string()), "id": pa.array([], pa.int64())}),
+        pa.table({"text": pa.nulls(3), "id": pa.nulls(3)}),
+        pa.table({"text": [*texts[150:180], "", None], "id": pa.nulls(32)}),
+        pa.table(
+            {"text": texts[180:210], "id": pa.array(range(180, 210), pa.uint64()), "gone": pa.nulls(30)}
+        ),
+        pa.table({"text": texts[210:240], "id": [*range(210, 239), None], "key": uuids(30)}),
+    ]
+    return {f"odd/{i}.parquet": written(table, row_group_size=7) for i, table in enumerate(tables)}
+
+
+def uuids(count: int) -> pa.Array:
+    return pa.ExtensionArray.from_storage(
+        pa.uuid(), pa.array([bytes([i] * 16) for i in range(count)], pa.binary(16))
+    )
+
+
+def test_the_held_out_documents_are_those_of_encode(tmp_path):
+    """In every order of the files, and in the second epoch too."""
+    files = odd_files()
+    dataset = Dataset(source={"kind": "mock"}, validation=VALIDATION)
+    trained_on, held_out = [], []
+    for part, content in enumerate(files.values()):
+        (tmp_path / f"{part}.parquet").write_bytes(content)
+        encode_part(tmp_path / f"{part}.parquet", tmp_path, f"{part}", dataset)
+        trained_on.append(whole(np.fromfile(tmp_path / f"train/{part}.bin", "<u2")))
+        held_out += whole(np.fromfile(tmp_path / f"validation/{part}.bin", "<u2"))
+    assert len(held_out) > 20
+    expected = sorted(chain.from_iterable(trained_on))
+    with serving(files) as server:
+        orders = run(server.endpoint, tmp_path, 24, *({"files": [*files], "seed": seed} for seed in range(6)))
+    for batches in orders:
+        assert isinstance(batches, list), batches
+        seen = documents_of(batches)
+        assert len(seen) > 2 * len(expected)
+        assert sorted(seen[: len(expected)]) == sorted(seen[len(expected) : 2 * len(expected)]) == expected
+    firsts = {documents_of(batches)[0] for batches in orders}
+    assert len(firsts) > 2, "another file begins"
+
+
+def test_an_unusable_file_is_named_before_the_first_window(tmp_path):
+    """Whatever its place in the order of the first epoch."""
+    good = written(pa.table({"text": ["good"] * 9, "id": ["1"] * 9, "url": ["a"] * 9}))
+    bad = {
+        "no_text": (
+            written(pa.table({"id": [1], "url": ["a"]})),
+            "no column 'text' (there are: id, url); set text_column",
+        ),
+        "numbers": (
+            written(pa.table({"text": [1], "url": ["a"]})),
+            "column 'text' holds int64, not strings; set text_column",
+        ),
+        "no_group": (
+            written(pa.table({"text": ["a"]})),
+            "no column 'url' (there are: text); set split_by.column",
+        ),
+        "cut": (good[:-9], "the footer does not decode"),
+        "other": (b"text", "the footer does not decode"),
+    }
+    split_by = {"split_by": {"column": "url", "pattern": "."}}
+    names = ["good/0.parquet", "good/1.parquet"]
+    with serving(
+        {**dict.fromkeys(names, good), **{name: content for name, (content, _) in bad.items()}}
+    ) as server:
+        variants = ({"files": [names[0], name, names[1]], **split_by} for name in bad)
+        messages = run(server.endpoint, tmp_path, 0, *variants)
+    for (name, (_, problem)), message in zip(bad.items(), messages, strict=True):
+        assert (
+            message.startswith(f"{name} of {REPO}@{REVISION}: {problem}") and len(message.splitlines()) == 1
+        )
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_row_group_is_an_error_with_its_file(tmp_path, number):
+    files = {FILES[0]: parquet(0, 80), FILES[1]: parquet(80, 130)}
+    at = pq.ParquetFile(io.BytesIO(files[FILES[number]])).metadata.row_group(1).column(1).data_page_offset
+    whole = files[FILES[number]]
+    files[FILES[number]] = whole[:at] + bytes([255] * 60) + whole[at + 60 :]
+    with serving(files) as server:
         (message,) = run(server.endpoint, tmp_path, 60)
-    assert re.search(r"the stream broke while reading sample/1.parquet after row \d+, epoch 0 \(", message)
-    assert "that file is damaged: leave it out" in message
+    where = f"{FILES[number]} of {REPO}@{REVISION}: not a complete parquet file (row group 1: "
+    assert message.startswith(where) and "run again to continue; if it happens again, leave it out" in message
+
+
+GROUPS, GROUP_BYTES = 20, 200_000
+
+
+def wide() -> bytes:
+    """Return 20 row groups of 200 kB of text, between two columns of as much that nobody reads."""
+    rng = np.random.default_rng(0)
+
+    def column() -> list[str]:
+        return [rng.bytes(GROUP_BYTES // 20).hex()[: GROUP_BYTES // 10] for _ in range(10 * GROUPS)]
+
+    table = pa.table({"before": column(), "text": column(), "id": range(10 * GROUPS), "after": column()})
+    return written(table, row_group_size=10, compression="none", use_dictionary=False)
+
+
+def test_only_the_row_groups_that_are_needed_are_requested(tmp_path):
+    """Footers are 64 kB, read at the beginning and when a file is begun."""
+    options = {"files": ["wide"], "seq_len": 4096, "rows": 1, "validation": 0.0}
+    with serving({"wide": wide()}) as server:
+        ((_, place),) = run(server.endpoint, tmp_path, 1, options)[0]
+        place |= {"row": 10 * GROUPS - 5, "offset": 100}
+        served = []
+        for variant in ({"count": 0}, {"count": 1}, {"count": 1, "position": place}):
+            before = server.served, server.content_requests
+            run(server.endpoint, tmp_path, 1, options | variant)
+            served.append((server.served - before[0], server.content_requests - before[1]))
+    opened, begun, resumed = served
+    assert opened == (1 << 16, 1)
+    for size, requests in (begun, resumed):
+        assert GROUP_BYTES < size - 2 * opened[0] < 1.1 * GROUP_BYTES
+        assert requests == 4, "two footers, texts and ids"
+
+
+def test_a_position_of_another_version_is_refused(later):
+    """The streams of earlier versions had the state of a library as their position."""
+    assert "the position to resume has format = None, this run has 2" in later["refused"][-1]
