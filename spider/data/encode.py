@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -56,9 +56,6 @@ from spider.data.split import group_key, hash_keys, salted, split_masks, truncat
 from spider.files import replacing, write_bytes, write_json
 from spider.pace import Pace
 from spider.tokens import BYTES, Tokens
-
-if TYPE_CHECKING:
-    from spider.data.remote import RemoteFile
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +124,7 @@ class Encoded(NamedTuple):
 
 
 def encoded(
-    parquet: Path | RemoteFile,
+    parquet: Path | RemoteParquet,
     dataset: Dataset,
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
@@ -137,7 +134,8 @@ def encoded(
 ) -> Iterator[Encoded]:
     """Yield each document of the shards that `encode_part` writes, or those of the rows before ``until``.
 
-    Row groups before the row ``first`` are not read. The other arguments are those of `encode_part`.
+    They begin at the row ``first``. Earlier row groups are not read. The other arguments are those of
+    `encode_part`.
     """
     encode = _encoder(dataset, tokens)
     for found, masks, _ in _split(parquet, dataset, row_counts(), [], removed, moved, first):
@@ -178,6 +176,13 @@ def plain_documents(
 # ----------------------------------------------------------------------------------------------- reading
 
 
+class RemoteParquet(Protocol):
+    """A parquet file that is not on this machine. Its text form is its address."""
+
+    def parquet(self) -> pq.ParquetFile:
+        """Return the opened file."""
+
+
 def row_counts() -> dict[str, Any]:
     """Return the counts of the rows of a part before it is read."""
     return {"read": 0, "null": 0, "empty": 0, "truncated": 0, "duplicates": 0}
@@ -201,7 +206,7 @@ class Documents(NamedTuple):
 
 
 def read_documents(
-    parquet: Path | RemoteFile,
+    parquet: Path | RemoteParquet,
     dataset: Dataset,
     counts: dict[str, Any],
     rows: np.ndarray | None = None,
@@ -209,8 +214,8 @@ def read_documents(
 ) -> Iterator[Documents]:
     """Yield batches of the documents that meet the filters and are not empty, and count all others.
 
-    With ``rows``, only these are read, from the row groups that have them, and with ``first`` the rows from
-    there on.
+    With ``rows``, only these are read, from the row groups that have them. With ``first``, only the rows from
+    that one on are read.
 
     Raises:
         ValueError: the file is missing or incomplete, it lacks a column, a column does not fit its filter, or
@@ -234,7 +239,7 @@ def _check_chat(documents: Documents, parquet: object) -> None:
 
 
 def _split(
-    parquet: Path | RemoteFile,
+    parquet: Path | RemoteParquet,
     dataset: Dataset,
     rows: dict[str, Any],
     id_hashes: list[np.ndarray],
@@ -302,7 +307,11 @@ class _Leaving:
 
 
 def _batches(
-    parquet: Path | RemoteFile, dataset: Dataset, counts: dict[str, Any], rows: np.ndarray | None, first: int
+    parquet: Path | RemoteParquet,
+    dataset: Dataset,
+    counts: dict[str, Any],
+    rows: np.ndarray | None,
+    first: int,
 ) -> Iterator[Documents]:
     """Yield batches of the rows that meet the filters, and count all rows and the others by their filter.
 
@@ -357,7 +366,7 @@ def _batches(
         counts["left_out"] = dict(left_out)
 
 
-def _opened(parquet: Path | RemoteFile) -> pq.ParquetFile:
+def _opened(parquet: Path | RemoteParquet) -> pq.ParquetFile:
     if isinstance(parquet, Path):
         return pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20)
     return parquet.parquet()

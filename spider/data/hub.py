@@ -310,7 +310,7 @@ def cached(file: HubFile, patience: Patience) -> Path:
     found = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where)))
     blob = found.resolve()
     # The first link leads to the hub's hash. For a file of Xet that is a link too, to a hash of another kind.
-    # A cache without links has no hash.
+    # Without links the cache does not know the hash.
     name = found.readlink().name if found.is_symlink() else ""
     kind = {40: "git", 64: "sha256"}.get(len(name))
     expected = f"{kind}:{name}"

@@ -86,7 +86,7 @@ class RemoteFile(io.RawIOBase):
         return str(self.file)
 
     def parquet(self) -> pq.ParquetFile:
-        """Return the file as parquet. A request reads what is needed of one column of a row group.
+        """Return the file as parquet, of which each request reads a column of a row group or a part of it.
 
         Raises `DownloadError` if the footer does not decode.
         """
@@ -95,15 +95,14 @@ class RemoteFile(io.RawIOBase):
         return _decoded(self, "the footer", opened)
 
     def _range(self, begin: int, end: int) -> bytes:
-        request = partial(hub.read_range, self.file, begin, end, self._expected)
-        if self._folder is None:
-            return self._patience.call(self.file, request)
-        path = self._folder / f"{begin}-{end}"
-        self.used.append(path)
-        if path.exists():
-            return path.read_bytes()
-        data = self._patience.call(self.file, request)
-        write_bytes(path, data)
+        path = self._folder and self._folder / f"{begin}-{end}"
+        if path:
+            self.used.append(path)
+            if path.exists():
+                return path.read_bytes()
+        data = self._patience.call(self.file, partial(hub.read_range, self.file, begin, end, self._expected))
+        if path:
+            write_bytes(path, data)
         return data
 
 

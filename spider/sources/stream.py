@@ -10,10 +10,7 @@ from spider.sources.hub import HubSource
 
 
 class StreamSource(HubSource):
-    """Train directly from the hub with ``datasets`` streaming, without storing the files.
-
-    Each epoch reads the files in a new order.
-    """
+    """Train directly from the hub, without storing the files. Each epoch reads the files in a new order."""
 
     STREAMED: ClassVar = True
 

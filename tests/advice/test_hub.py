@@ -230,10 +230,11 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
     with refused("data/stream.py", "a stream needs the hub; unset HF_HUB_OFFLINE"):
         begin(FILE)
     monkeypatch.setattr(constants, OFFLINE, False)
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
+    present = constants.ENDPOINT
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     with refused("data/hub.py", "check the network, the proxy and HF_ENDPOINT, then run again to resume"):
         begin(FILE)
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(constants, "ENDPOINT", present)
     begin(FILE)
     with refused("data/stream.py", "no text is left; lower validation, or set text_column"):
         begin(FILE, validation=0.9999999)
@@ -241,7 +242,9 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
     with refused("data/stream.py", "no text is left; lower validation, or set text_column"):
         begin("sample/empty.parquet")
     begin("sample/empty.parquet", text_column="body")
-    with refused("data/stream.py", "leave it out, or name another revision"):
+    with refused(
+        "data/encode.py", "run again to continue; if it happens again, leave it out, or name another revision"
+    ):
         begin(FILE, "sample/damaged.parquet")
     begin(FILE)
     hub.files["sample/damaged.parquet"], hub.revision = parquet(), "2" * 40

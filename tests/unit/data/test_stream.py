@@ -6,6 +6,7 @@ import io
 import json
 import os
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -16,9 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub_server import REPO, REVISION, Hub, closed_port, serving
+from huggingface_hub import constants
 
 from spider.config import Dataset
 from spider.data.encode import encode_part
+from spider.data.hub import DownloadError, Patience
 from spider.data.split import document_key, is_validation
 from spider.tokens import BYTES
 from tests.forkserver import python
@@ -246,7 +249,7 @@ def uuids(count: int) -> pa.Array:
 
 
 def test_the_held_out_documents_are_those_of_encode(tmp_path):
-    """In every order of the files, and in the second epoch too."""
+    """They are in every order of the files, and in the second epoch too."""
     files = odd_files()
     dataset = Dataset(source={"kind": "mock"}, validation=VALIDATION)
     trained_on, held_out = [], []
@@ -269,7 +272,7 @@ def test_the_held_out_documents_are_those_of_encode(tmp_path):
 
 
 def test_an_unusable_file_is_named_before_the_first_window(tmp_path):
-    """Whatever its place in the order of the first epoch."""
+    """The first epoch may read it last."""
     good = written(pa.table({"text": ["good"] * 9, "id": ["1"] * 9, "url": ["a"] * 9}))
     bad = {
         "no_text": (
@@ -316,7 +319,7 @@ GROUPS, GROUP_BYTES = 20, 200_000
 
 
 def wide() -> bytes:
-    """Return 20 row groups of 200 kB of text, between two columns of as much that nobody reads."""
+    """Return 20 row groups of 200 kB of text, between two columns of as much that are not read."""
     rng = np.random.default_rng(0)
 
     def column() -> list[str]:
@@ -342,6 +345,35 @@ def test_only_the_row_groups_that_are_needed_are_requested(tmp_path):
     for size, requests in (begun, resumed):
         assert GROUP_BYTES < size - 2 * opened[0] < 1.1 * GROUP_BYTES
         assert requests == 4, "two footers, texts and ids"
+
+
+def test_faults_of_the_hub_while_it_is_read_are_those_of_a_download(monkeypatch):
+    with serving({FILES[0]: parquet(0, 80), FILES[1]: parquet(80, 130)}) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        template = f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        source = {"kind": "stream", "repo": REPO, "revision": REVISION, "files": FILES}
+        dataset = Dataset(source=source)
+
+        def message(change: dict[str, Any]) -> str:
+            options = {"seq_len": SEQ_LEN, "rows": 1, "seed": 0, "patience": Patience(2, 0.01)}
+            loader = dataset.source.batches(dataset, **options)
+            next(loader)
+            vars(server).update(change)
+            with pytest.raises(DownloadError) as error:
+                deque(loader, maxlen=0)
+            loader.close()
+            return str(error.value)
+
+        files = dict(server.files)
+        gone = message({"unavailable": -1})
+        assert "the hub still responds 503; run again later to resume" in gone
+        server.unavailable = 0
+        assert "changed on the hub during the download" in message(
+            {"files": dict.fromkeys(files, parquet(0, 90))}
+        )
+        server.files = files
+        assert "no such file in the repository" in message({"files": {}})
 
 
 def test_a_position_of_another_version_is_refused(later):
