@@ -263,10 +263,10 @@ def read_yaml(path: Path) -> Any:
         return _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -659,10 +659,10 @@ class Given:
             return
         try:
             plain = _parsed(self.value)
-        except yaml.YAMLError:
-            raise ConfigError(f"{self.origin}: {self.value!r} is not valid YAML") from None
         except ConfigError as error:
             raise ConfigError(f"{self.origin}: {error}") from None
+        except yaml.YAMLError:
+            raise ConfigError(f"{self.origin}: {self.value!r} is not valid YAML") from None
         # YAML 1.1 reads ``4.0e-3`` as a number and ``4e-3`` as text; here both are numbers.
         number = isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain)
         self.value = float(plain) if number else plain

@@ -37,7 +37,7 @@ class HubSource(TakingSource):
 
     def files_of_parts(self) -> list[str]:
         lock = self.locked()
-        return [file.name for file in lock.files] if lock else self.files
+        return [file.name for file in lock.files] if lock else list(dict.fromkeys(self.files))
 
     def contents(self) -> Any:
         lock = self.locked()

@@ -131,6 +131,9 @@ def test_a_file_counts_once(tmp_path, monkeypatch, files, expected):
     assert tokens.items() == ["g/top.jsonl", "t/a.txt"] and tokens.split("001") == "validation"
     with pytest.raises(ConfigError, match=r"link.jsonl is both in source.train and in source.validation"):
         tokens.model_copy(update={"validation": ["link.jsonl"]}).items()
+    assert config(source=HUB | {"files": ["a.parquet", "b.parquet", "a.parquet"]}).parts("mine") == {
+        "000": "a.parquet", "001": "b.parquet",
+    }  # fmt: skip
 
 
 def test_a_text_is_in_the_first_part_that_finds_it(tmp_path, monkeypatch):
