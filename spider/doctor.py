@@ -101,7 +101,8 @@ def own_text(config: Config, root: Path, name: str) -> str:
     found = {file: os.stat(file) for file in files if os.path.exists(file)}
     if not found:
         return ""
-    counts = f"{len(files):,} file{'s' * (len(files) > 1)}, {quantity(sum(one.st_size for one in found.values()), 'B')}"
+    size = quantity(sum(one.st_size for one in found.values()), "B")
+    counts = f"{len(files):,} file{'s' * (len(files) > 1)}, {size}"
     made = Results(root).shards(name) / "metadata.json"
     with suppress(OSError, ValueError, KeyError):  # Another check reports a damaged file.
         if made.stat().st_mtime >= max(one.st_mtime for one in found.values()):
