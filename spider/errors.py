@@ -16,6 +16,10 @@ class Diverged(TrainingError):
     """The loss, the weights or the predictions of a model are not finite."""
 
 
+class DamagedShard(ValueError):
+    """A shard is not what was encoded. The message has the path, the place and the remedy."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be written or read. The message has the path and the remedy."""
 

@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     def text(self) -> Text:
         """Return the documents as text. An empty one stays, so the numbers are those of the shard."""
         vocabulary = self.shards.vocabulary
-        tokens_N = self.shards.maps[self.file][self.bounds_T[0] : self.bounds_T[-1]]
+        tokens_N = self.shards.within(self.file, *self.bounds_T[[0, -1]].tolist())
         ends_N = np.append(0, np.cumsum(vocabulary.bytes_of[tokens_N], dtype=np.int64))
         raw = np.frombuffer(vocabulary.raw(tokens_N), np.uint8)
         return Text(raw, ends_N[self.bounds_T - self.bounds_T[0]])

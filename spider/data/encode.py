@@ -49,6 +49,7 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
+from spider.data.blocks import KEY, BlockWriter
 from spider.data.filters import passing
 from spider.data.groups import MOST_DOCUMENTS, NAME_BYTES
 from spider.data.metadata import COUNTS, DTYPE
@@ -516,24 +517,30 @@ class ShardWriter:
         """Rows of the documents in the raw file, uint32; empty for imported ids."""
         self._vocabulary = vocabulary
         temporary = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
-        self._tokens_file, self._index_file = (files.enter_context(path.open("wb")) for path in temporary)
+        opened = [files.enter_context(path.open("wb")) for path in temporary]
+        self._tokens_file, self._index_file = map(BlockWriter, opened)
         self._piece = np.empty(PIECE, DTYPE)
         self._flushed = 0
 
     def write(self, ids: np.ndarray, begins: np.ndarray) -> None:
         """Append tokens, among which documents begin at the given positions."""
-        self._tokens_file.write(ids.astype(DTYPE, copy=False).data)
+        self._tokens_file.write(ids.astype(DTYPE, copy=False))
         self._count(len(ids), begins, int(self._vocabulary.bytes_of[ids].sum()))
 
     def splice(self, joined: np.ndarray, offsets: np.ndarray) -> None:
         """Append documents as bytes, with the arguments of `ByteTokens.splice`."""
         for piece in BYTES.splice(joined, offsets, self._piece):
-            self._tokens_file.write(piece.data)
+            self._tokens_file.write(piece)
         self._count(int(offsets[-1]), offsets[:-1], int(offsets[-1]) - 2 * (len(offsets) - 1))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of the blocks of both files (`spider.data.blocks`)."""
+        return {"bin": "".join(self._tokens_file.digests), "idx": "".join(self._index_file.digests)}
 
     def _count(self, tokens: int, begins: np.ndarray, size: int) -> None:
         first = (begins + self.tokens).astype("<u8")
-        self._index_file.write((first * np.uint64(DTYPE.itemsize)).data)
+        self._index_file.write(first * np.uint64(DTYPE.itemsize))
         self.tokens += tokens
         self.documents += len(begins)
         self.bytes += size
@@ -541,7 +548,7 @@ class ShardWriter:
         # makes Linux start on dirty pages at once; being dirty, they also stay in the cache.
         ready = self.tokens * DTYPE.itemsize - self._flushed
         if ready >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._tokens_file.fileno(), self._flushed, ready, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._tokens_file.file.fileno(), self._flushed, ready, os.POSIX_FADV_DONTNEED)
             self._flushed += ready
 
 
@@ -580,7 +587,7 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
         for split, writer in shards.writers.items():
             record = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part}
             record |= {name: getattr(writer, name) for name in COUNTS}
-            record |= {**dataset.encoding(), **shards.extra}
+            record |= {**dataset.encoding(), **shards.extra, KEY: writer.digests}
             if tokens.digest:
                 record["tokenizer"] = tokens.digest
             if split == "validation" and shards.groups:

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider.data.metadata import encode_again
+from spider.data.blocks import damaged
 from spider.data.mixture import Mix, Mixture, read_of_each
 from spider.data.shards import Shards
 from spider.tokens import IGNORED
@@ -163,8 +163,8 @@ class Loader(Batches):
     assistant's answers are learned. Without ``shuffled`` they come in the order of the text. The other
     arguments are those of `Batches`.
 
-    Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, for a token outside the
-    vocabulary (with shard and position).
+    Raises `ValueError` for less than seq_len + 1 tokens, and, from ``next``, `DamagedShard` for a block that
+    differs from its digest, or a token outside the vocabulary.
     """
 
     def __init__(
@@ -240,10 +240,7 @@ class Loader(Batches):
         if rows.max() >= size:
             i, t = np.argwhere(rows >= size)[0].tolist()
             shard, at = self._shards.locate((int(starts[i]) + t) % self._shards.tokens)
-            raise ValueError(
-                f"{shard}, token {at}: {rows[i, t]} is not one of the {size} token ids, the shard is "
-                f"damaged; {encode_again(shard)}. Then run again (`spider data verify` finds other damage)"
-            )
+            raise damaged(shard, f"token {at}", f"{rows[i, t]} is not one of the {size} token ids")
         candidates = self._lookup.windows(self._shards, starts, rows.shape[1] - 1) if self._lookup else None
         return Batch(rows, {}, candidates)
 

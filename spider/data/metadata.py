@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, PrivateAttr
 
 from spider.config import Dataset
+from spider.data.blocks import Blocks, encode_again
 from spider.files import read_json, sha256
 from spider.record import Record
 from spider.sealed import content_digest
@@ -129,8 +130,8 @@ def build_metadata(
     ``source`` describes the origin of their text. Each thread hashes one shard at a time.
 
     Raises:
-        ValueError: A part is missing, was encoded with other settings, or its files have other sizes than in
-            its record.
+        ValueError: A part is missing, was encoded with other settings, or its files have other sizes or
+            blocks than in its record.
     """
     tokens = read_tokens(tokenizer) if tokenizer else BYTES
     settings = dataset.encoding() | ({"tokenizer": tokens.digest} if tokenizer else {})
@@ -138,7 +139,7 @@ def build_metadata(
     for split in dataset.splits:
         shards = [_record_of_part(folder, split, part, settings) for part in parts]
         with ThreadPoolExecutor(threads) as pool:
-            hashes = pool.map(sha256, [folder / shard["file"] for shard in shards])
+            hashes = pool.map(_checked_sha256, [folder / shard["file"] for shard in shards])
         whole = [Shard(**shard, sha256=value) for shard, value in zip(shards, hashes, strict=True)]
         splits[split] = Split(**{key: sum(getattr(s, key) for s in whole) for key in COUNTS}, shards=whole)
     metadata = Metadata(
@@ -158,6 +159,12 @@ def build_metadata(
         copy_tokenizer(tokenizer, folder)
     content = content_digest(metadata.plain())
     return metadata.model_copy(update={"digest": content}).write(folder / "metadata.json")
+
+
+def _checked_sha256(shard: Path) -> str:
+    if size := shard.stat().st_size:
+        Blocks(shard, np.memmap(shard, np.uint8, "r"), intact=lambda: False).check(0, size)
+    return sha256(shard)
 
 
 def left_out(folder: Path, parts: Sequence[str]) -> dict[str, int]:
@@ -189,13 +196,6 @@ def _record_of_part(folder: Path, split: str, part: str, settings: dict[str, Any
     check_size(folder / shard["file"], shard["tokens"] * DTYPE.itemsize)
     check_size((folder / shard["file"]).with_suffix(".idx"), shard["documents"] * 8)
     return shard
-
-
-def encode_again(shard: Path) -> str:
-    """Return the remedy for a damaged file of a part. Snakemake makes the part if both files are lost."""
-    folder = shard.parents[1]
-    lost = f"{folder / 'metadata.json'} and {folder / 'train' / shard.stem}.json"
-    return f"delete {lost}, and run `snakemake datasets/{folder.name}`, which encodes the part again"
 
 
 def check_size(path: Path, expected: int) -> None:

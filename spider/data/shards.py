@@ -6,22 +6,26 @@ counts) and ``metadata.json``. The index job makes the latter from the records o
 it alone. The view concatenates a split's shards in the order of their parts, so windows may cross shard
 borders.
 
-Trade-off: opening checks sizes only and takes a millisecond; `verify` reads every byte. Files are mapped, so
-the page cache is the only copy in memory, and all ranks of a machine share it.
+Trade-off: opening checks sizes only and takes a millisecond; a block is compared when it is first read
+(`spider.data.blocks`); `verify` reads every byte. Files are mapped, so the page cache is the only copy in
+memory, and all ranks of a machine share it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, encode_again, load_metadata
-from spider.files import read_json, sha256
+from spider.data.blocks import Blocks, encode_again
+from spider.data.metadata import COUNTS, DTYPE, Metadata, Shard, check_size, load_metadata
+from spider.files import read_json
 from spider.sealed import content_digest
 
 CHUNK = 1 << 22
@@ -74,7 +78,8 @@ class Shards:
     """A read-only view of one split of an encoded dataset, as one sequence of ``tokens`` uint16 token ids.
 
     File s (``files[s]``, ``maps[s]``) holds the tokens ``borders[s]`` to ``borders[s + 1]``. ``digest``
-    identifies the content for a resume. Opening compares every size with ``metadata.json``. Several threads
+    identifies the content for a resume. Opening compares every size with ``metadata.json``. Methods that
+    return tokens or beginnings raise `DamagedShard` for a block that differs from its digest. Several threads
     may use a view.
     """
 
@@ -88,12 +93,15 @@ class Shards:
         self.digest = f"{metadata.digest}/{split}"
         self.files: list[Path] = []
         self.maps: list[np.ndarray] = []
+        self._blocks: list[Blocks] = []
         for shard in described.shards:
             path = folder / shard.file
             check_size(path, shard.tokens * DTYPE.itemsize)
             if shard.tokens:
                 self.files.append(path)
                 self.maps.append(mapped(path, 0, shard.tokens))
+                intact = partial(_has_sha256, self.maps[-1], shard.sha256)
+                self._blocks.append(Blocks(path, self.maps[-1], intact))
         self.borders = np.cumsum([0, *map(len, self.maps)])
         self.tokens = int(self.borders[-1])
         self._known_begins: dict[int, np.ndarray] = {}
@@ -122,8 +130,21 @@ class Shards:
         path = self.files[s].with_suffix(".idx")
         if not path.exists():
             raise ValueError(f"{path}: no index of documents; {encode_again(path)}")
-        begins = np.fromfile(path, "<u8").astype(np.int64) // DTYPE.itemsize
-        return self._known_begins.setdefault(s, begins)
+        offsets = np.fromfile(path, "<u8")
+        intact = partial(_is_index, offsets, self.maps[s], self.vocabulary.bos)
+        Blocks(path, offsets, intact).check(0, offsets.nbytes)
+        return self._known_begins.setdefault(s, offsets.astype(np.int64) // DTYPE.itemsize)
+
+    def pieces(self, file: Path, size: int) -> Iterator[np.ndarray]:
+        """Yield the tokens of a file, ``size`` at a time. An empty one has none."""
+        for s in [s for s, one in enumerate(self.files) if one == file]:
+            for at in range(0, len(self.maps[s]), size):
+                yield self.within(s, at, at + size)
+
+    def within(self, s: int, begin: int, end: int) -> np.ndarray:
+        """Return the tokens ``begin`` to ``end`` of a file, or to its end, uint16 that are not copied."""
+        self._blocks[s].check(begin * DTYPE.itemsize, end * DTYPE.itemsize)
+        return self.maps[s][begin:end]
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Copy the tokens ``start`` to ``start + count``, across shard borders: (count,) uint16.
@@ -133,8 +154,8 @@ class Shards:
         assert 0 <= start <= start + count <= self.tokens
         s = bisect_right(self.borders, start) - 1
         if count and start + count <= self.borders[s + 1]:
-            begin = start - self.borders[s]
-            return self.maps[s][begin : begin + count].copy()
+            begin = start - int(self.borders[s])
+            return self.within(s, begin, begin + count).copy()
         return self.gather(np.array([start]), count)[0]
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
@@ -150,14 +171,16 @@ class Shards:
         inside = starts + length <= self.borders[shards + 1]
         for s in np.unique(shards[inside]).tolist():
             chosen = np.flatnonzero(inside & (shards == s))
+            for begin in offsets[chosen].tolist():
+                self.within(s, begin, begin + length)
             # Indexing the view of all windows copies whole rows without (n, length) indices.
             rows[chosen] = sliding_window_view(self.maps[s], length)[offsets[chosen]]
         for i in np.flatnonzero(~inside).tolist():
             s = int(shards[i])
             filled = 0
             while filled < length:
-                shard = self.maps[s % len(self.maps)]
-                piece = shard[int(offsets[i]) if filled == 0 else 0 :][: length - filled]
+                begin = int(offsets[i]) if filled == 0 else 0
+                piece = self.within(s % len(self.maps), begin, begin + length - filled)
                 rows[i, filled : filled + len(piece)] = piece
                 filled += len(piece)
                 s += 1
@@ -204,14 +227,22 @@ def _shard_problems(folder: Path, shard: Shard, bos: int, full: bool) -> Iterato
         return
     if not full:
         return
-    if sha256(path) != shard.sha256:
+    tokens = mapped(path, 0, shard.tokens)
+    if not _has_sha256(tokens, shard.sha256):
         yield f"{path}: SHA-256 differs from metadata.json; {encode_again(path)}"
         return
-    tokens = mapped(path, 0, shard.tokens)
-    found = [np.flatnonzero(tokens[at : at + CHUNK] == bos) + at for at in range(0, len(tokens), CHUNK)]
-    begins = np.concatenate([np.empty(0, np.int64), *found])
-    if not np.array_equal(np.fromfile(index_path, "<u8"), begins * DTYPE.itemsize):
+    if not _is_index(np.fromfile(index_path, "<u8"), tokens, bos):
         yield f"{index_path}: its entries are not the positions of BOS in {path.name}; {encode_again(path)}"
+
+
+def _has_sha256(tokens_N: np.ndarray, sha256: str) -> bool:
+    return hashlib.sha256(tokens_N.data).hexdigest() == sha256
+
+
+def _is_index(offsets_D: np.ndarray, tokens_N: np.ndarray, bos: int) -> bool:
+    """Return whether these are the byte offsets of all BOS."""
+    found = [np.flatnonzero(tokens_N[at : at + CHUNK] == bos) + at for at in range(0, len(tokens_N), CHUNK)]
+    return np.array_equal(offsets_D, np.concatenate([np.empty(0, np.int64), *found]) * DTYPE.itemsize)
 
 
 def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
@@ -230,10 +261,9 @@ def inspect(folder: Path, first: int = 400) -> dict[str, Any]:
         view = Shards(folder, split)
         counts = np.zeros(vocabulary.size, np.int64)
         lengths = [np.empty(0, np.int64)]
-        for path, tokens in zip(view.files, view.maps, strict=True):
+        for s, tokens in enumerate(view.maps):
             counts += np.bincount(tokens[: 1 << 24], minlength=vocabulary.size)
-            index = np.fromfile(path.with_suffix(".idx"), "<u8").astype(np.int64) // DTYPE.itemsize
-            lengths.append(np.add.reduceat(vocabulary.bytes_of[tokens], index, dtype=np.int64))
+            lengths.append(np.add.reduceat(vocabulary.bytes_of[tokens], view.begins(s), dtype=np.int64))
         counts[vocabulary.bytes_of == 0] = 0
         length = np.concatenate(lengths) if view.tokens else np.zeros(1, np.int64)
         share = counts / max(1, counts.sum())

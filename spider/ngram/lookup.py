@@ -93,7 +93,7 @@ class NgramLookup:
         counts = {carry_over: empty_counts(self.config, carry_over) for carry_over in set(carry_over_n)}
         for (shard, carry_over, begin), group in groupby(sorted(pieces), itemgetter(0, 1, 2)):
             own = [piece[3:] for piece in group]
-            self._of_document(shards.maps[shard], begin, own, carry_over, counts[carry_over], out)
+            self._of_document(shards, shard, begin, own, carry_over, counts[carry_over], out)
         return out.reshape(len(starts), length, -1)
 
     def _carried(self, starts_n: np.ndarray) -> np.ndarray:
@@ -103,7 +103,8 @@ class NgramLookup:
 
     def _of_document(
         self,
-        tokens: np.ndarray,
+        shards: Shards,
+        shard: int,
         begin: int,
         pieces: list[tuple[int, int, int]],
         carry_over: int,
@@ -129,8 +130,8 @@ class NgramLookup:
                 if document is not None:
                     document.clear_counts()
                 document = self.document(last - read, carry_over, counts)
-            document.read(self.symbols[tokens[read:start]])
-            document.read(self.symbols[tokens[start:end]], out_NW[row + shared : row + size])
+            document.read(self.symbols[shards.within(shard, read, start)])
+            document.read(self.symbols[shards.within(shard, start, end)], out_NW[row + shared : row + size])
             read = end
             offset = row - at
         if document is not None:

@@ -24,7 +24,9 @@ from pydantic import BaseModel
 
 from spider import files, sealed
 from spider.config.ngram import NgramConfig, kind_of, name_of
-from spider.data.metadata import DTYPE, Metadata, check_size, encode_again, load_metadata
+from spider.data.blocks import encode_again
+from spider.data.metadata import Metadata, load_metadata
+from spider.data.shards import Shards
 from spider.ngram import table
 from spider.ngram.layout import symbols_of
 from spider.ngram.runs import Reader, growing, length_of, runs_of, write_runs
@@ -102,26 +104,19 @@ def count_part(shards: Path, metadata: Metadata, part: str, config: NgramConfig,
     """Count the ngram and the train split of one part of a dataset, into ``output/{split}``.
 
     Raises:
-        ValueError: The part does not exist, or a shard has another size than in the dataset's description.
+        ValueError: The part does not exist, or a shard is damaged.
     """
     symbols = symbols_of(metadata.vocabulary)
     for split in ("ngram", "train"):
-        shards_of_split = metadata.splits[split].shards
-        shard = next((shard for shard in shards_of_split if shard.part == part), None)
-        if shard is None:
+        if all(shard.part != part for shard in metadata.splits[split].shards):
             raise ValueError(f"{shards}: no part {part!r} in the {split} split")
-        check_size(shards / shard.file, shard.tokens * DTYPE.itemsize)
-        _write_symbols(shards / shard.file, symbols, output / split / "text.npy")
+        file = shards / split / f"{part}.bin"
+        with growing(output / split / "text.npy", np.uint8) as append:
+            for tokens in Shards(shards, split).pieces(file, PIECE):
+                if tokens.max() >= len(symbols):
+                    raise ValueError(f"{file}: holds tokens outside the vocabulary; {encode_again(file)}")
+                append(symbols[tokens])
         write_runs(output / split, config.context_kinds)
-
-
-def _write_symbols(shard: Path, symbols: np.ndarray, text: Path) -> None:
-    """Write the symbols of a shard's tokens; `ValueError` for a token outside the vocabulary."""
-    with shard.open("rb") as file, growing(text, np.uint8) as append:
-        while len(tokens := np.fromfile(file, DTYPE, PIECE)):
-            if tokens.max() >= len(symbols):
-                raise ValueError(f"{shard}: holds tokens outside the vocabulary; {encode_again(shard)}")
-            append(symbols[tokens])
 
 
 def build(

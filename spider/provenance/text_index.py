@@ -128,7 +128,7 @@ def widths(tokens: np.ndarray, vocabulary: Tokens) -> np.ndarray:
 
 def _texts(view: Shards, s: int, largest: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield the first document, the beginnings of the documents and the text of each piece of a file."""
-    tokens, begins = view.maps[s], begins_of(view, s)
+    tokens, begins = view.within(s, 0, len(view.maps[s])), begins_of(view, s)
     ends_D = np.cumsum(np.add.reduceat(widths(tokens, view.vocabulary), begins, dtype=np.int64))
     texts = [text or bytes([END]) for text in view.vocabulary.texts]
     flat = np.frombuffer(b"".join(texts), np.uint8)

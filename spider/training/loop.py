@@ -52,7 +52,7 @@ from spider.data.metadata import load_metadata
 from spider.data.mixture import anew, mixes_of
 from spider.data.packing import PackedRows, most_documents
 from spider.data.shards import Shards
-from spider.errors import Diverged, Preempted, TrainingError
+from spider.errors import DamagedShard, Diverged, Preempted, TrainingError
 from spider.model import build_model, choose_kernels
 from spider.model.layers import has_offsets
 from spider.processes.device import choose_tf32, make_deterministic
@@ -251,7 +251,10 @@ class Trainer:
     def _step(self, window: Window) -> None:
         progress = self.progress
         began = time.perf_counter()
-        batch = next(self.loader)
+        try:
+            batch = next(self.loader)
+        except DamagedShard as error:
+            raise TrainingError(f"reading ahead at step {progress.global_step}: {error}") from None
         window.waited += time.perf_counter() - began
         tokens = self.model.tokens
         targets_BT = batch.rows_BT1[:, 1:]

@@ -15,6 +15,7 @@ from spider.evaluation.records import Evaluation, Sample
 from spider.report.compare import Summary
 from spider.training.warmup_record import Warmup
 from spider.unlock import enter
+from tests.unit.small_datasets import flip
 from tests.workflow.conftest import PATIENCE, finished
 from tests.workflow.test_gpus import Machine, runs
 
@@ -32,16 +33,14 @@ def test_a_part_with_a_damaged_shard_is_encoded_again_and_a_failed_job_runs_agai
     """The stage was trained before, so files of its earlier settings are there while its job fails."""
     monkeypatch.chdir(trained.folder)
     shards = trained.results.relative_to(trained.folder) / "shards/text"
-    ids = bytearray((shards / "train/000.bin").read_bytes())
-    ids[100:102] = b"\xff\xff"
-    (shards / "train/000.bin").write_bytes(ids)
+    flip(shards / "train/000.bin", 100)
     first = trained.receipt("first")
     trained.run["stages"][1]["lr"] = 2e-3
     said = trained(RECEIPT, fails=True)
-    advised(said, "data/loader.py", "the shard is damaged; {}. Then run again")
+    advised(said, "data/blocks.py", "{}. Then run again (`spider data verify` finds other damage)")
     assert trained.planned()["train"] == 1
     with refused(
-        "data/metadata.py", "delete {}, and run `snakemake datasets/{}`, which encodes the part again"
+        "data/blocks.py", "delete {}, and run `snakemake datasets/{}`, which encodes the part again"
     ):
         verify(shards)
     for name in re.search(r"delete (\S+) and (\S+), and run", said).groups():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from spider.config import Dataset
+from spider.data.blocks import KEY
 from spider.data.encode import writing
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
@@ -33,3 +35,19 @@ def shards_of_ids(
             made.writers["train"].write(own, first)
     build_metadata(folder, "ids", dataset(), source={}, parts=parts)
     return Shards(folder, "train")
+
+
+def flip(path: Path, byte: int) -> None:
+    """Flip a bit of a file in place. In the lower byte of a letter's id, it makes another letter."""
+    with open(path, "r+b") as file:
+        file.seek(byte)
+        (value,) = file.read(1)
+        file.seek(byte)
+        file.write(bytes([value ^ 4]))
+
+
+def forget(record: Path, **changes: object) -> None:
+    """Change the digests in the record of a part; without changes leave them out, as in earlier versions."""
+    plain = json.loads(record.read_text())
+    plain[KEY] |= changes
+    record.write_text(json.dumps(plain if changes else {k: v for k, v in plain.items() if k != KEY}))

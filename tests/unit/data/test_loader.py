@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spider.data.loader import BLOCK, DEPTH, ROUNDS, Loader, permute
 from spider.data.shards import Shards
-from tests.unit.small_datasets import shards_of_ids
+from tests.unit.small_datasets import forget, shards_of_ids
 
 
 def shards_of(folder: Path, lengths: list[int]) -> tuple[Shards, np.ndarray]:
@@ -180,6 +180,7 @@ def test_impossible_ranks_are_errors(data, wrong):
 
 def test_a_token_outside_the_vocabulary_is_an_error_with_its_position(tmp_path):
     shards_of(tmp_path, [50, 50])
+    forget(tmp_path / "train/001.json")
     with open(tmp_path / "train/001.bin", "r+b") as file:
         file.seek(2 * 17)
         file.write(b"\xff\xff")

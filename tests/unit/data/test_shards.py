@@ -23,7 +23,7 @@ from spider.data.loader import Loader
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, headered, inspect, verify
 from spider.tokens import BYTES
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, forget
 
 TEXTS = [f"Document {i}: the cat sat on the mät. " * (i % 5 + 1) for i in range(300)]
 PARTS = ["000", "001", "002"]
@@ -94,6 +94,8 @@ def test_digest_follows_the_content_only(folder):
         return build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS).digest
 
     first = load_metadata(folder).digest
+    assert again() == first
+    forget(folder / "train/000.json")
     assert again() == first
     poke(folder / "train/000.bin", 4, b"Z")
     assert again() != first

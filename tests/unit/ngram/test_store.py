@@ -20,6 +20,7 @@ from spider.ngram.store import MARK, build, count_part, open_index, verify
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG, PARTS, SPLITS, build_indexes, make_shards
 from tests.unit.ngram.texts import documents
+from tests.unit.small_datasets import forget
 
 
 @pytest.fixture
@@ -98,6 +99,7 @@ def test_a_missing_or_damaged_part_is_an_error_with_its_path(shards, tmp_path):
     shard.write_bytes(whole[:-2])
     with pytest.raises(ValueError, match=re.escape(str(shard))):
         count_part(own, described, "000", CONFIG, tmp_path / "b")
+    forget(own / "ngram/000.json")
     shard.write_bytes(whole[:-2] + b"\xff\xff")
     with pytest.raises(ValueError, match=rf"{shard}: holds tokens outside the vocabulary; delete "):
         count_part(own, described, "000", CONFIG, tmp_path / "c")

@@ -15,11 +15,13 @@ import yaml
 
 from spider.checkpoints.records import steps
 from spider.data import loader
+from spider.data.blocks import SIZE
 from spider.data.shards import Shards
 from spider.errors import RESUME_ME, TrainingError
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from tests.forkserver import python
+from tests.unit.small_datasets import flip, forget, shards_of_ids
 from tests.unit.small_training import DEFAULTS, MODEL
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
@@ -60,6 +62,7 @@ def test_an_invalid_id_stops_training_with_its_position_and_a_mended_shard_resum
     tmp_path, make_spec, own_shards, monkeypatch
 ):
     monkeypatch.setattr(loader, "BLOCK", 4)  # read ahead by a few steps, not to the end
+    forget(own_shards / "train/000.json")
     spec, file = make_spec(), own_shards / "train/000.bin"
     order = train(spec, tmp_path / "undisturbed", own_shards).position["seed"]
     rows = loader.Loader(Shards(own_shards, "train"), seq_len=32, rows=4, seed=order)
@@ -76,6 +79,42 @@ def test_an_invalid_id_stops_training_with_its_position_and_a_mended_shard_resum
     assert steps(tmp_path / "disturbed/checkpoints")[-1].name == "step-00000010"
     file.write_bytes(whole)
     train(spec, tmp_path / "disturbed", own_shards)
+    assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
+
+
+def test_a_flipped_bit_stops_training_with_shard_and_block_and_a_mended_shard_resumes(
+    tmp_path, make_spec, monkeypatch
+):
+    monkeypatch.setattr(loader, "BLOCK", 4)
+    spec, data = make_spec(), tmp_path / "data"
+    letters = np.random.default_rng(0).integers(97, 123, 20 * SIZE // 2).astype("<u2")
+    documents = np.arange(0, len(letters), 500)
+    letters[documents] = 257
+    shards_of_ids(data, [letters], [documents])
+    order = train(spec, tmp_path / "undisturbed", data).position["seed"]
+    rows = loader.Loader(Shards(data, "train"), seq_len=32, rows=4, seed=order)
+    tokens = rows.starts(np.arange(4 * 20)) + 5
+    blocks, first = np.unique(2 * tokens // SIZE, return_index=True)
+    step, block = divmod(int(first.max()), 4)[0], int(blocks[first.argmax()])
+    assert step >= 5
+    flip(data / "train/000.bin", 2 * int(tokens[first.max()]))
+
+    digests = (data / "train/000.json").read_text()
+    forget(data / "train/000.json")
+    learned = train(spec, tmp_path / "learned", data)
+    assert learned.steps == 20 and outcome(tmp_path / "learned") != outcome(tmp_path / "undisturbed")
+    (data / "train/000.json").write_text(digests)
+
+    says = (
+        rf"reading ahead at step {step}: .*train/000\.bin, block {block} of {SIZE} bytes: differs from what"
+    )
+    with pytest.raises(
+        TrainingError, match=says + " was encoded, .*; delete .* which encodes the part again"
+    ):
+        train(spec, tmp_path / "disturbed", data)
+    assert steps(tmp_path / "disturbed/checkpoints")[-1].name == f"step-{step // 5 * 5:08d}"
+    letters.tofile(data / "train/000.bin")
+    train(spec, tmp_path / "disturbed", data)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
 
 

@@ -1,0 +1,218 @@
+"""A flipped bit of a shard stops whoever reads it, with the shard and the block."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64_hexdigest
+
+from spider.data.blocks import KEY, SIZE, BlockWriter, _tell
+from spider.data.encode import writing
+from spider.data.loader import Loader, MixedLoader
+from spider.data.metadata import build_metadata, load_metadata
+from spider.data.packing import PackedRows, pack
+from spider.data.shards import Shards, verify
+from spider.errors import DamagedShard
+from spider.ngram.store import count_part
+from spider.provenance import text_index
+from spider.tokens import BYTES
+from tests.unit.ngram.small_index import CONFIG
+from tests.unit.small_datasets import dataset, flip, forget, shards_of_ids
+
+IN_A_BLOCK = SIZE // 2
+#: Tokens of the two shards: three blocks and a bit, and one block and a bit.
+LENGTHS = (3 * IN_A_BLOCK + 1000, IN_A_BLOCK + 2)
+DOCUMENT = 100
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Documents of letters in two shards, the second without a document that begins in it."""
+    ids = np.random.default_rng(0).integers(97, 123, sum(LENGTHS)).astype("<u2")
+    begins = np.arange(0, LENGTHS[0], DOCUMENT)
+    ids[begins] = BYTES.bos
+    shards_of_ids(tmp_path / "text", np.split(ids, LENGTHS[:1]), [begins, np.zeros(0, np.int64)])
+    return tmp_path / "text"
+
+
+def named(shard: str, block: int) -> str:
+    return rf"{shard}, block {block} of 65536 bytes: differs from what was encoded, .*; delete .*encodes the"
+
+
+@pytest.mark.parametrize("pieces", [[], [1], [SIZE], [SIZE, SIZE], [SIZE - 1, 2], [10, 3 * SIZE, 5, SIZE]])
+def test_digests_do_not_depend_on_how_a_file_is_written(tmp_path, pieces):
+    content = np.random.default_rng(1).bytes(sum(pieces))
+    with open(tmp_path / "a.bin", "wb") as file:
+        writer = BlockWriter(file)
+        for piece in np.split(np.frombuffer(content, np.uint8), np.cumsum(pieces)):
+            writer.write(piece)
+    assert (tmp_path / "a.bin").read_bytes() == content
+    blocks = [content[at : at + SIZE] for at in range(0, len(content), SIZE)]
+    assert writer.digests == [xxh3_64_hexdigest(block) for block in blocks]
+
+
+def test_encoding_records_the_digests_of_both_files(folder):
+    for part in ("000", "001"):
+        recorded = json.loads((folder / f"train/{part}.json").read_text())[KEY]
+        for end in ("bin", "idx"):
+            content = (folder / f"train/{part}.{end}").read_bytes()
+            blocks = [content[at : at + SIZE] for at in range(0, len(content), SIZE)]
+            assert recorded[end] == "".join(map(xxh3_64_hexdigest, blocks))
+
+
+def test_digests_are_no_part_of_a_description(folder):
+    described = load_metadata(folder)
+    for record in folder.glob("*/*.json"):
+        forget(record)
+    assert build_metadata(folder, "ids", dataset(), source={}, parts=["000", "001"]) == described
+
+
+def reads(folder: Path, how: str) -> object:
+    """Read all of the training split, in one of the ways in which it is read."""
+    view = Shards(folder, "train")
+    order = {"seq_len": 256, "seed": 0, "rows": 64}
+    if how == "read":
+        return view.read(0, view.tokens)
+    if how == "gather":
+        return view.gather(np.array([view.tokens - 1]), view.tokens)
+    if how == "windows":
+        return Loader(view, **order).read(np.arange(view.tokens // 256 + 1))
+    if how == "in the order of the text":
+        return Loader(view, shuffled=False, **order).read(np.arange(view.tokens // 256 + 1))
+    if how == "mixture":
+        sources = {name: Loader(view, **order) for name in "ab"}
+        return MixedLoader(sources, {"a": 0.5, "b": 0.5}, rows=64).read(np.arange(view.tokens // 100))
+    if how == "packed":
+        pack(folder, 256)
+        packed = PackedRows.open(folder, view, 256)
+        return Loader(view, packed=packed, **order).read(np.arange(packed.count))
+    return text_index.build(folder, "000", folder.with_name("index.json"))
+
+
+HOW = ["read", "gather", "windows", "in the order of the text", "mixture", "packed", "index of the text"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("byte", "block"), [(0, 0), (SIZE, 1), (3 * SIZE - 2, 2), (3 * SIZE + 1998, 3)])
+def test_a_flipped_bit_stops_every_reader(folder, how, byte, block):
+    reads(folder, how)
+    flip(folder / "train/000.bin", byte)
+    with pytest.raises(DamagedShard, match=named(r"train/000\.bin", block)):
+        reads(folder, how)
+    for record in folder.glob("train/*.json"):
+        forget(record)
+    reads(folder, how)  # as before there were digests
+
+
+@pytest.mark.parametrize(("byte", "block"), [(1, 0), (SIZE + 3, 1)])
+def test_a_flipped_bit_behind_the_first_shard_is_found(folder, byte, block):
+    flip(folder / "train/001.bin", byte)
+    with pytest.raises(DamagedShard, match=named(r"train/001\.bin", block)):
+        reads(folder, "windows")
+
+
+def test_only_the_blocks_that_are_read_are_compared_and_each_once(folder):
+    flip(folder / "train/000.bin", 2 * SIZE)
+    view = Shards(folder, "train")
+    damaged = range(2 * IN_A_BLOCK, 3 * IN_A_BLOCK)
+    view.read(0, damaged.start)
+    view.read(damaged.stop, 100)
+    for start, count in (
+        (damaged.start - 1, 2),
+        (damaged.start, 1),
+        (damaged.stop - 1, 1),
+        (damaged.stop - 1, 2),
+    ):
+        for read in (view.read, lambda start, count: view.gather(np.array([start]), count)):
+            with pytest.raises(DamagedShard, match=named(r"train/000\.bin", 2)):
+                read(start, count)
+    flip(folder / "train/000.bin", 2 * SIZE)
+    before = view.read(damaged.start, 1)
+    flip(folder / "train/000.bin", 2 * SIZE)  # in a block that was compared
+    assert view.read(damaged.start, 1) != before
+
+
+def test_counts_for_an_ngram_index_do_not_count_damage(tmp_path):
+    ids = np.array([BYTES.bos, *b"one two", BYTES.eos], "<u2")
+    settings = dataset(ngram=0.5)
+    with writing(tmp_path, "000", settings, BYTES) as made:
+        made.writers["train"].write(ids, np.array([0]))
+        made.writers["ngram"].write(ids, np.array([0]))
+    described = build_metadata(tmp_path, "ids", settings, source={}, parts=["000"])
+    count_part(tmp_path, described, "000", CONFIG, tmp_path / "a")
+    flip(tmp_path / "ngram/000.bin", 4)
+    with pytest.raises(DamagedShard, match=named(r"ngram/000\.bin", 0)):
+        count_part(tmp_path, described, "000", CONFIG, tmp_path / "b")
+
+
+@pytest.mark.parametrize("entry", [0, 5, LENGTHS[0] // DOCUMENT])
+def test_a_flipped_bit_of_the_index_of_documents_stops_who_reads_it(folder, entry):
+    flip(folder / "train/000.idx", 8 * entry + 1)
+    with pytest.raises(DamagedShard, match=named(r"train/000\.idx", 0)):
+        pack(folder, 256)
+    with pytest.raises(DamagedShard, match=named(r"train/000\.idx", 0)):
+        Shards(folder, "train").document(1000)
+
+
+def test_damage_before_the_index_job_is_not_described_as_the_text(folder):
+    flip(folder / "train/000.bin", SIZE)
+    with pytest.raises(DamagedShard, match=named(r"train/000\.bin", 1)):
+        build_metadata(folder, "ids", dataset(), source={}, parts=["000", "001"], threads=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        forget,
+        lambda record: forget(record, bin="", idx=""),
+        lambda record: forget(record, bin=16 * "0", idx=None),
+        lambda record: record.write_text("["),
+        lambda record: record.write_text("[1]"),
+    ],
+    ids=["none", "earlier", "empty", "shorter", "torn", "list"],
+)
+def test_shards_without_digests_are_read_and_the_log_says_so_once(folder, change, caplog):
+    whole = Shards(folder, "train").read(0, sum(LENGTHS))
+    caplog.clear()
+    for record in folder.glob("train/*.json"):
+        change(record)
+    with caplog.at_level(logging.INFO):
+        view = Shards(folder, "train")
+        assert np.array_equal(view.read(0, view.tokens), whole)
+        assert np.array_equal(Shards(folder, "train").read(0, view.tokens), whole)
+        assert view.document(DOCUMENT + 1)[1] == DOCUMENT
+    (said,) = caplog.messages
+    assert said == f"{folder / 'train'}: no digests of the blocks of its shards, so damage is not noticed"
+    _tell.cache_clear()
+
+
+def test_digests_of_other_files_are_not_used(folder, caplog):
+    """A tool replaced both files and the description, and left the record of the part."""
+    record = folder / "train/000.json"
+    plain = json.loads(record.read_text())[KEY]
+    forget(record, bin=plain["bin"][:-1] + "x", idx="0" * len(plain["idx"]))
+    view = Shards(folder, "train")
+    view.read(0, LENGTHS[0])
+    view.read(0, LENGTHS[0])
+    assert view.document(DOCUMENT + 1)[1] == DOCUMENT
+    whole, index = caplog.messages
+    assert "train/000.bin: intact, but its record has other digests; they are not used" in whole
+    assert "train/000.idx: intact" in index
+    verify(folder)
+
+
+def test_a_dataset_that_is_encoded_again_meanwhile_is_read_on(folder, tmp_path, caplog):
+    """Files are replaced by others of the same size: the open ones and their description stay."""
+    view = Shards(folder, "train")
+    before = view.maps[0].copy()
+    other = (before != BYTES.bos) * np.uint16(65) + (before == BYTES.bos) * before
+    begins = [np.flatnonzero(before == BYTES.bos), np.zeros(0, np.int64)]
+    shards_of_ids(folder, [other.astype("<u2"), view.maps[1].copy()], begins)
+    assert np.array_equal(view.read(0, LENGTHS[0]), before)
+    assert "intact, but its record has other digests" in caplog.text
+    assert (Shards(folder, "train").read(1, 9) == 65).all()
