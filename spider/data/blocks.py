@@ -1,13 +1,14 @@
-"""Digests of the blocks of a file, by which a reader sees damage without reading the whole file.
+"""Digests of the blocks of a file: a reader sees damage of what it reads, without reading the whole file.
 
 Encoding writes the XXH3-64 of each 64 KiB of ``.bin`` and ``.idx`` into the part's record, 1/4096 of their
 size. A reader compares a block before it first uses any of it. That is once in a process: a damaged disk or
 copy is noticed, memory that fails later is not.
 
 The size of a block: where a page of a mapped file is not in memory, Linux reads the 128 KiB around it. The
-64 KiB block of the page is among them, so random windows read hardly more of the disk than before. Comparing
-a block takes 4 us, less than a GPU takes for a row of a small model. CRC-32 of zlib takes 5 times as long,
-and would cost a sixth of the speed of encoding bytes; XXH3 costs half of that.
+64 KiB block of the page is among them, so random windows read hardly more of the disk than before. A row in a
+new block takes the loader's thread 8 us (`benchmarks/blocks.py`), 1% of what a GPU needs for a row of a small
+model. CRC-32 of zlib takes 5 times as long, and would cost a sixth of the speed of encoding bytes; XXH3 costs
+half of that.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ truncated at a UTF-8 boundary and counted. A repeated id is kept (every copy fal
 counted and reported by a warning. If the id is missing, null or empty, the text is hashed instead. Text is
 copied without decoding, so malformed UTF-8 inside a parquet file is kept as it is.
 
-Trade-off: the index job hashes the shards (`spider.data.metadata.build_metadata`), not this module. One core
-hashes 0.9 GB/s of text and the rest of this module processes 0.4 GB/s, so hashing here would cost a third of
-the speed of every encode job. There it is one parallel pass over finished files.
+Trade-off: the index job makes the SHA-256 of the shards (`spider.data.metadata.build_metadata`), not this
+module. One core hashes 0.9 GB/s of text and the rest of this module processes 0.4 GB/s, so this would cost a
+third of the speed of every encode job. There it is one parallel pass over finished files. The quicker digests
+of blocks (`spider.data.blocks`) are made here, so damage between both jobs is found.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from torch import Tensor
 from spider import files
 from spider.checkpoints.records import best
 from spider.config import StageSettings, StageSpec
-from spider.errors import TrainingError
+from spider.errors import DamagedShard, TrainingError
 from spider.evaluation.bpb import ModelInput, spans
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model
@@ -89,6 +89,8 @@ class Validation:
         for name, folder in spec.folders(self.data).items():
             try:
                 text = HeldOut(spec, name, folder, model, self.world, self.full_lookup)
+            except DamagedShard:
+                raise
             except ValueError as error:
                 if spec.settings.val_every is not None:
                     raise TrainingError(

@@ -72,7 +72,7 @@ def test_digests_are_no_part_of_a_description(folder):
 
 
 def reads(folder: Path, how: str) -> object:
-    """Read all of the training split, in one of the ways in which it is read."""
+    """Read all of the training split in one way."""
     view = Shards(folder, "train")
     order = {"seq_len": 256, "seed": 0, "rows": 64}
     if how == "read":

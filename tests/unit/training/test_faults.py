@@ -17,7 +17,8 @@ from spider.checkpoints.records import steps
 from spider.data import loader
 from spider.data.blocks import SIZE
 from spider.data.shards import Shards
-from spider.errors import RESUME_ME, TrainingError
+from spider.errors import RESUME_ME, DamagedShard, TrainingError
+from spider.evaluation.text import validation_stream
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from tests.forkserver import python
@@ -116,6 +117,18 @@ def test_a_flipped_bit_stops_training_with_shard_and_block_and_a_mended_shard_re
     letters.tofile(data / "train/000.bin")
     train(spec, tmp_path / "disturbed", data)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("every", [{}, {"val_every": 5}])
+def test_a_flipped_bit_of_the_held_out_text_stops_training_and_evaluation(
+    tmp_path, make_spec, own_shards, every
+):
+    flip(own_shards / "validation/000.bin", 100)
+    says = rf"validation/000\.bin, block 0 of {SIZE} bytes: differs from what was encoded"
+    with pytest.raises(DamagedShard, match=says):
+        train(make_spec(**every), tmp_path, own_shards, on_step=lambda step: pytest.fail("it trained"))
+    with pytest.raises(DamagedShard, match=says):
+        validation_stream(own_shards, 1000)
 
 
 def test_a_truncated_shard_is_named_before_the_first_step(tmp_path, make_spec, own_shards):
