@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 import yaml
 
 from spider.cli import cli
@@ -21,14 +22,18 @@ from spider.config import (
     Stage,
     StageSettings,
     StageSpec,
+    families,
     load_config,
+    presets,
     with_settings,
 )
 from spider.config.model import family_block, model_block
 from spider.config.run import RunSettings
 from spider.config.take import TakingSource
 from spider.config.tasks import _Task
+from spider.model import build_model
 from spider.model.gpt.config import Config as GPTConfig
+from spider.training.memory import meta_model
 from tests.shown_commands import examples, shown, words
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +124,80 @@ def test_a_page_begins_with_an_example(page):
     if page.name not in ("config.md", "glossary.md"):
         beginning = page.read_text().split("\n## ")[0]
         assert re.search(r"^```(bash|yaml|python)$", beginning, re.M)
+
+
+def sentences(page: Path) -> list[str]:
+    """Return the sentences, cells and lines of code of a page."""
+    return [" ".join(one.split()) for one in re.split(r"\n\n|\||(?<=[.;:])\s|\n(?=- )", page.read_text())]
+
+
+#: A page that has its own words for what a GPU has run, and what is open. They change with each measurement.
+ON_A_GPU = "gpu.md"
+
+
+@pytest.mark.parametrize("page", [page for page in CURRENT if page.name != ON_A_GPU], ids=named)
+def test_what_a_gpu_has_run_is_said_on_one_page_and_others_lead_there(page):
+    claim = (
+        r"\b(has|have|was|were|never|not|none|no)\b.* (run|ran|tested|trained|tried|proven|passed|measured)\b"
+    )
+    claims = [one for one in sentences(page) if re.search(r"\bGPUs?\b|\b[HBA][12]00\b", one)]
+    elsewhere = [one for one in claims if re.search(claim, one) and f"{ON_A_GPU}#measured" not in one]
+    assert elsewhere == []
+
+
+def size_of(preset: str, **block: object) -> int:
+    """Return the number of parameters of a preset of a model."""
+    (family,) = (name for name in families() if preset in presets(name))
+    with torch.device("meta"):
+        return build_model(
+            family_block(model_block({"family": family, "preset": preset, **block}))
+        ).num_parameters()
+
+
+SIZES = {
+    "model.md": {"spider-1b": {}, "tiny": {}, "slim": {}},
+    "gpt.md": {f"gpt-d{depth}": {"vocab_size": 32_768} for depth in (12, 20, 24)},
+    "golf.md": {
+        f"golf-{name}": {"vocab_size": V} for name, V in (("16mb", 8192), ("seed", 8192), ("tiny", 2048))
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "page, preset", [(page, preset) for page, sizes in SIZES.items() for preset in sizes]
+)
+def test_pages_have_the_parameters_of_the_presets_of_models(page, preset):
+    size = size_of(preset, **SIZES[page][preset])
+    forms = (
+        f"{size:,}",
+        f"{size / 1e6:.1f}M",
+        f"{size / 1e6:.0f}\\s+million",
+        f"{size / 1e6:.1f}\\s+million",
+    )
+    told = rf"`{preset}`(?:[^`.]|\.\d|`make run`)*?\b(?:{'|'.join(forms)})"
+    assert re.search(told, (ROOT / "docs" / page).read_text()), f"{size:,}"
+
+
+def test_pages_name_the_largest_model_that_was_trained_and_the_largest_preset_of_a_run():
+    def largest(*paths: Path) -> str:
+        configs = map(load_config, paths)
+        first = [one.stage(name, run.stages[0].name) for one in configs for name, run in one.runs.items()]
+        return f"{max(meta_model(spec).num_parameters() for spec in first) / 1e6:.0f} million"
+
+    trained, preset = largest(ROOT / "config.yaml"), largest(*(ROOT / "presets").glob("*.yaml"))
+    for page in (ROOT / "README.md", ROOT / "docs/why.md"):
+        assert f"The largest model trained so far has {trained} parameters" in page.read_text()
+    assert f"Presets of runs go up to {preset}." in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", [*CURRENT, ROOT / "CHANGELOG.md"], ids=named)
+def test_presets_that_are_named_exist(page):
+    known = {path.stem for path in (ROOT / "presets").glob("*.yaml")}
+    files = re.findall(r"\bpresets/([\w-]+)\.yaml", page.read_text())
+    models = {name for family in families() for name in presets(family)}
+    about = [one for one in sentences(page) if re.search(r"\b[Pp]resets?\b", re.sub("`[^`]*`", "", one))]
+    names = [name for one in about for name in re.findall(r"`([a-z]\w*(?:-\w+)+)`", one)]
+    assert set(files) - known == set(names) - known - models == set()
 
 
 def completed(block: dict) -> dict:

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from spider.config import load_config
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/origins.md").read_text()
 ROWS = [line.strip("|").split(" | ") for line in PAGE.splitlines() if re.match(r"\| (\d|M-)", line)]
 
 #: The numbers that the audit gave to lines of the descriptions that were not simply the same.
 _LISTED = """
-000-03 000-15 000-19 000-20 000-21 000-25 000-28 000-29 000-32 000-34 000-37 000-42 000-43 000-44 000-47
-000-48 000-54 000-55 000-58
-001-01 001-02 001-03 001-05 001-06 001-07 001-08 001-12 001-13 001-14 001-20 001-21 001-25 001-26 001-29
-001-30 001-31 001-32 001-33 001-35 001-37 001-44 001-45
+000-03 000-04 000-15 000-19 000-20 000-21 000-25 000-28 000-29 000-32 000-34 000-37 000-42 000-43 000-44
+000-47 000-48 000-54 000-55 000-58
+001-01 001-02 001-03 001-05 001-06 001-07 001-08 001-12 001-13 001-14 001-20 001-21 001-25 001-26 001-28
+001-29 001-30 001-31 001-32 001-33 001-35 001-37 001-44 001-45
 002-02 002-03 002-16 002-18 002-19 002-23 002-24 002-26 002-27 002-28 002-31 002-33 002-34 002-35 002-36
 002-40 002-41 002-42 002-43 002-44 002-46 002-48 002-49 002-50 002-51 002-52 002-53 002-54 002-57 002-58
 002-60 002-61 002-62 002-66
@@ -37,6 +39,15 @@ def exists(name: str) -> bool:
     if path.endswith(".yaml"):
         return (ROOT / "presets" / path).exists()
     return (ROOT / path).exists() if "/" in path else path.rpartition(".")[2] in KEYS
+
+
+def test_the_preset_of_the_document_has_what_its_command_and_its_trainer_set():
+    config = load_config(ROOT / "presets/spider-seed.yaml")
+    run, stage = config.runs["spider-seed"], config.stage("spider-seed", "main").settings
+    assert (run.precision, run.optimizer.kind, run.optimizer.master_weights) == ("fp8", "adamw8bit", "bf16")
+    assert (stage.seq_len, stage.micro_batch, stage.grad_accum, stage.n_loops) == (256, 112, 4, 6)
+    assert (stage.lr, stage.tokens, stage.schedule) == (3e-4, 10_000_000_000, "cosine")
+    assert config.datasets["fineweb-edu"].max_document_bytes == 2048
 
 
 def test_every_row_of_the_audit_is_there_once():

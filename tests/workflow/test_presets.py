@@ -83,7 +83,8 @@ def small(preset: str) -> dict:
         tokenizer |= {"vocab_size": 300, "max_bytes": 200_000}
     (run,) = plain["runs"].values()
     model = run["model"] if isinstance(run["model"], dict) else {"preset": run["model"]}
-    run |= {"model": model | TINY[preset], "precision": "fp32"}
+    precision = "bf16" if preset == "spider-seed" else "fp32"  # fp32 does not take its bf16 weights
+    run |= {"model": model | TINY[preset], "precision": precision}
     run["resources"] = {"threads": 1}
     for stage in (run.setdefault("defaults", {}), *run["stages"]):
         stage |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -631,6 +632,23 @@ def test_too_many_nonfinite_steps_in_a_row_stop_the_run_and_name_the_last_good_c
         trainer.run(loop.StopSignals())
     assert trainer.progress.skipped == 5
     assert all(t.isfinite().all() for t in trainer.state.tensors().values())
+
+
+def test_a_step_leaves_no_tensor_in_a_reference_cycle(tmp_path, make_spec, shards):
+    """Only a collection would free it, and GPU memory would grow until one happens."""
+    trainer = trainer_of(make_spec(), tmp_path, shards)
+    trainer._step(Window())
+    gc.collect()
+    gc.disable()
+    try:
+        trainer._step(Window())
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert [one for one in gc.garbage if isinstance(one, torch.Tensor)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_every_log_row_is_the_mean_of_its_steps(tmp_path, make_spec, shards):
