@@ -14,7 +14,7 @@ SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" "$(BIN)/snakemake" $(if $(CONFIG),--c
 RESULTS_FOLDER = "$(BIN)/python" -m spider.config "$(or $(CONFIG),config.yaml)"
 PIP_INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
 
-.PHONY: help run test test-long lint format ui report gpu-bundle clean
+.PHONY: help run test test-long lint format ui report findings gpu-bundle clean
 
 help:
 	@echo "make run      train and evaluate what config.yaml says (CONFIG=presets/smoke.yaml for another)"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint     check style, types and the Snakefile"
 	@echo "make ui       look at all runs in MLflow"
 	@echo "make report   write report.html into the results folder: Snakemake's report of the last run (CONFIG=... as for run)"
+	@echo "make findings  check one by one that other software still surprises as findings/ says: minutes each, a network"
 	@echo "make gpu-bundle  collect in build/gpu-bundle what a machine with a GPU and no network lacks (docs/gpu.md)"
 	@echo "make clean    remove everything that was made, after asking"
 
@@ -52,6 +53,11 @@ ui: .venv/run-ready
 
 report: .venv/run-ready
 	@results=$$($(RESULTS_FOLDER)) && $(SNAKEMAKE) --report "$$results/report.html"
+
+findings:
+	@status=0; for script in findings/*.sh; do \
+		echo "$$script"; bash "$$script" || { echo "$$script: not as it says (status $$?)"; status=1; }; \
+	done; exit $$status
 
 gpu-bundle: .venv/run-ready
 	@"$(BIN)/python" benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE)

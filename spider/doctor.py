@@ -320,8 +320,9 @@ def _tracking(config: Config, results: Path) -> tuple[Mark, str]:
     tracking.configure(config)
     if not target.enabled():
         return "ok", "off"
-    uri = target.store_uri(results)
+    uri = ""
     try:
+        uri = target.store_uri(results)
         reach(uri)
     except Exception as error:  # Errors of MLflow, requests and SQLAlchemy share no base class.
         return (

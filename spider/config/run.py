@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -591,11 +593,25 @@ class ForeignConfig(Block):
         return self.changed(exclude={"model", "like"}) | shared
 
 
+def not_a_store(uri: str) -> str | None:
+    """Return why an address is none of an MLflow store, with a remedy; None for a database or a server."""
+    if re.match(r"(https?|(postgresql|mysql|mssql|sqlite(?=[+\w]*:///))(\+\w+)?)://", uri):
+        return None
+    parts = urlsplit(uri)
+    folder = shlex.quote(unquote(parts.path)) if parts.scheme in ("", "file") else "FOLDER"
+    copy = f"mlflow migrate-filestore --source {folder} --target sqlite:///mlflow.db"
+    return (
+        f"{uri} is no database and no server, and MLflow no longer writes into folders; set "
+        f"sqlite:///mlflow.db, which `{copy}` makes of a folder, or http://HOST:PORT"
+    )
+
+
 class TrackingConfig(Block):
     """Records of all jobs in MLflow (docs/tracking.md)."""
 
     uri: str | None = None
-    """Address of the MLflow store (null: SQLite in the results folder). MLFLOW_TRACKING_URI overrides it."""
+    """Address of the MLflow store, a database or a server (null: SQLite in the results folder).
+    MLFLOW_TRACKING_URI overrides it."""
     experiment: Name | None = None
     """Prefix of the experiments on a shared store: ``ada`` logs to ada/Training and ada/Pipeline."""
     enabled: bool = True
@@ -614,4 +630,6 @@ class TrackingConfig(Block):
                 "MLFLOW_TRACKING_TOKEN; for PostgreSQL PGPASSWORD; or the whole address in "
                 "MLFLOW_TRACKING_URI"
             )
+        if self.uri and (problem := not_a_store(self.uri)):
+            raise wrong_key("uri", problem)
         return self

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -426,7 +427,10 @@ class Store:
             points.append((HELD_OUT, record.metrics["bpb"], at, step))
         for curve, steps in record.curves.items():
             points += [(f"val/{curve}/{record.stage}", value, at, n) for n, value in steps]
-        self.log_points(run_id, points, **on)
+        # MLflow would store a NaN of a model as 0, which ranks first. That of a run stays NaN and ranks last.
+        self.log_points(run_id, [point for point in points if not math.isnan(point[1])], **on)
+        if unknown := [point for point in points if math.isnan(point[1])]:
+            self.log_points(run_id, unknown)
         for entry in record.artifacts:
             self._log_artifact(run_id, entry, under=record.stage)
 

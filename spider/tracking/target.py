@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from spider.config.run import not_a_store
 from spider.files import digest
 
 
@@ -49,15 +50,21 @@ def prefix() -> str:
 def store_uri(results: Path) -> str:
     """Return the MLflow tracking URI of a results folder.
 
+    A relative path of a SQLite file begins at the working folder, as MLflow's does.
+
     Raises:
-        ValueError: no database URI can name a file in this folder.
+        ValueError: no database URI can name a file in this folder, or the configured one names no store.
     """
     path = results.absolute() / "mlflow.db"
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or os.environ.get("SPIDER_TRACKING_URI")
+    variable = os.environ.get("MLFLOW_TRACKING_URI")
+    uri = variable or os.environ.get("SPIDER_TRACKING_URI")
+    if uri and (problem := not_a_store(uri)):
+        raise ValueError(f"{'MLFLOW_TRACKING_URI' if variable else 'tracking.uri'}: {problem}")
     if not uri and "?" in str(path):  # "?" ends the path in a database URI
         raise ValueError(f"{path}: a SQLite store cannot be in a folder with '?' in its name; rename it")
     # Do not quote spaces, % and #: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
-    return uri or f"sqlite:///{path}"
+    kind, _, database = (uri or f"sqlite:///{path}").partition(":///")
+    return f"{kind}:///{Path(database).absolute()}" if kind == "sqlite" else str(uri)
 
 
 def store_key(results: Path) -> str:

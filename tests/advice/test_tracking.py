@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import socket
+import subprocess
+import sys
 import threading
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from mlflow import MlflowClient
 
 from spider.tracking import spool
 from spider.tracking.store import Store, reach, serve
@@ -35,6 +40,23 @@ def test_a_folder_with_a_question_mark_is_renamed(tmp_path):
     ):
         store_uri(tmp_path / "what?")
     store_uri((tmp_path / "what?").rename(tmp_path / "what"))
+
+
+def test_a_folder_of_an_older_mlflow_is_copied_into_a_database(tmp_path, in_workflow, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    theirs = MlflowClient("file:./my%20runs")
+    theirs.create_run(theirs.create_experiment("theirs"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./my%20runs")
+    record_something(tmp_path / "results")
+    said = sync(tmp_path / "results").error
+    advised(said, "config/run.py", "set sqlite:///mlflow.db, which `{}` makes of a folder")
+    (command,) = re.findall("`(.*)`", said)
+    subprocess.run([sys.executable, "-m", *shlex.split(command)], check=True, capture_output=True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    assert sync(tmp_path / "results").sent == {"jobs": 1}
+    names = {one.name for one in MlflowClient("sqlite:///mlflow.db").search_experiments()}
+    assert {"theirs", "Pipeline", "Training"} <= names
 
 
 def test_a_damaged_store_is_moved_away(results, in_workflow):  # noqa: F811

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from spider.config import load_config
+from spider.config import ConfigError, load_config
 from spider.tracking import configure, job, sync
 from spider.tracking.target import store_uri
 from tests.servers import free_port
@@ -85,6 +86,29 @@ def test_a_file_that_is_not_a_database_is_named(results, in_workflow):
     record_something(results)
     report = sync(results)
     assert report.pending == 1 and "not a SQLite database" in report.error
+
+
+@pytest.mark.parametrize(
+    "uri", ["./mlruns", "file:./mlruns", "mlflow.db", "localhost:5000", "sqlite://mlflow.db"]
+)
+@pytest.mark.parametrize("name", ["MLFLOW_TRACKING_URI", "tracking.uri"])
+def test_an_address_that_is_no_store_is_named_with_where_it_was_set(
+    name, uri, results, in_workflow, monkeypatch, caplog
+):
+    monkeypatch.setenv(name if name[0] == "M" else "SPIDER_TRACKING_URI", uri)
+    record_something(results)
+    report = sync(results)
+    assert report.pending == 1 and report.error.startswith(f"{name}: {uri} is no database and no server")
+    with pytest.raises(ConfigError, match=rf"^tracking\.uri: {re.escape(uri)} is no database and no server"):
+        load_config(CONFIG | {"tracking": {"uri": uri}})
+
+
+def test_a_relative_path_of_a_database_begins_at_the_working_folder(tmp_path, in_workflow, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
+    record_something(tmp_path / "results")
+    assert sync(tmp_path / "results").sent == {"jobs": 1}
+    assert (tmp_path / "own.db").exists() and not (tmp_path / "results/mlflow.db").exists()
 
 
 def test_a_deleted_experiment_is_named_and_gets_the_records_once_restored(results, store, in_workflow):

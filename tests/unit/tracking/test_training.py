@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -117,6 +118,20 @@ def test_checkpoints_are_ranked_by_bpb_and_never_duplicated(results, store, make
     assert [m.value for m in connection.client.get_metric_history(run.info.run_id, "bpb")] == [2.5, 2.1]
     assert [o.model_id for o in run.outputs.model_outputs].count(best.model_id) == 1
     assert "main/sample.txt" in {f.path for f in connection.client.list_artifacts(run.info.run_id, "main")}
+
+
+def test_a_score_that_is_no_number_ranks_last(results, store, make_spec, in_workflow):
+    for stage, steps, score in (("warmup", range(0, 3), float("nan")), ("main", range(3, 6), 0.7)):
+        train(results, make_spec(stage), steps, weights=f"weights of {stage}")
+        found = {"own": Result(title="", metrics={"own/score": score})}
+        log_scores(results, Results(results).stage("demo", stage), found, dataset=DATA)
+    assert sync(results).error is None
+    connection = store()
+    order = [{"field_name": "metrics.val/own/score", "ascending": True}]
+    models = connection.client.search_logged_models([connection.experiments["Training"]], order_by=order)
+    assert [model.name for model in models] == ["demo-main", "demo-warmup"]
+    history = connection.client.get_metric_history(runs_of(connection)[0].info.run_id, "val/own/score")
+    assert math.isnan(history[0].value) and history[1].value == 0.7
 
 
 def test_a_curve_without_training_steps_is_a_metric_of_its_stage(results, store, make_spec, in_workflow):
