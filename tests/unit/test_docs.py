@@ -118,6 +118,15 @@ def test_targets_of_make_that_are_named_exist(page):
     ] == []
 
 
+@pytest.mark.parametrize("script", sorted((ROOT / "findings").glob("*.sh")), ids=named)
+def test_a_finding_states_what_was_guessed_and_seen_and_installs_pinned_packages_without_spider(script):
+    text = script.read_text()
+    head = re.findall(r"^# ([A-Z][a-z]+(?: with)?):? ", text, re.M)
+    assert {"Guess", "Behaviour", "Seen with"} <= set(head) and "Exits with 1 if" in text
+    assert "folder=$(mktemp -d)" in text and re.search(r"env/bin/pip install .*==", text)
+    assert not re.search(r"\bspider\b", text, re.I) and script.stat().st_mode & 0o111
+
+
 @pytest.mark.parametrize("page", CURRENT[2:], ids=named)
 def test_a_page_begins_with_an_example(page):
     """The other tests check commands, YAML and Python of such examples."""

@@ -1,5 +1,6 @@
 """The targets of the Makefile, in a folder with links to the project's files, with this environment."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,12 @@ def test_make_report_writes_into_the_results_folder_of_the_configuration(trained
     make(trained.folder, "report", "CONFIG=other.yaml")
     assert (trained.folder / "elsewhere/report.html").stat().st_size > 10_000
     assert not (trained.folder / "results").exists()
+
+
+def test_make_findings_runs_each_script_and_fails_with_the_name_of_one_that_changed(tmp_path):
+    (tmp_path / "findings").mkdir()
+    for name, status in (("a b", 0), ("c", 1), ("d", 0)):
+        (tmp_path / f"findings/{name}.sh").write_text(f"echo seen {name}; exit {status}")
+    printed = make(tmp_path, "findings", fails=True)
+    assert all(f"seen {name}" in printed for name in ("a b", "c", "d"))
+    assert re.findall("(.*): not as it says", printed) == ["findings/c.sh"]
