@@ -27,7 +27,7 @@ def test_one_training_survives_a_second_invocation_ctrl_c_and_a_damaged_checkpoi
         assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     *_, before, newest = sorted(checkpoints.glob("step-*"))
     step = int(newest.name.removeprefix("step-"))
@@ -84,7 +84,7 @@ def test_a_full_disk_stops_a_training_which_resumes_when_there_is_space(prepared
     free = shutil.disk_usage(prepared.results).free
     with contextlib.suppress(OSError):  # The disk is full already if the trainer writes at the same time.
         filler.write_bytes(b"\0" * (free - 4096))
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=120)
     if process.returncode == 0:
         pytest.skip("the run finished before the disk was full")
     assert "no space" in output.lower(), output

@@ -105,7 +105,7 @@ def test_the_next_process_resumes_after_a_killed_one(hub, tmp_path):
     hub.seconds_per_request = 0.05
     output, partial = tmp_path / "f", tmp_path / ".f.partial"
     process = start(hub, output)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (partial.exists() and partial.stat().st_size >= len(CONTENT) // 3):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)

@@ -191,29 +191,34 @@ def test_a_token_outside_the_vocabulary_is_an_error_with_its_position(tmp_path):
 
 def test_blocks_are_read_ahead_and_waiting_is_measured(data, monkeypatch):
     loader = Loader(data[0], seq_len=16, rows=BLOCK, seed=0)
-    gather = data[0].gather
+    gather, blocks = data[0].gather, []
 
     def slow(starts, length):
         time.sleep(0.3 if len(starts) > 1 else 0)  # a single row is the one at the ring's end
+        blocks.append(len(starts) > 1)
         return gather(starts, length)
 
     monkeypatch.setattr(data[0], "gather", slow)
     next(loader)
     assert loader.waited >= 0.1, "the rest of it may have passed before this thread went on"
-    time.sleep(0.3 * (DEPTH + 3))
+    deadline = time.monotonic() + 60
+    while sum(blocks) < 1 + DEPTH:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     waited = loader.waited
     next(loader)
-    assert loader.waited - waited < 0.1, "the second batch was ready"
+    assert loader.waited - waited < 0.2, "the second batch was ready"
     loader.close()
 
 
 def test_a_forgotten_loader_leaves_no_thread(data):
+    before = set(threading.enumerate())
     loader = Loader(data[0], seq_len=16, rows=1, seed=0)
     next(loader)
-    assert any(t.name.startswith("loader") for t in threading.enumerate())
+    (thread,) = (one for one in set(threading.enumerate()) - before if one.name.startswith("loader"))
     del loader
     gc.collect()
-    deadline = time.monotonic() + 5
-    while any(t.name.startswith("loader") for t in threading.enumerate()):
+    deadline = time.monotonic() + 60
+    while thread.is_alive():
         assert time.monotonic() < deadline
         time.sleep(0.01)

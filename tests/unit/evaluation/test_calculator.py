@@ -84,9 +84,9 @@ def test_it_computes_what_a_model_needs(expression, value):
     ],
 )  # fmt: skip
 def test_what_is_not_arithmetic_is_refused_at_once(expression):
-    started = time.process_time()
+    started = time.thread_time()
     assert calculate(expression) is None
-    assert time.process_time() - started < 1
+    assert time.thread_time() - started < 1
 
 
 @given(st.text(alphabet="0123456789.,+-*/%() '\"acount[]{}:=_eExj\\\n", max_size=300))

@@ -137,7 +137,7 @@ def test_the_next_job_marks_a_killed_one(results, store, start_python, in_workfl
 def test_a_job_outside_of_a_workflow_is_a_top_run_and_is_sent(results, store):
     with job("encode", "d", results=results):
         pass
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := runs_of(store())) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert [r.data.tags.get("mlflow.parentRunId") for r in found] == [None]

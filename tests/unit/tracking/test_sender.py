@@ -69,7 +69,7 @@ def test_a_store_that_does_not_respond_delays_a_job_only_by_seconds(results, mon
         with job("encode", "d", results=results):
             pass
         took = time.monotonic() - started
-    assert took < 8
+    assert took < 20  # the store would take a minute
     assert [r.message for r in caplog.records if "spider track sync" in r.message] and len(
         caplog.records
     ) == 1

@@ -63,9 +63,9 @@ def test_redact_keeps_harmless_values():
 
 
 def test_redact_takes_linear_time():
-    started = time.monotonic()
+    started = time.thread_time()
     spool.redact("x" * 1_000_000 + " " + "token " * 100_000)
-    assert time.monotonic() - started < 5  # a quadratic search takes days
+    assert time.thread_time() - started < 5  # a quadratic search takes days
 
 
 def test_a_secret_of_the_environment_is_removed_from_texts(monkeypatch):
