@@ -460,7 +460,9 @@ def _id(value: Any) -> str | None:
 
 
 def require_column(schema: pa.Schema, file: object, setting: str, column: str) -> None:
-    """Raise `ValueError` that names the file and its columns if a column is absent."""
+    """Raise `ValueError` that names the file and its columns if a column is absent, or there are several."""
+    if schema.names.count(column) > 1:
+        raise ValueError(f"{file}: several columns are named {column!r}; give each but one another name")
     if column not in schema.names:
         columns = ", ".join(schema.names) or "none"
         remedy = f"set {setting} to one of them"

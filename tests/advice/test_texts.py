@@ -30,9 +30,10 @@ from .followed import advised, check_said, refused
 LINES = b'{"text": "one two three", "url": "a"}\n'
 
 
-def parquet(**columns: Any) -> bytes:
+def parquet(names: list[str] | None = None, **columns: Any) -> bytes:
     columns = columns or {"text": ["one two three"] * 2000, "id": [str(i) for i in range(2000)]}
-    pq.write_table(pa.table(columns), made := io.BytesIO())
+    table = pa.table(columns) if names is None else pa.table([["one"]] * len(names), names=names)
+    pq.write_table(table, made := io.BytesIO())
     return made.getvalue()
 
 
@@ -114,6 +115,12 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {},
             (("a.parquet", parquet(text=[{"body": "one"}], body=["one"])), {"text_column": "body"}),
             (("a.parquet", parquet(text=["one"])), {}),
+        ),
+        (
+            "give each but one another name",
+            ("a.parquet", parquet(names=["text", "text", "id"])),
+            {},
+            (("a.parquet", parquet(names=["text", "title", "id"])), {}),
         ),
         (
             "copy {} again",
