@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 
 #: Exit status of a job that saved its work and can be resumed (BSD's EX_TEMPFAIL).
 RESUME_ME = 75
+#: Characters of a library's error that a message shows.
+_SHOWN = 300
+
+
+@contextlib.contextmanager
+def reported(what: str, kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Turn what a library raises while it reads a user's file into one sentence that begins with ``what``.
+
+    Libraries raise errors of any class for files that are valid but odd, such as `RecursionError` and
+    `KeyError`. Rust code panics, and a panic is no `Exception`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        reason = " ".join(str(error).split())
+        if len(reason) > _SHOWN:
+            reason = reason[:_SHOWN].rpartition(". ")[0] or reason[:_SHOWN]  # whole sentences
+        if not isinstance(error, ValueError | OSError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise kind(f"{what}: {reason}") from error
 
 
 class TrainingError(ValueError):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE, WordPiece
-from tokenizers.trainers import BpeTrainer, WordPieceTrainer
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
+from transformers import (
+    ByT5Tokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PerceiverTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 END = "<|endoftext|>"
 
@@ -23,6 +31,78 @@ def byte_level(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     trainer = BpeTrainer(vocab_size=320, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, unk_token=END)
+
+
+def without_alphabet(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as `byte_level`'s that has only the bytes of its text, hardly merged."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(vocab_size=60, special_tokens=[END], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END)
+
+
+def byt5(texts: Iterable[str]) -> ByT5Tokenizer:
+    """Return ByT5's tokenizer, which needs no text. It has no BOS."""
+    return ByT5Tokenizer()
+
+
+def perceiver(texts: Iterable[str]) -> PerceiverTokenizer:
+    """Return Perceiver's tokenizer, of bytes and without a BOS."""
+    return PerceiverTokenizer(bos_token="[BOS]", eos_token="[EOS]")
+
+
+def multilingual(
+    texts: Iterable[str], *, fallback: bool = False, nfkc: bool = False
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as XGLM's or XLM-R's: pieces of many languages. Among them are all characters that
+    stand for a byte in GPT-2's. It keeps runs of blanks, but not a blank at the beginning.
+
+    Args:
+        fallback: add a piece for each byte, for characters without a piece.
+        nfkc: normalize texts as XLM-R does.
+    """
+    tokenizer = Tokenizer(Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<s>", "</s>", "<unk>"]
+    trainer = UnigramTrainer(vocab_size=600, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([*texts, " ".join(pre_tokenizers.ByteLevel.alphabet())], trainer)
+    if nfkc:
+        tokenizer.normalizer = normalizers.NFKC()
+    if fallback:
+        plain = json.loads(tokenizer.to_str())
+        plain["model"]["byte_fallback"] = True
+        plain["model"]["vocab"] += [[f"<0x{byte:02X}>", -20.0] for byte in range(256)]
+        plain["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, plain["decoder"]]}
+        tokenizer = Tokenizer.from_str(json.dumps(plain))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def with_fallback(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as `multilingual`'s with a piece for each byte."""
+    return multilingual(texts, fallback=True)
+
+
+def normalizing(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as `multilingual`'s that normalizes a text."""
+    return multilingual(texts, nfkc=True)
+
+
+def with_suffixes(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as the first GPT's: the last piece of a word ends with ``</w>``, for one blank."""
+    tokenizer = Tokenizer(BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    special = ["<unk>", "<s>"]
+    trainer = BpeTrainer(
+        vocab_size=400, special_tokens=special, end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
 
 
 def with_blanks(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -50,7 +130,7 @@ def lower_casing(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="[BOS]", unk_token="[UNK]")
 
 
-def gpt2(folder: Path, tokenizer: PreTrainedTokenizerFast, context: int = 32) -> Path:
+def gpt2(folder: Path, tokenizer: PreTrainedTokenizerBase, context: int = 32) -> Path:
     """Write a small GPT-2 with this tokenizer into a folder, and return the folder."""
     torch.manual_seed(0)
     config = GPT2Config(

@@ -199,12 +199,10 @@ class Checkpoint:
 
     @property
     def reading(self) -> Reading:
-        """Return how the evaluation of its stage reads a text, in windows that overlap by half.
-
-        An exported folder does not hold all of this: the model's own number of loops and fp32 apply.
-        """
+        """Return how the evaluation of its stage reads a text, in windows that overlap by half."""
         if not isinstance(self.manifest, Manifest):
-            return Reading(self.manifest.window)
+            autocast = self.manifest.precision == "bf16"
+            return Reading(self.manifest.window, n_loops=self.manifest.n_loops, autocast=autocast)
         stage = self.manifest.spec["settings"]
         evaluation = self.manifest.spec["evaluation"]
         return Reading(

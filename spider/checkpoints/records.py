@@ -180,6 +180,10 @@ class Exported(Record):
 
     full_index: str | None = None
     conversations: str | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+    """Precision of the model's score; None, as in files of earlier versions, for fp32."""
+    n_loops: int | None = None
+    """Loops of the recurrent core in the score; None: the model's own number."""
     spider: str
     model: dict[str, Any]
     window: int

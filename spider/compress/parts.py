@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,10 @@ from spider.compress.gptq import error, gptq, largest, nearest, steps
 from spider.config.run import CompressConfig
 from spider.model.interface import Model, model_tensors
 
+log = logging.getLogger(__name__)
+
+#: Vectors of at most so many numbers keep their type; longer ones are stored in float16.
+_TINY = 64
 #: A tensor of fewer numbers is stored exactly, because a table of its own would cost more than it saves.
 _SMALL = 1024
 #: Clipping range of a table in standard deviations. Rare rows of a table are long, and a clipped row is lost.
@@ -75,12 +80,22 @@ def split(model: Model, config: CompressConfig) -> tuple[list[Part], dict[str, T
     exact: dict[str, Tensor] = {}
     for name, t in model_tensors(model, "").items():
         if t.ndim not in (2, 3) or t.numel() < _SMALL or not t.is_floating_point():
-            exact[name] = t.half() if t.is_floating_point() and t.numel() > 64 else t
+            exact[name] = _stored(name, t)
         elif name in embeddings:
             parts.append(Part(name, matrices(t), config.embedding_bits, _TABLE_CLIP, shared=True))
         else:
             parts.append(Part(name, matrices(t), config.bits, clip=None, shared=False))
     return parts, exact
+
+
+def _stored(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor as it is stored: in float16 unless it is tiny or has numbers beyond float16."""
+    if tensor.is_floating_point() and tensor.numel() > _TINY:
+        half = tensor.half()
+        if half.is_meta or bool(half.isfinite().all()):
+            return half
+        log.info("%s has numbers beyond float16 and is stored exactly", name)
+    return tensor
 
 
 def quantize(part: Part, clip: float, sums: Mapping[tuple[str, int], Tensor]) -> QuantizedPart:

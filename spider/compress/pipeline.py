@@ -143,6 +143,8 @@ def compress(
         "model": checkpoint.config.model_dump(mode="json"),
         **trained.model_dump(include={"run", "stage", "identity", "global_step", "data_digest"}),
         "window": spec.window,
+        "precision": "fp32" if trained.precision == "fp32" else "bf16",
+        "n_loops": spec.evaluation.n_loops or spec.loops,
         "conversations": checkpoint.manifest.conversations,
     }
     compressor = Compressor(model, config, about, checkpoint.tokenizer or b"", sums)

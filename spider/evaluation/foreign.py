@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spider.config import ForeignConfig, StageSpec
 from spider.data.metadata import load_metadata
+from spider.errors import reported
 from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation, Training
@@ -34,8 +35,10 @@ from spider.files import digest, sha256
 from spider.model.interface import Model, ModelOutput
 from spider.model.reading import Reading
 from spider.processes.device import available
+from spider.publish.transformers_files import MODEL_TYPE
 from spider.results import StageFolder
 from spider.tokens import BYTES
+from spider.tokens.bpe import NOT_UTF8
 from spider.tokens.foreign import ForeignTokens
 
 #: Longest window, unless the configuration says otherwise.
@@ -44,8 +47,8 @@ WINDOW = 2048
 _CHECKED = 16
 #: Bytes of a text that a message shows.
 _SHOWN = 20
-#: Characters of an error of transformers that a message shows.
-_LONGEST = 300
+#: Names of the largest number of ids that a model reads, in configurations of transformers.
+_CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
 class ForeignModel(Model):
@@ -61,8 +64,12 @@ class ForeignModel(Model):
     @property
     def context(self) -> int | None:
         """Return the largest number of ids that the model reads; None without a limit."""
-        found: int | None = getattr(self.network.config, "max_position_embeddings", None)
-        return found
+        config = self.network.config.get_text_config()
+        found = max(getattr(config, name, None) or 0 for name in _CONTEXTS)
+        for name, module in self.network.named_modules():
+            if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+                found -= module.padding_idx + 1  # RoBERTa counts positions from there
+        return found if found > 0 else None
 
     def forward(self, tokens_BT: Tensor, *_: Any, **__: Any) -> ModelOutput:
         return ModelOutput(loss=None, logits=self.network(input_ids=tokens_BT, use_cache=False).logits)
@@ -84,28 +91,32 @@ class ForeignModel(Model):
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        try:
+        what = "transformers reads no causal language model there, without code of the folder itself"
+        with reported(f"{folder}: {what}"):
             tokenizer = AutoTokenizer.from_pretrained(folder, split_special_tokens=True, **options)
             read: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, output_loading_info=True, **options
             )
-        except Exception as error:  # transformers raises errors of many kinds
-            what = "transformers reads no causal language model there, without code of the folder itself"
-            raise ValueError(f"{folder}: {what}: {' '.join(str(error).split())[:_LONGEST]}") from error
         network, loaded = read
         if missing := sorted(loaded["missing_keys"]):
             raise ValueError(f"{folder}: a model of another kind, whose weights lack {missing[0]}")
-        try:
-            return cls(network.to(device), ForeignTokens(tokenizer)).eval()
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None
+        with reported(str(folder)):
+            tokens = ForeignTokens(tokenizer)
+        return cls(network.to(device), tokens).eval()
 
-    def check(self, ids_N: np.ndarray) -> None:
-        """Raise `ValueError` if ids are outside of the model, or a prediction depends on a later id."""
-        folder, size = self.network.name_or_path, getattr(self.network.config, "vocab_size", None)
+    def check(self, ids_N: np.ndarray, window: int) -> None:
+        """Raise `ValueError` if ids are outside of the model, it fails on a window of them, or a prediction
+        depends on a later id.
+        """
+        folder, config = self.network.name_or_path, self.network.config.get_text_config()
+        size = getattr(config, "vocab_size", None)
         if size is not None and ids_N.max() >= size:
             raise ValueError(f"{folder}: the tokenizer gives id {ids_N.max()}, the model has {size:,} ids")
-        ids_1T = torch.from_numpy(ids_N[None, :_CHECKED]).to(next(self.parameters()).device)
+        ids_1T = torch.from_numpy(ids_N[None, :window]).to(next(self.parameters()).device)
+        remedy = "set a smaller foreign.NAME.window"
+        with reported(f"{folder}: {remedy}, because it fails on {window:,} tokens"), torch.inference_mode():
+            self(ids_1T)
+        ids_1T = ids_1T[:, :_CHECKED]
         with torch.inference_mode():
             whole, part = self(ids_1T).logits[0, :-1], self(ids_1T[:, :-1]).logits[0]
         if (whole - part).abs().max() > 1e-4 * whole.abs().max():
@@ -137,8 +148,9 @@ def evaluate_foreign(
     tokens = model.tokens
     own_N, data_digest = validation_stream(data, settings.max_bytes, largest_group=settings.largest_group)
     written = Text.of(own_N, BYTES).documents()
-    encoded = [tokens.encode(document) for document in written]
-    documents = [tokens.text(ids) for ids in encoded]
+    with reported(f"{foreign.model}: its tokenizer cannot encode the text"):
+        encoded = [tokens.encode(document) for document in written]
+        documents = [tokens.text(ids) for ids in encoded]
     changed = [number for number, text in enumerate(documents) if text != written[number]]
     if changed and not foreign.allow_lossy:
         raise ValueError(f"{foreign.model}: {_difference(written, documents, changed)}")
@@ -146,8 +158,11 @@ def evaluate_foreign(
     # If BOS is EOS, a document ends where the next one begins. The last one is cut.
     end = -1 if tokens.bos == tokens.eos else None
     tokens_N = np.concatenate([*(ids[:end] for ids in encoded[:-1]), encoded[-1][:-1]])
-    model.check(tokens_N)
-    reading = Reading(_window(foreign, model.context), settings.overlap, settings.batch)
+    window = _window(foreign, model.context)
+    model.check(tokens_N, window)
+    config = model.network.config  # an export of ours names the precision of its score
+    autocast = config.model_type == MODEL_TYPE and config.precision == "bf16"
+    reading = Reading(window, settings.overlap, settings.batch, autocast=autocast)
     held_out = HeldOut(spec, data, device, tokens_N, text, data_digest)
     scored, carried = held_out.score(model, reading)
     scored = _of_bytes(scored, len(text))
@@ -192,6 +207,11 @@ def _of_bytes(scored: Score, size: int) -> Score:
 
 def _difference(written: Sequence[bytes], documents: Sequence[bytes], changed: Sequence[int]) -> str:
     """Return the message about the first document that a tokenizer changes."""
+    parts = NOT_UTF8.split(written[-1].decode("utf-8", "surrogateescape"))
+    if changed == [len(written) - 1] and len(parts) == 3 and not parts[2]:
+        size = sum(map(len, written)) - len(parts[1])
+        problem = "the text ends inside of a character, for which the tokenizer has no bytes"
+        return f"{problem}; set evaluation.max_bytes to {size}"
     before, after = written[changed[0]], documents[changed[0]]
     at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
     return (

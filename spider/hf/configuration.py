@@ -17,7 +17,8 @@ from spider.tokens import BYTES
 #: How many ids a model reads at a time if its configuration does not say.
 WINDOW = 1024
 #: Fields about the training, which do not apply to a model that transformers saves.
-_DROPPED = {*Exported.model_fields} - {"model", "window", "conversations", "full_index"}
+_KEPT = {"model", "window", "precision", "n_loops", "conversations", "full_index"}
+_DROPPED = {*Exported.model_fields} - _KEPT
 
 
 class SpiderHFConfig(PreTrainedConfig):
@@ -27,6 +28,7 @@ class SpiderHFConfig(PreTrainedConfig):
         model: the ``model`` block of a run; None is the default family.
         window: how many ids the model reads at a time in generation.
         n_loops: how often a looped part runs; None is the value in ``model``.
+        precision: the precision of the model's score, fp32 or bf16; weights are fp32 in either case.
         conversations: the dataset of conversations that the model was last trained on, or None.
         full_index: digest of the n-gram index that the model reads, or None.
     """
@@ -38,6 +40,7 @@ class SpiderHFConfig(PreTrainedConfig):
     model: dict[str, Any] | None = None
     window: int | None = None
     n_loops: int | None = None
+    precision: str | None = None
     conversations: str | None = None
     full_index: str | None = None
     vocab_size: int | None = None

@@ -67,9 +67,12 @@ def export(source: Path, output: Path) -> Checkpoint:
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields of ``config.json`` that describe where the weights come from."""
     manifest = checkpoint.manifest
-    known = manifest.model_fields_set - {"format", "spider", "model", "window", "weights", "files"}
+    other = {"format", "spider", "model", "window", "precision", "n_loops", "weights", "files"}
+    known = manifest.model_fields_set - other
     fields = {name: getattr(manifest, name) for name in Exported.model_fields if name in known}
-    return {**fields, "window": manifest.window}
+    reading = checkpoint.reading
+    precision = "bf16" if reading.autocast else "fp32"
+    return {**fields, "window": manifest.window, "precision": precision, "n_loops": reading.n_loops}
 
 
 def write_folder(

@@ -20,7 +20,7 @@ from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import pack
 from spider.data.prompts import Prompts
 from spider.data.shards import Shards
-from spider.evaluation.foreign import _window
+from spider.evaluation.foreign import ForeignModel, _window
 from spider.evaluation.rewards import Reward
 from spider.files import read_json, write_json
 from spider.hf.modeling import SpiderForCausalLM
@@ -33,6 +33,7 @@ from spider.publish.export import export
 from spider.results import Results
 from spider.training.rollouts import Rollouts, check
 from spider.training.stage import train
+from tests.transformers_models import byte_level, gpt2
 from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL
 
@@ -150,6 +151,17 @@ def test_the_window_of_a_model_of_others_is_what_it_reads():
     with refused("evaluation/foreign.py", "set it to {} at most"):
         _window(ForeignConfig(model="m", window=4096), 1024)
     assert _window(ForeignConfig(model="m", window=1024), 1024) == 1024
+
+
+def test_a_model_that_reads_less_than_it_says_gets_a_smaller_window(tmp_path):
+    texts = [f"one {i} two {i * i}" for i in range(20)]
+    model = ForeignModel.load(gpt2(tmp_path, byte_level(texts), context=32), "cpu")
+    model.network.config.n_positions = 64
+    ids_N = model.tokens.encode(" ".join(texts))
+    assert model.context == 64
+    with refused("evaluation/foreign.py", "set a smaller foreign.NAME.window"):
+        model.check(ids_N, 64)
+    model.check(ids_N, 32)
 
 
 def test_documents_and_results_are_named(here):  # noqa: F811

@@ -24,7 +24,8 @@ from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import steps
 from spider.cli import cli
-from spider.compress import code, format, pipeline
+from spider.compress import code, format, pipeline, writer
+from spider.compress.parts import split
 from spider.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
 from spider.compress.predict import predict
 from spider.config import CompressConfig, TTTConfig
@@ -467,3 +468,20 @@ def test_scores_of_standard_tasks_are_recorded_for_the_compressed_model(files, t
     assert scores["weights"] == files["gpt"][1].weights and row["columns"]["items"]["value"] == 4
     records = [json.loads(path.read_text()) for path in results.root.glob("tracking/evaluations/*.json")]
     assert [record["metrics"] for record in records] == [{"compressed/harness/choose/acc": row["value"]}]
+
+
+def test_numbers_beyond_float16_are_stored_exactly(tmp_path, caplog):
+    caplog.set_level("INFO")
+    model = build_model(family_block({"family": "gpt", "preset": "gpt-nano"}))
+    _, exact = split(model, CompressConfig())
+    name = next(name for name, tensor in exact.items() if tensor.dtype == torch.float16)
+    weight = dict(model.named_parameters())[name]
+    weight.data.view(-1)[:2] = torch.tensor([7e4, -7e4])
+    parts, exact = split(model, CompressConfig())
+    assert f"{name} has numbers beyond float16 and is stored exactly" in caplog.text
+    quantized = {part.name: part.nearest(12.0) for part in parts}
+    about = {"model": model.config.model_dump(mode="json"), "window": 8}
+    content, _ = writer.compressed(about, b"", model_tensors(model, ""), quantized, exact)
+    (tmp_path / "model.spider").write_bytes(content)
+    read = format.read(tmp_path / "model.spider").model()
+    assert torch.equal(dict(read.named_parameters())[name], weight)

@@ -14,7 +14,17 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertLMHeadModel,
+    BloomConfig,
+    CTRLConfig,
     GPT2ForSequenceClassification,
+    MambaConfig,
+    MptConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    RobertaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    XLMRobertaConfig,
 )
 
 import spider.hf  # noqa: F401 (registers the classes)
@@ -27,7 +37,19 @@ from spider.evaluation.tasks import score_rows, text_row
 from spider.evaluation.text import Text, validation_stream
 from spider.model.reading import Reading
 from spider.tokens import BYTES
-from tests.transformers_models import byte_level, gpt2, lower_casing, with_blanks
+from tests.transformers_models import (
+    byt5,
+    byte_level,
+    gpt2,
+    lower_casing,
+    multilingual,
+    normalizing,
+    perceiver,
+    with_blanks,
+    with_fallback,
+    with_suffixes,
+    without_alphabet,
+)
 from tests.unit.hf.small_exports import exported, models
 from tests.unit.small_datasets import dataset
 
@@ -36,6 +58,8 @@ TEXTS = [
     for i in range(120)
 ]
 MAX_BYTES = 1500
+#: Tokenizers that keep these texts.
+LOSSLESS = (byte_level, without_alphabet, byt5, perceiver, with_blanks, with_fallback, multilingual)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +77,8 @@ def data(tmp_path_factory):
 def folders(tmp_path_factory):
     """Return the folder of a GPT-2 with each tokenizer."""
     root = tmp_path_factory.mktemp("foreign")
-    return {make: gpt2(root / make.__name__, make(TEXTS)) for make in (byte_level, with_blanks, lower_casing)}
+    made = (*LOSSLESS, lower_casing, normalizing, with_suffixes)
+    return {make: gpt2(root / make.__name__, make(TEXTS)) for make in made}
 
 
 def spec(**evaluation):
@@ -83,7 +108,8 @@ def nats_by_hand(folder, documents, context, overlap=0.5):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     total, stride = 0.0, context - int(context * overlap)
     for document in documents:
-        ids = [tokenizer.bos_token_id, *tokenizer.encode(document.decode(), add_special_tokens=False)]
+        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        ids = [begin, *tokenizer.encode(document.decode(), add_special_tokens=False)]
         done = 1
         for start in range(0, len(ids), stride):
             window = torch.tensor([ids[start : start + context]])
@@ -95,7 +121,7 @@ def nats_by_hand(folder, documents, context, overlap=0.5):
     return total
 
 
-@pytest.mark.parametrize("make", [byte_level, with_blanks])
+@pytest.mark.parametrize("make", LOSSLESS)
 def test_bits_per_byte_are_the_nats_of_all_tokens_by_transformers_alone(make, folders, data, tmp_path):
     texts = documents(data)
     whole = [texts[0], *texts[1:-1]]  # the last one is cut, perhaps in the middle of a character
@@ -126,6 +152,34 @@ def test_a_task_scores_the_tokens_of_a_choice(make, folders):
     expected = -sum(float(log_p[at - 1, ids[0, at]]) for at in range(begin, ids.shape[1]))
     assert read.nats_R[0] == pytest.approx(expected, rel=1e-5)
     assert read.ids_R[0] == ids.shape[1] - begin
+
+
+@pytest.mark.parametrize("make", [*LOSSLESS, lower_casing, normalizing])
+def test_a_token_has_the_bytes_by_which_it_lengthens_the_decoded_text(make, folders):
+    tokens = ForeignModel.load(folders[make], "cpu").tokens
+    text = "Größe 7 is the  square, ½ of 3"
+    ids = tokens.encode(text)
+    whole = tokens.tokenizer.decode(ids[1:-1])
+    kept = make not in (lower_casing, normalizing, without_alphabet)  # the last one's texts had no "½"
+    assert tokens.text(ids) == whole.encode() and (whole == text) == kept
+    counted, compared = 0, 0
+    blank = tokens.bytes_of[ids].sum() - len(whole.encode())  # put in front of the text
+    assert blank in (0, 1)
+    for n in range(1, len(ids) - 1):
+        before, decoded = (tokens.tokenizer.decode(ids[1:end]) for end in (n, n + 1))
+        counted += tokens.bytes_of[ids[n]]
+        if decoded != before and "\ufffd" not in decoded and ids[n] != tokens.tokenizer.unk_token_id:
+            assert counted == len(decoded.encode()) + blank, (n, decoded)
+            compared += 1
+    assert compared > 5
+
+
+def test_bytes_of_any_kind_are_kept_by_tokenizers_of_bytes(folders):
+    for make in (byte_level, byt5, perceiver, with_blanks):
+        tokens = ForeignModel.load(folders[make], "cpu").tokens
+        for raw in ("</s><s>[BOS] 日本".encode()[:-1], b" \xff\x00\n", "🙂 e\u0301".encode()):
+            if make is not with_blanks or raw[:1] != b" ":  # it reads text after other bytes as a new one
+                assert tokens.text(tokens.encode(raw)) == raw, (make, raw)
 
 
 def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(folders, data, tmp_path):
@@ -168,6 +222,19 @@ def test_an_exported_model_of_ours_has_its_own_score(name, data, tmp_path):
     assert found.bpb_strict == pytest.approx(own.bpb_strict, abs=1e-4) and found.lossless
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_export_is_scored_in_the_precision_of_its_checkpoint(precision, data, tmp_path):
+    model = models()["gpt"]
+    folder = exported(model, tmp_path / "gpt", precision=precision)
+    found = scored(folder, data, tmp_path / "out", spec(carry_over=0))
+    tokens_N, _ = validation_stream(data, MAX_BYTES, model.tokens)
+    narrow, wide = (
+        score(model, tokens_N, Reading(seq_len=found.seq_len, autocast=one)).bpb for one in (True, False)
+    )
+    assert found.precision == precision and abs(narrow - wide) > 1e-6
+    assert found.bpb == pytest.approx(narrow if precision == "bf16" else wide, abs=1e-7)
+
+
 def test_special_tokens_that_a_text_spells_are_text(folders, data, tmp_path):
     parquet, shards = tmp_path / "000.parquet", tmp_path / "shards"
     texts = [f"{i} <|endoftext|> </s> <s>  \t\n{'x' * i}" for i in range(40)]
@@ -186,8 +253,59 @@ def test_a_tokenizer_that_changes_the_text_is_refused_unless_that_is_allowed(fol
     found = scored(folders[lower_casing], data, tmp_path, spec(asks=True), allow_lossy=True)
     other = scored(folders[byte_level], data, tmp_path)
     assert not found.lossless and found.text_sha256 != other.text_sha256
+    tokenizer = AutoTokenizer.from_pretrained(folders[lower_casing])
+    read = (tokenizer.decode(tokenizer.encode(text.decode(errors="replace"))) for text in documents(data))
+    assert found.bytes == sum(len(text.encode()) for text in read)
     assert found.results["foreign"].details["documents_changed"] == found.documents
     assert "changes" in found.results["foreign"].notes[0] and np.isfinite(found.bpb)
+
+
+def test_a_text_that_ends_inside_of_a_character_is_scored_up_to_there(folders, data, tmp_path):
+    raw = b"".join(documents(data))
+    inside = raw.index("ö".encode()) + 1
+    with pytest.raises(ValueError, match=rf"ends inside of a character.*max_bytes to {inside - 1}$"):
+        scored(folders[multilingual], data, tmp_path / "out", spec(max_bytes=inside))
+    for make, size in ((multilingual, inside - 1), (with_fallback, inside), (byt5, inside)):
+        found = scored(folders[make], data, tmp_path / make.__name__, spec(max_bytes=size))
+        assert found.lossless and found.bytes == size, make
+
+
+def test_a_special_token_inside_of_a_document_is_refused(folders, data, tmp_path):
+    tokens = ForeignModel.load(folders[multilingual], "cpu").tokens
+    with pytest.raises(ValueError, match=r"</s> stands inside of a document"):
+        tokens.encode("a </s> b")
+
+
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+ROBERTA = {**SMALL, "intermediate_size": 16, "max_position_embeddings": 34, "is_decoder": True}
+OPT = {**SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16, "max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        (MptConfig(d_model=16, n_heads=2, n_layers=1, max_seq_len=32), 32),
+        (RobertaConfig(**ROBERTA), 32),
+        (RobertaConfig(**ROBERTA, pad_token_id=0), 33),
+        (XLMRobertaConfig(**ROBERTA), 32),
+        (OPTConfig(**OPT), 32),  # its table has two more rows, which it skips
+        (CTRLConfig(n_positions=32, n_embd=16, dff=16, n_layer=1, n_head=2), 32),
+        (BloomConfig(hidden_size=16, n_head=2, n_layer=1), None),
+        (MambaConfig(hidden_size=16, num_hidden_layers=1), None),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else str(value),
+)
+def test_a_model_is_read_in_windows_of_its_context(config, context, folders, data, tmp_path):
+    torch.manual_seed(0)
+    folder = shutil.copytree(folders[byte_level], tmp_path / "model")
+    config.vocab_size = 320
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    found = scored(folder, data, tmp_path / "out", spec(max_bytes=600))
+    assert found.results["foreign"].details["context"] == context
+    assert found.seq_len == (context or 2048) and found.bytes == 600 and np.isfinite(found.bpb)
+    if context:
+        with pytest.raises(ValueError, match=f"is too long; set it to {context} at most"):
+            scored(folder, data, tmp_path / "out", window=context + 1)
 
 
 def test_folders_without_a_causal_model_are_refused(folders, data, tmp_path):
@@ -210,6 +328,11 @@ def test_folders_without_a_causal_model_are_refused(folders, data, tmp_path):
     options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertLMHeadModel(BertConfig(vocab_size=320, initializer_range=0.3, **options)).save_pretrained(bert)
     refused(bert, "bert: a prediction depends on later tokens")
+
+    t5 = shutil.copytree(folders[byte_level], tmp_path / "t5")
+    options = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 320}
+    T5ForConditionalGeneration(T5Config(**options)).save_pretrained(t5)
+    refused(t5, "no causal language model there.*T5Config.*AutoModelForCausalLM$")
 
     headless = shutil.copytree(folders[byte_level], tmp_path / "headless")
     config = AutoModelForCausalLM.from_pretrained(headless).config

@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 import spider
 from spider import files
+from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import model_tensors, weights_digest
+from spider.model.reading import Reading
 from spider.model.spider.config import SpiderConfig
 from spider.publish import export as exporting
 from spider.publish.export import export
@@ -70,6 +72,21 @@ def test_an_export_of_an_export_has_the_same_bytes(stage, tmp_path):
         "tokenizer_config.json",
     }
     assert content(tmp_path / "first") == content(tmp_path / "second")
+
+
+def test_an_export_is_read_as_the_evaluation_reads_its_checkpoint(tmp_path, shards, make_spec):
+    spec = make_spec(max_steps=2, precision="bf16", n_loops=1)
+    train(spec, tmp_path / "a", shards)
+    own = Checkpoint.at(tmp_path / "a").reading
+    assert own.autocast and own.n_loops == 1
+    export(tmp_path / "a", tmp_path / "first")
+    assert Checkpoint.at(export(tmp_path / "first", tmp_path / "second").path).reading == own
+    described = tmp_path / "second/config.json"
+    plain = files.read_json(described)
+    for key in ("precision", "n_loops"):  # as earlier versions wrote it
+        del plain[key]
+    files.write_json(described, plain)
+    assert Checkpoint.at(tmp_path / "second").reading == Reading(own.seq_len)
 
 
 def test_other_programs_can_read_an_export_and_its_origin(stage, tmp_path, config):
