@@ -6,6 +6,8 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
 #: Exit status of a job that saved its work and can be resumed (BSD's EX_TEMPFAIL).
 RESUME_ME = 75
 #: Characters of a library's error that a message shows.
@@ -25,6 +27,9 @@ def reported(what: str, kind: type[ValueError] = ValueError) -> Iterator[None]:
         raise
     except BaseException as error:
         reason = " ".join(str(error).split())
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         if len(reason) > _SHOWN:
             reason = reason[:_SHOWN].rpartition(". ")[0] or reason[:_SHOWN]  # whole sentences
         if not isinstance(error, ValueError | OSError):

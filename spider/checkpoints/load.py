@@ -34,7 +34,7 @@ from spider.checkpoints.records import (
 )
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
-from spider.errors import CheckpointError
+from spider.errors import CheckpointError, reported
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.model.reading import Reading
@@ -256,7 +256,9 @@ class Checkpoint:
         Raises:
             CheckpointError: as `load_into`, or the n-gram index that the model reads is missing or another.
         """
-        model = build_model(self.config, self.tokens).to(device)
+        config, tokens = self.config, self.tokens
+        with reported(f"{self.path}: the model that it describes cannot be made", CheckpointError):
+            model = build_model(config, tokens).to(device)
         self.load_into(model_tensors(model))
         if isinstance(self.manifest, Manifest) and self.manifest.averaged_weights:
             averaged = {AVERAGE + name: p.detach() for name, p in model.named_parameters()}

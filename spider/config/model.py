@@ -193,7 +193,7 @@ def family_block(value: Any) -> Any:
     """
     if not isinstance(value, dict):
         return value
-    return family_config(value.get("family", default_family())).model_validate(value)
+    return family_config(str(value.get("family", default_family()))).model_validate(value)
 
 
 #: The block of a model of any family.

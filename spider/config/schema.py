@@ -265,7 +265,9 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: no such file") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # PyYAML raises errors of many kinds for a date or a number
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
 
 
@@ -661,7 +663,7 @@ class Given:
             plain = _parsed(self.value)
         except ConfigError as error:
             raise ConfigError(f"{self.origin}: {error}") from None
-        except yaml.YAMLError:
+        except Exception:  # as in `read_yaml`
             raise ConfigError(f"{self.origin}: {self.value!r} is not valid YAML") from None
         # YAML 1.1 reads ``4.0e-3`` as a number and ``4e-3`` as text; here both are numbers.
         number = isinstance(plain, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", plain)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from spider.config.block import Block, Positive, wrong_key
+from spider.errors import reported
 
 
 class _Task(Block):
@@ -66,6 +67,19 @@ class JsonlTask(_Task):
         return [self.file]
 
 
+class CoreEntry(BaseModel, frozen=True):
+    """A task in ``core.yaml``."""
+
+    label: str
+    dataset_uri: str
+    num_fewshot: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    continuation_delimiter: str = " "
+
+
+class _Bundle(BaseModel, frozen=True):
+    icl_tasks: list[CoreEntry]
+
+
 class CoreTask(_Task):
     """Tasks of nanochat's evaluation bundle: ``core.yaml``, ``eval_data/`` and ``eval_meta_data.csv``."""
 
@@ -79,29 +93,17 @@ class CoreTask(_Task):
         files = [f"{self.folder}/core.yaml", f"{self.folder}/eval_meta_data.csv"]
         try:
             return files + self.questions()
-        except (OSError, ValueError):  # the evaluation reports it
+        except ValueError:  # the evaluation reports it
             return files
 
     def questions(self) -> list[str]:
-        return [f"{self.folder}/eval_data/{entry['dataset_uri']}" for entry in self.entries()]
+        return [f"{self.folder}/eval_data/{entry.dataset_uri}" for entry in self.entries()]
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return the entry of each task in ``core.yaml``.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: the file lacks the list of tasks, or a task lacks its data.
-        """
+    def entries(self) -> list[CoreEntry]:
+        """Return the entry of each task in ``core.yaml``; `ValueError` for a missing or malformed file."""
         path = Path(self.folder, "core.yaml")
-        try:
-            plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-            entries: list[dict[str, Any]] = list(plain["icl_tasks"])
-            for entry in entries:
-                Path(entry["dataset_uri"])  # text, or a TypeError
-        except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
-            needs = "icl_tasks, a list of tasks, each with its dataset_uri"
-            raise ValueError(f"{path}: must be YAML with the key {needs}") from None
-        return entries
+        with reported(f"{path}: must be YAML with the key icl_tasks, a list of tasks"):
+            return _Bundle.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).icl_tasks
 
 
 class HarnessConfig(Block):
@@ -158,7 +160,7 @@ def _named_by(task: Path, seen: set[Path]) -> Iterator[Path]:
     """Yield the files that a task of the harness names: those that it includes, and its data."""
     try:
         plain = yaml.load(task.read_text(encoding="utf-8"), Loader=_HarnessLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # the harness reports it
+    except Exception:  # the harness reports it
         return
     if not isinstance(plain, dict):
         return

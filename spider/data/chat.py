@@ -36,7 +36,7 @@ def parse(text: bytes | str) -> list[Message]:
     """Return the messages of a row; `ValueError` states what is wrong with them."""
     try:
         plain = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid JSON ({error})") from None
     if not isinstance(plain, list) or not plain:
         raise ValueError("must be a list of messages" + (", and is empty" if plain == [] else ""))

@@ -35,7 +35,6 @@ from spider.files import digest, sha256
 from spider.model.interface import Model, ModelOutput
 from spider.model.reading import Reading
 from spider.processes.device import available
-from spider.publish.transformers_files import MODEL_TYPE
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.bpe import NOT_UTF8
@@ -160,8 +159,8 @@ def evaluate_foreign(
     tokens_N = np.concatenate([*(ids[:end] for ids in encoded[:-1]), encoded[-1][:-1]])
     window = _window(foreign, model.context)
     model.check(tokens_N, window)
-    config = model.network.config  # an export of ours names the precision of its score
-    autocast = config.model_type == MODEL_TYPE and config.precision == "bf16"
+    # An export of ours names the precision of its score.
+    autocast = getattr(model.network.config, "precision", None) == "bf16"
     reading = Reading(window, settings.overlap, settings.batch, autocast=autocast)
     held_out = HeldOut(spec, data, device, tokens_N, text, data_digest)
     scored, carried = held_out.score(model, reading)

@@ -24,6 +24,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from spider.data.chat import message, opening
+from spider.errors import reported
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import HarnessResult
@@ -172,9 +173,10 @@ def run_harness(
         ValueError: a task does not exist, cannot be read, or has text that is not on this machine.
     """
     folder = str(include) if include else None
-    manager = TaskManager(include_path=folder, include_defaults=False)
-    if any(name not in manager.all_tasks for name in names):
-        manager = TaskManager(include_path=folder)  # slow: reads thousands of files
+    with reported(f"{include}: the tasks in it cannot be read"):
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        if any(name not in manager.all_tasks for name in names):
+            manager = TaskManager(include_path=folder)  # slow: reads thousands of files
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
         where = f"the harness has none of that name, nor has {include}" if include else "name --include DIR"
@@ -188,14 +190,15 @@ def run_harness(
             task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=_SEED)
     # `simple_evaluate` would also list all installed packages by pip, which takes seconds.
-    outcome = evaluate(
-        model,
-        loaded,
-        limit=items,
-        log_samples=False,
-        apply_chat_template=model.chat,
-        fewshot_as_multiturn=model.chat,
-    )
+    with reported(f"lm-evaluation-harness fails on {', '.join(names)}"):
+        outcome = evaluate(
+            model,
+            loaded,
+            limit=items,
+            log_samples=False,
+            apply_chat_template=model.chat,
+            fewshot_as_multiturn=model.chat,
+        )
     assert outcome is not None, "only other processes than the first get None"
     tasks = sorted(outcome["results"])
     revisions = outcome.get("versions", {})
@@ -233,7 +236,7 @@ def _load(manager: TaskManager, name: str) -> list[Any]:
     try:
         found = manager.load(name)
         return [found["groups"][name]] if name in found["groups"] else list(found["tasks"].values())
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # of the harness, of datasets, and of the code of a task
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         problem = "cannot be read"
         if isinstance(error, ConnectionError) or "offline" in str(error).lower():

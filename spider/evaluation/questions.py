@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig, TextTask
+from spider.errors import reported
 from spider.evaluation.rewards import NUMBER, last_number
 
 #: Number of bytes of a cloze question's context, of its choices, and of the cue and the choices of a copy
@@ -205,8 +206,9 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid JSON ({error.msg})") from None
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", error)
+                raise ValueError(f"{path}, line {number}: not valid JSON ({reason})") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: must be an object (got {type(row).__name__})")
             yield f"{path}, line {number}", row
@@ -236,10 +238,10 @@ def _parsed(row: dict[str, Any], where: str, delimiter: str = " ") -> _Example:
     if "question" in row:
         row = _renamed(row, where)
     if "choices" in row:
-        choices = tuple(_text(choice, where) for choice in row["choices"])
+        choices = tuple(_text(choice, where) for choice in _list(row["choices"], where))
         contexts = (_text(row.get("query"), where) + between,) * len(choices)
     elif "context_options" in row:
-        contexts = tuple(_text(option, where) + between for option in row["context_options"])
+        contexts = tuple(_text(option, where) + between for option in _list(row["context_options"], where))
         choices = (_text(row.get("continuation"), where),) * len(contexts)
     elif "continuation" in row:
         contexts = (_text(row.get("context"), where) + between,)
@@ -267,9 +269,15 @@ def _renamed(row: dict[str, Any], where: str) -> dict[str, Any]:
         return {"context": question, "continuation": answer}
     labels: Sequence[str] = _CHOICES
     if isinstance(choices, dict):
-        labels, choices = choices.get("label", ()), choices.get("text", ())
+        labels, choices = _list(choices.get("label", []), where), choices.get("text")
     is_label = isinstance(answer, str) and len(answer) == 1 and answer in labels
     return {"query": question, "choices": choices, "gold": labels.index(answer) if is_label else answer}
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: choices must be a list (got {type(value).__name__})")
+    return value
 
 
 def _text(value: Any, where: str) -> bytes:
@@ -305,22 +313,22 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
             f"{folder}: no core.yaml; evaluation.tasks.{name}.folder must name an evaluation bundle"
         )
     entries = config.entries()
-    with open(folder / "eval_meta_data.csv", newline="", encoding="utf-8") as file:
+    path = folder / "eval_meta_data.csv"
+    with reported(f"{path}: the baselines cannot be read"), open(path, newline="", encoding="utf-8") as file:
         chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
     for entry in entries:
-        label = entry["label"]
+        label = entry.label
         if label not in chances:
-            raise ValueError(f"{folder}/eval_meta_data.csv: no baseline of the task {label!r}")
-        path = folder / "eval_data" / entry["dataset_uri"]
-        delimiter = entry.get("continuation_delimiter", " ")
+            raise ValueError(f"{path}: no baseline of the task {label!r}")
+        questions = folder / "eval_data" / entry.dataset_uri
         examples = []
-        for where, row in _rows(path):
+        for where, row in _rows(questions):
             if isinstance(context := row.get("context"), str):
                 row["context"] = context.strip()
-            examples.append(_parsed(row, where, delimiter))
+            examples.append(_parsed(row, where, entry.continuation_delimiter))
         # As in nanochat, shots are drawn from the chosen items, by their number among these.
         random.Random(_CORE_ORDER).shuffle(examples)
         examples = examples[: config.items]
-        shots = entry["num_fewshot"][0]
-        task = _with_shots(f"{name}/{label}", examples, range(len(examples)), shots, str(path))
+        shots = entry.num_fewshot[0]
+        task = _with_shots(f"{name}/{label}", examples, range(len(examples)), shots, str(questions))
         yield task._replace(chance=chances[label], bundle=name)

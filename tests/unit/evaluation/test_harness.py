@@ -207,3 +207,21 @@ def test_nothing_is_fetched_without_online_and_a_missing_extra_is_reported(tmp_p
     done = command(str(stage), "--output", str(tmp_path / "out.json"), PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 1 and "pip install -e '.[harness]'" in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_task_that_does_not_fit_its_rows_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+    path = folder / "choose.yaml"
+    plain = yaml.safe_load(path.read_text())
+
+    def run():
+        run_harness(harness_model(model_of(BYTES)), ["choose"], include=folder, label="it", weights="w")
+
+    for changes in ({"doc_to_choice": "{{options}}"}, {"doc_to_text": "{{query.x.y}}"}, {"doc_to_target": 9}):
+        path.write_text(yaml.safe_dump(plain | changes))
+        with pytest.raises(ValueError, match=r"(lm-evaluation-harness fails on|task) choose"):
+            run()
+    for text in ("task: [", "task: choose\nfewshot_split: !!bool maybe\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="choose"):
+            run()
