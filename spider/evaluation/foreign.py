@@ -60,10 +60,15 @@ class ForeignModel(Model):
         self.network = network
         self.tokens = tokens
 
+    def _config(self) -> Any:
+        """Return the configuration of the part that reads text."""
+        network: Any = self.network
+        return network.config.get_text_config()
+
     @property
     def context(self) -> int | None:
         """Return the largest number of ids that the model reads; None without a limit."""
-        config = self.network.config.get_text_config()
+        config = self._config()
         found = max(getattr(config, name, None) or 0 for name in _CONTEXTS)
         for name, module in self.network.named_modules():
             if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
@@ -107,8 +112,7 @@ class ForeignModel(Model):
         """Raise `ValueError` if ids are outside of the model, it fails on a window of them, or a prediction
         depends on a later id.
         """
-        folder, config = self.network.name_or_path, self.network.config.get_text_config()
-        size = getattr(config, "vocab_size", None)
+        folder, size = self.network.name_or_path, getattr(self._config(), "vocab_size", None)
         if size is not None and ids_N.max() >= size:
             raise ValueError(f"{folder}: the tokenizer gives id {ids_N.max()}, the model has {size:,} ids")
         ids_1T = torch.from_numpy(ids_N[None, :window]).to(next(self.parameters()).device)

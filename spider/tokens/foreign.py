@@ -78,7 +78,7 @@ class ForeignTokens(Tokens):
     def _read(self, ids: np.ndarray) -> bytes:
         if self._joins:
             return self.raw(ids)
-        names = self.tokenizer.convert_ids_to_tokens(ids[1:-1].tolist())
+        names = [*self.tokenizer.convert_ids_to_tokens(ids[1:-1].tolist())]
         return self.tokenizer.convert_tokens_to_string(names).encode("utf-8", "replace")
 
 
