@@ -418,6 +418,8 @@ class EvaluationConfig(Block):
     BPB: ClassVar[frozenset[str]] = frozenset(
         {"data", "max_bytes", "largest_group", "seq_len", "overlap", "batch", "carry_over", "n_loops"}
     )
+    #: Version of the compressors' settings, which are no keys. A new one scores again and trains nothing.
+    COMPRESSORS: ClassVar[int] = 2
 
     data: str | None = None
     """Dataset whose validation split is scored (null: the run's, of a mixture the first)."""
@@ -466,8 +468,8 @@ class EvaluationConfig(Block):
     """Number of further texts of the sample, drawn from the start of a document at temperature 1."""
 
     def scoring(self) -> dict[str, Any]:
-        """Return the changed keys that decide the scores."""
-        return self.changed(exclude={*self.SAMPLE, "checkpoints"})
+        """Return the changed keys that decide the scores, and the version of the compressors' settings."""
+        return self.changed(exclude={*self.SAMPLE, "checkpoints"}) | {"compressors": self.COMPRESSORS}
 
     def checkpoint_scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide which checkpoints are scored, and their scores."""

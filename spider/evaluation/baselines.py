@@ -47,9 +47,10 @@ _LEGEND = (
     "Compressors coded the same bytes, after reading the text that their name says they were given. Each "
     "document alone: a compressor returns to its state after that text before each document. With what came "
     "before: it has read all earlier documents and learned from them. Within a document it learns in both "
-    "columns. zpaq cannot be reset, and bzip2 not after a text: their cell is empty. A model is frozen, and "
-    "may have read its training text several times. Compare figures within one column only. Overlap means "
-    "strings of 50 bytes or more that also occur in the training text."
+    "columns. Where a document begins is free, as for a model: a byte that no text has stands there, and the "
+    "bits of its place are subtracted. zpaq cannot be reset, and bzip2 not after a text: their cell is empty. "
+    "A model is frozen, and may have read its training text several times. Compare figures within one column "
+    "only. Overlap means strings of 50 bytes or more that also occur in the training text."
 )
 
 
@@ -82,26 +83,33 @@ class _Given(NamedTuple):
     note: str
     """End of the long form of a label."""
     raw: bytes
+    """The text, with the boundary before each document and at its end."""
+    boundary: bytes
+    """A byte that neither this text nor the held-out one has; no byte if they have all."""
+    size: int
+    """Bytes without boundaries."""
 
 
 def _given_texts(
-    stage: TrainingText | None, split: TrainingText | None, limit: int | None
+    stage: TrainingText | None, split: TrainingText | None, limit: int | None, text: bytes
 ) -> Iterator[_Given]:
-    """Yield the texts that compressors read first: the larger one, the smaller one, and no text."""
+    """Yield what compressors read before a text: the larger training text, the smaller one, and nothing."""
     named = (split, "all", "all training text"), (stage, "stage", "what the model was trained on")
     for source, name, what in named:
         if source is None:
             continue
         whole = source.raw()
-        raw = whole[:limit]
-        share = source.share * len(raw) / len(whole)
+        boundary = compressors.absent_byte(whole + text)
+        raw = source.raw(boundary)[:limit]
+        given = len(raw) - raw.count(boundary) if boundary else len(raw)
+        share = source.share * given / len(whole)
         if name == "all" and share <= 0.995:
             name = "part"
-        size = f"{len(raw) / 1e6:.1f}"
+        size = f"{given / 1e6:.1f}"
         if share < 0.995:
-            size += f" of {len(raw) / share / 1e6:.1f}"
-        yield _Given(f"given {name}", f", given {what} ({size} MB)", raw)
-    yield _Given("", "", b"")
+            size += f" of {given / share / 1e6:.1f}"
+        yield _Given(f"given {name}", f", given {what} ({size} MB)", raw + boundary, boundary, given)
+    yield _Given("", "", b"", compressors.absent_byte(text), 0)
 
 
 def compute_baselines(
@@ -118,7 +126,7 @@ def compute_baselines(
     Args:
         stage: the text that the model has learned from; None if it cannot be read.
         split: all text that is not held out; None if it cannot be read.
-        limit: most bytes of training text that prime PPMd.
+        limit: most bytes of training text that prime PPMd, boundaries between documents included.
         cache: folder of the baselines that were computed before.
         zpaq: whether to prime zpaq with as much as PPMd.
     """
@@ -138,25 +146,28 @@ def compute_baselines(
     key = {"text": _sha256(text), "split": spans, "match_bytes": [MATCH_BYTES, SEEN_BYTES]}
     with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
         overlap = others.submit(_overlap, text, split, key, cache)
-        for given in _given_texts(stage, split, limit):
+        for given in _given_texts(stage, split, limit, text.bytes_N.tobytes()):
+            coded = given.boundary.join(text.documents())
+            if not given.boundary:
+                left_out.append(f"boundaries of documents, {given.label}: all 256 bytes occur in the text")
             for name in names:
                 fast = name == "ppmd" or (name == "zpaq" and zpaq)
                 if not fast and limit is not None and len(given.raw) > limit // SLOWER:
                     too_slow.append(f"{name} {given.label}")
-                elif name == "zpaq" and not compressors.same_tables(len(given.raw), len(text)):
+                elif name == "zpaq" and not compressors.same_tables(len(given.raw), len(coded)):
                     left_out.append(f"zpaq {given.label}: its tables change their size within the text")
                 elif name == "zpaq":
                     before = ppmd.submit(_zpaq_size, given.raw, cache)
-                    after = others.submit(_zpaq_size, given.raw + text.bytes_N.tobytes(), cache)
+                    after = others.submit(_zpaq_size, given.raw + coded, cache)
                     sizes.append((given, before, after))
                 else:
                     pool = ppmd if name == "ppmd" else others
-                    job = pool.submit(_compressed, name, given.raw, text, overlap, cache)
+                    job = pool.submit(_compressed, name, given, text, overlap, cache)
                     jobs.append((name, given, job))
     overlap_N, seen_D = overlap.result()
     rows = [_row(name, given, job.result(), text, overlap_N) for name, given, job in jobs]
     for given, before, after in sizes:
-        cost = {"carried": [8.0 * (after.result() - before.result())]}
+        cost = {"carried": [8.0 * (after.result() - before.result()) - _free_bits(text, given)]}
         rows.append(_row("zpaq", given, cost, text, overlap_N))
     _, _, largest = next(job for job in jobs if job[0] == "ppmd")
     if too_slow:
@@ -179,7 +190,7 @@ def _row(name: str, given: _Given, bits: dict[str, Any], text: Text, overlap_N: 
     label = f"{name} {given.label}".strip()
     # A block of bzip2 can shrink when a document is added, so the difference is not the document's cost.
     alone_D = None if name == "bz2" and given.raw else bits.get("alone")
-    columns = {GIVEN: Number(value=len(given.raw), unit=BYTES)}
+    columns = {GIVEN: Number(value=given.size, unit=BYTES)}
     outside = 0 if overlap_N is None else int((~overlap_N).sum())
     if outside and name == "ppmd":
         columns[OUTSIDE_OVERLAP] = Number(value=bits["outside"] / outside, unit=BITS)
@@ -230,7 +241,7 @@ def _overlap(
 
 def _compressed(
     name: str,
-    given: bytes,
+    given: _Given,
     text: Text,
     overlap: Future[tuple[np.ndarray, np.ndarray] | tuple[None, None]],
     cache: Path,
@@ -246,21 +257,30 @@ def _compressed(
         pieces = []
         for begins, end in zip(cuts_by_document, text.bounds_D[1:], strict=True):
             pieces.append([text.bytes_N[a:b].tobytes() for a, b in pairwise([*begins, end])])
-        carried, *alone = compressors.bits(name, given, [text.documents(), *pieces])
+        documents = [piece for one in text.documents() for piece in (given.boundary, one)][1:]
+        carried, *alone = compressors.bits(name, given.raw, [documents, *pieces])
+        # Only PPMd outputs the bits of a boundary before it reads what follows.
+        own = carried[::2] if name == "ppmd" else [sum(carried) - _free_bits(text, given)]
         return {
-            "carried": carried,
+            "carried": own,
             "alone": [sum(bits) for bits in alone],
             "outside": float(np.concatenate(alone)[outside_N[cuts[:-1]]].sum()),
         }
 
     own_key = {
         **_compressor(name),
-        "given": hashlib.sha256(given).hexdigest(),
+        "given": hashlib.sha256(given.raw).hexdigest(),
+        "boundary": given.boundary.hex(),
         "text": _sha256(text),
         # Runs whose data has another encoding share the value, if the overlap is the same.
         "outside": hashlib.sha256(np.packbits(outside_N).tobytes()).hexdigest(),
     }
     return _cached(cache, own_key, compute)
+
+
+def _free_bits(text: Text, given: _Given) -> float:
+    """Return the bits of the boundaries in a text, as `compressors.boundary_bits` estimates them."""
+    return compressors.boundary_bits(len(text), len(text.lengths())) if given.boundary else 0.0
 
 
 def _zpaq_size(text: bytes, cache: Path) -> int:

@@ -62,9 +62,11 @@ class TrainingText:
             for at in range(begin, end, _PIECE):
                 yield shards.read(at, min(_PIECE + overlap, end - at))
 
-    def raw(self) -> bytes:
-        """Return the bytes."""
-        return b"".join(self.vocabulary.raw(piece) for piece in self.pieces())
+    def raw(self, boundary: bytes = b"") -> bytes:
+        """Return the bytes, with a boundary before each document."""
+        vocabulary = self.vocabulary
+        pieces = (np.split(piece, np.flatnonzero(piece == vocabulary.bos)) for piece in self.pieces())
+        return b"".join(boundary.join(map(vocabulary.raw, documents)) for documents in pieces)
 
 
 @dataclass(frozen=True)

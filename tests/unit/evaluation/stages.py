@@ -129,8 +129,8 @@ def mixed(runs: Path) -> list[Path]:
     """Write two runs on one held-out text: `slim` reads bytes, `gpt` tokens and other training text."""
     given = {"ppmd": 1.90, "ppmd given stage": 1.814, "xz": 2.39}
     other = {"ppmd": 1.90, "ppmd given stage": 1.867, "xz": 2.39}
-    label = "7z PPMd, order 12, given what the model was trained on ({} MB)"
-    named = {"ppmd": "7z PPMd, order 12", "xz": "xz -9"}
+    label = "7z PPMd, order 24, given what the model was trained on ({} MB)"
+    named = {"ppmd": "7z PPMd, order 24", "xz": "xz -9"}
     slim = named | {"ppmd given stage": label.format("12.0")}
     gpt = named | {"ppmd given stage": label.format("3.0")}
     return [

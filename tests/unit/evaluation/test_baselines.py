@@ -18,7 +18,7 @@ from spider.data.loader import Loader
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
 from spider.evaluation import compressors, overlap
-from spider.evaluation.baselines import compute_baselines, text_baselines
+from spider.evaluation.baselines import _given_texts, compute_baselines, text_baselines
 from spider.evaluation.compressors import COMPRESSORS
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.result import GIVEN
@@ -31,6 +31,8 @@ from tests.unit import records
 from tests.unit.small_datasets import dataset
 
 INSTALLED = [name for name in COMPRESSORS if compressors.version(name)]
+STREAMS = [name for name in INSTALLED if name != "zpaq"]
+B = b"\xff"
 LICENCE = "Redistribution and use in source and binary forms, with or without modification, are permitted. "
 
 
@@ -145,22 +147,25 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     rates = {row.label: row for row in measured.rows}
     assert len(rates) == 3 * len(INSTALLED) and not [one for one in measured.left_out if "zpaq" not in one]
     documents = text.documents()
-    for key, given in (("xz", b""), ("xz given stage", stage.raw()), ("xz given all", whole.raw())):
+    free = compressors.boundary_bits(size, len(documents))
+    apart, given_all = B.join(documents), whole.raw(B) + B
+    for key, given in (("xz", b""), ("xz given stage", stage.raw(B) + B), ("xz given all", given_all)):
         before = len(lzma.compress(given, preset=9))
-        assert rates[key].carried.value == 8 * (len(lzma.compress(given + raw, preset=9)) - before) / size
+        cost = 8 * (len(lzma.compress(given + apart, preset=9)) - before)
+        assert rates[key].carried.value == pytest.approx((cost - free) / size)
         sizes = [len(lzma.compress(given + document, preset=9)) for document in documents]
         assert rates[key].value == pytest.approx(8 * (sum(sizes) - before * len(sizes)) / size)
-        assert not given or f"({len(given) / 1e6:.1f} MB)" in rates[key].note
+        assert not given or f"({len(given.replace(B, b'')) / 1e6:.1f} MB)" in rates[key].note
     assert rates["bz2"].value and rates["bz2 given all"].value is None and rates["bz2 given all"].carried
     best = rates["ppmd given all"]
-    assert best.carried.value == ppmd_bits(whole.raw(), raw) / size
-    alone = [ppmd_bits(whole.raw(), document) for document in documents]
+    assert best.carried.value == ppmd_bits(given_all, *documents) / size
+    alone = [ppmd_bits(given_all, document) for document in documents]
     assert measured.ppmd_D.tolist() == alone and best.value == pytest.approx(sum(alone) / size)
     assert best.interval == bootstrap_interval(np.array(alone), text.lengths())
     assert best.carried.interval[0] < best.carried.value < best.carried.interval[1]
     if zpaq := rates.get("zpaq given all"):
-        sizes = [compressors.zpaq_size(one) for one in (whole.raw(), whole.raw() + raw)]
-        assert zpaq.carried.value == 8 * (sizes[1] - sizes[0]) / size
+        sizes = [compressors.zpaq_size(one) for one in (given_all, given_all + apart)]
+        assert zpaq.carried.value == (8 * (sizes[1] - sizes[0]) - free) / size
         assert zpaq.value is None and "cannot be reset" in zpaq.note
 
     documents = [text.bytes_N[a:b].tobytes() for a, b in zip(text.bounds_D, text.bounds_D[1:], strict=False)]
@@ -173,7 +178,7 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
         ]
         for begin, end in pairwise(text.bounds_D)
     ]
-    bits = np.concatenate(compressors.bits("ppmd", whole.raw(), [[raw], *pieces])[1:])
+    bits = np.concatenate(compressors.bits("ppmd", given_all, [[raw], *pieces])[1:])
     starts = np.cumsum([0, *(len(piece) for one in pieces for piece in one)])[:-1]
     outside = bits[~overlap_N[starts]].sum() / (~overlap_N).sum()
     assert best.columns["outside overlap"].value == pytest.approx(outside)
@@ -187,14 +192,46 @@ def test_every_rate_is_that_of_the_compressor_itself(folder, tmp_path):
     assert row.value == pytest.approx(bits_N[~overlap_N].mean())
 
 
-def ppmd_bits(given: bytes, text: bytes) -> int:
-    """Return the bits that PPMd adds for a text after another one."""
-    encoders = [pyppmd.Ppmd7Encoder(12, 1 << 26) for _ in range(2)]
-    ends = [
-        len(one.encode(given) + (one.encode(text) if i else b"") + one.flush())
-        for i, one in enumerate(encoders)
-    ]
-    return 8 * (ends[1] - ends[0])
+def ppmd_bits(given: bytes, *documents: bytes) -> int:
+    """Return the bits that PPMd adds for documents after another text, without those of their boundaries."""
+    alone, both = (pyppmd.Ppmd7Encoder(24, 1 << 26) for _ in range(2))
+    added = len(both.encode(given))
+    for i, document in enumerate(documents):
+        if i:
+            both.encode(B)
+        added += len(both.encode(document))
+    return 8 * (added + len(both.flush()) - len(alone.encode(given) + alone.flush()))
+
+
+def test_boundaries_of_short_documents_are_free(tmp_path):
+    """Names come without an end: where they run together, nothing tells a compressor where one begins."""
+    rng = np.random.default_rng(0)
+    parts = [bytes(rng.choice(list(b"abcdefghijkl"), size=n).tolist()) for n in rng.integers(3, 9, 400)]
+    documents = [b"".join(parts[i] for i in rng.integers(0, 400, 9)) for _ in range(100)]
+    text = Text.of(np.concatenate([BYTES.encode(document) for document in documents]), BYTES)
+    rates = {row.label: row for row in compute_baselines(text, None, None, None, tmp_path).rows}
+    for name in STREAMS:
+        together = sum(compressors.bits(name, b"", [[text.bytes_N.tobytes()]])[0]) / len(text)
+        assert rates[name].carried.value < 0.99 * together, name
+    apart = [piece for document in documents for piece in (B, document)][1:]
+    ((*found, _),) = compressors.bits("ppmd", b"", [apart])
+    assert sum(found[1::2]) > 0.9 * compressors.boundary_bits(len(text), len(documents))
+
+
+def test_documents_run_together_only_where_all_bytes_occur(folder, tmp_path):
+    every = bytes(range(256))
+    for held_out, free in ((every[:-1], b"\xff"), (every[:-2] + b"\xff", b"\xfe"), (every, b"")):
+        stream = np.concatenate([BYTES.encode(held_out), BYTES.encode(b"x")])
+        measured = compute_baselines(Text.of(stream, BYTES), None, None, None, tmp_path)
+        lines = [line for line in measured.left_out if "all 256 bytes occur" in line]
+        assert len(lines) == (not free)
+        xz = next(row for row in measured.rows if row.label == "xz")
+        end, size = (len(lzma.compress(one, preset=9)) for one in (b"", held_out + free + b"x"))
+        cost = 8 * (size - end) - (compressors.boundary_bits(len(held_out) + 1, 2) if free else 0)
+        assert xz.carried.value * (len(held_out) + 1) == pytest.approx(cost)
+    split = of_splits([Shards(folder, "train")], None)
+    text = Text.of(BYTES.encode(b"\xff"), BYTES)  # the training text decides as well
+    assert next(_given_texts(None, split, None, text.bytes_N.tobytes())).boundary == b"\xfe"
 
 
 def _overlap(document: bytes, training: bytes) -> np.ndarray:
@@ -235,7 +272,7 @@ def test_evaluations_that_run_at_once_compute_a_baseline_once(folder, tmp_path, 
             lambda split: compute_baselines(text, None, split, None, tmp_path), (in_one, in_two)
         )
     assert one.rows == two.rows
-    assert len(computed) == len(set(computed)) == 2 * len([*filter("zpaq".__ne__, INSTALLED)])
+    assert len(computed) == len(set(computed)) == 2 * len(STREAMS)
 
 
 def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(folder, tmp_path):
@@ -246,10 +283,12 @@ def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(f
     measured = compute_baselines(text, stage, of_splits([split], None), size, tmp_path)
     rates = {row.label: row for row in measured.rows}
     assert set(rates) == {"ppmd given part", "ppmd given stage", *INSTALLED}
-    whole = of_splits([split], None).raw()
+    whole = of_splits([split], None)
     note = rates["ppmd given part"].note
-    assert f"given all training text ({size / 1e6:.1f} of {len(whole) / 1e6:.1f} MB)" in note
-    bits = ppmd_bits(whole[:size], text.bytes_N.tobytes())
+    assert f"given all training text ({size / 1e6:.1f} of {len(whole.raw()) / 1e6:.1f} MB)" in note
+    given = whole.raw(B)[:size]
+    assert rates["ppmd given part"].columns[GIVEN].value == size - given.count(B) < size
+    bits = ppmd_bits(given + B, *text.documents())
     assert rates["ppmd given part"].carried.value == bits / len(text)
     line = measured.left_out[-1]
     assert "xz given part" in line and "zlib given stage" in line and "ppmd given" not in line

@@ -2,6 +2,7 @@
 
 import bz2
 import lzma
+import math
 import shutil
 import subprocess
 import zlib
@@ -13,7 +14,7 @@ import pytest
 import zstandard
 
 from spider.evaluation import compressors
-from spider.evaluation.compressors import COMPRESSORS, bits, same_tables
+from spider.evaluation.compressors import COMPRESSORS, absent_byte, bits, boundary_bits, same_tables
 
 DOCUMENTS = [
     b"It was a bright cold day in April. " * 9,
@@ -29,7 +30,7 @@ ALONE = [[document] for document in DOCUMENTS]
 def from_scratch(name: str, given: bytes, text: bytes) -> int:
     """Return the bytes of a stream that holds both texts, flushed between them where the library can."""
     if name == "ppmd":
-        encoder = pyppmd.Ppmd7Encoder(12, 1 << 26)
+        encoder = pyppmd.Ppmd7Encoder(24, 1 << 26)
         return len(encoder.encode(given) + encoder.encode(text) + encoder.flush())
     if name == "zstd":
         size = len(given) + max(map(len, [TEXT, text]))
@@ -85,6 +86,33 @@ def test_pieces_of_ppmd_add_up_to_the_whole():
     assert sum(apart) == sum(whole) and len(apart) == len(pieces)
     ((fresh, known),) = bits("ppmd", GIVEN, [[GIVEN[-90:][::-1], GIVEN[-90:][::-1]]])
     assert known < fresh / 2
+
+
+def test_a_boundary_is_a_byte_that_no_text_has():
+    assert absent_byte("Größe, 東京".encode()) == b"\xff" == absent_byte(b"")
+    assert absent_byte(b"\xff\xfe" + bytes(range(0xFC))) == b"\xfd"
+    assert absent_byte(bytes(range(256))) == b""
+
+
+def test_boundaries_cost_what_their_places_cost():
+    for size, documents in ((1, 1), (9, 1), (9, 4), (300, 300)):
+        assert boundary_bits(size, documents) == pytest.approx(
+            math.log2(math.comb(size - 1, documents - 1)), abs=1e-6
+        )
+
+
+def test_ppmd_states_the_bits_of_a_boundary_which_are_few_where_the_text_tells_it():
+    """Bits of places are the most that a compressor needs, once it knows the byte."""
+    rng = np.random.default_rng(0)
+    words = [bytes(rng.choice(list(b"abcdefgh"), size=n).tolist()) for n in rng.integers(2, 9, 300)]
+    told = [b" ".join(words[i] for i in rng.integers(0, 300, n)) + b".\n" for n in rng.integers(4, 16, 2000)]
+    untold = [one[:-2] for one in told]
+    cost = []
+    for texts in (told, untold):
+        pieces = [piece for text in texts for piece in (b"\xff", text)][1:]
+        ((*found, _),) = bits("ppmd", b"", [pieces])
+        cost.append(sum(found[1::2]) / boundary_bits(sum(map(len, texts)), len(texts)))
+    assert 0 < cost[0] < 0.2 and cost[0] < cost[1] < 1.1
 
 
 def test_the_size_of_zpaq_is_that_of_its_library():

@@ -224,11 +224,11 @@ def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_p
     text = "docs-bpe, docs" if turned else "docs, docs-bpe"
     assert {one.last.text for one in summary.runs.values()} == {text}
     rows = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if "7z PPMd" in ln]
-    given = "7z PPMd, order 12, given what the model was trained on"
+    given = "7z PPMd, order 24, given what the model was trained on"
     assert [row.split("|")[1:3] for row in rows] == [
         [f" {given} (12.0 MB), for slim ", " 1.8140 "],
         [f" {given} (3.0 MB), for gpt ", " 1.8670 "],
-        [" 7z PPMd, order 12 ", " 1.9000 "],
+        [" 7z PPMd, order 24 ", " 1.9000 "],
     ]
     page = (tmp_path / "report" / "table.html").read_text()
     assert 'for slim</th><td class="text">1.8140' in page and 'for gpt</th><td class="text">1.8670' in page
