@@ -57,6 +57,9 @@ COMPRESSORS = {
 }
 _PACKAGES = {"ppmd": "pyppmd", "zstd": "zstandard", "brotli": "brotli", "zpaq": "zpaq"}
 _ORDER = 24
+_PPMD_MEMORY = 2000 << 20
+#: Bytes of prose that fit PPMd's largest memory, at 35 bytes a byte. When it is full, PPMd begins anew.
+PPMD_HOLDS = _PPMD_MEMORY // 35
 #: Bytes that a compressor is given at a time. xz codes them when it gets the next ones, so each copy does.
 _PIECE = 1 << 12
 #: Niceness of a compressor, so that a training that runs beside an evaluation keeps its core.
@@ -149,8 +152,7 @@ def _open(name: str, size: int) -> _Stream:
     """Start a compressor on a stream of at most ``size`` bytes."""
     match name:
         case "ppmd":
-            # Reserve enough: PPMd resets its model when its memory is full. 35 bytes a byte of prose are used.
-            ppmd = pyppmd.Ppmd7Encoder(_ORDER, min(max(1 << 26, 64 * size), 2000 << 20))
+            ppmd = pyppmd.Ppmd7Encoder(_ORDER, min(max(1 << 28, 64 * size), _PPMD_MEMORY))
             return _Stream(ppmd.encode, ppmd.flush)
         case "xz":
             xz = lzma.LZMACompressor(preset=9)

@@ -204,18 +204,29 @@ def ppmd_bits(given: bytes, *documents: bytes) -> int:
 
 
 def test_boundaries_of_short_documents_are_free(tmp_path):
-    """Names come without an end: where they run together, nothing tells a compressor where one begins."""
+    """Nothing tells where a document ends, and all begin alike: after a boundary, the beginning is free."""
     rng = np.random.default_rng(0)
-    parts = [bytes(rng.choice(list(b"abcdefghijkl"), size=n).tolist()) for n in rng.integers(3, 9, 400)]
-    documents = [b"".join(parts[i] for i in rng.integers(0, 400, 9)) for _ in range(100)]
+    parts = [bytes(rng.choice(list(b"abcdefghijkl"), size=n).tolist()) for n in rng.integers(3, 9, 12)]
+    ends = (b"".join(parts[i] for i in rng.integers(0, 12, rng.integers(1, 9))) for _ in range(60))
+    documents = [b"please find below a word: " + end for end in ends]
     text = Text.of(np.concatenate([BYTES.encode(document) for document in documents]), BYTES)
+    assert 45 < text.lengths().mean() < 55
     rates = {row.label: row for row in compute_baselines(text, None, None, None, tmp_path).rows}
-    for name in STREAMS:
-        together = sum(compressors.bits(name, b"", [[text.bytes_N.tobytes()]])[0]) / len(text)
-        assert rates[name].carried.value < 0.99 * together, name
     apart = [piece for document in documents for piece in (B, document)][1:]
-    ((*found, _),) = compressors.bits("ppmd", b"", [apart])
-    assert sum(found[1::2]) > 0.9 * compressors.boundary_bits(len(text), len(documents))
+    for name in STREAMS:
+        together, found = compressors.bits(name, b"", [[text.bytes_N.tobytes()], apart])
+        free = sum(found[1::2]) if name == "ppmd" else compressors.boundary_bits(len(text), len(documents))
+        assert rates[name].carried.value == pytest.approx((sum(found) - free) / len(text))
+        assert sum(found) - free < 0.95 * sum(together), name
+
+
+def test_a_text_that_is_too_large_for_the_memory_of_ppmd_is_named(folder, tmp_path, monkeypatch):
+    split = of_splits([Shards(folder, "train")], None)
+    text = Text.of(Shards(folder, "validation").read(0, 500), BYTES)
+    for fits, lines in ((1, 0), (0, 1)):
+        monkeypatch.setattr(compressors, "PPMD_HOLDS", len(split.raw(B) + B) - 1 + fits)
+        measured = compute_baselines(text, None, split, 1 << 20, tmp_path)
+        assert len([one for one in measured.left_out if "2 GB of memory were full" in one]) == lines
 
 
 def test_documents_run_together_only_where_all_bytes_occur(folder, tmp_path):

@@ -13,6 +13,7 @@ import pyppmd
 import pytest
 import zstandard
 
+from spider.config.run import EvaluationConfig
 from spider.evaluation import compressors
 from spider.evaluation.compressors import COMPRESSORS, absent_byte, bits, boundary_bits, same_tables
 
@@ -92,6 +93,24 @@ def test_a_boundary_is_a_byte_that_no_text_has():
     assert absent_byte("Größe, 東京".encode()) == b"\xff" == absent_byte(b"")
     assert absent_byte(b"\xff\xfe" + bytes(range(0xFC))) == b"\xfd"
     assert absent_byte(bytes(range(256))) == b""
+
+
+def test_a_change_of_the_settings_scores_again_and_trains_nothing():
+    """Raise the version when you change a setting here, so that an old evaluation is measured again."""
+    pinned = {2: ["7z PPMd, order 24", "xz -9", "zstd --ultra -22", "brotli -q 11", "bzip2 -9", "zlib -9"]}
+    assert pinned == {EvaluationConfig.COMPRESSORS: [*COMPRESSORS.values()][:-1]}
+    settings = EvaluationConfig()
+    assert settings.scoring() == {"compressors": 2} and not settings.changed()
+    assert not settings.checkpoint_scoring() and not settings.sampling()
+
+
+def test_ppmd_has_the_memory_of_its_order():
+    """A text that a model of order 24 fills is known again; with little memory, PPMd begins anew."""
+    noise = np.random.default_rng(0).bytes(400_000)
+    ((first, again),) = bits("ppmd", b"", [[noise, noise]])
+    assert again < 0.1 * first
+    full = pyppmd.Ppmd7Encoder(24, 1 << 22)
+    assert len(full.encode(noise) + full.encode(noise) + full.flush()) > 0.9 * 2 * len(noise)
 
 
 def test_boundaries_cost_what_their_places_cost():
