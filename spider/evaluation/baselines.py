@@ -4,8 +4,8 @@ Both depend on texts alone. They are cached by the digests of the texts below ``
 next stage, scored on the same text, finds most of them. Two threads compute them while the model is scored:
 one waits for PPMd and one for the rest.
 
-A compressor first has to read the training text. PPMd codes 2 MB a second: it reads up to ``limit`` bytes.
-The others are six to forty times slower and are primed only with a text under ``limit / SLOWER``. With
+A compressor first has to read the training text. PPMd codes 1.5 MB a second: it reads up to ``limit`` bytes.
+The others are four to thirty times slower and are primed only with a text under ``limit / SLOWER``. With
 ``evaluation.zpaq``, zpaq reads what PPMd reads. The search for overlap is fast and reads up to
 ``limit * SEARCHED``. If the stage's text is nearly all training text, as for a model with an n-gram index,
 compressors read only the latter.
