@@ -107,7 +107,7 @@ def _given_texts(
             name = "part"
         size = f"{given / 1e6:.1f}"
         if share < 0.995:
-            size += f" of {given / share / 1e6:.1f}"
+            size += f" of {len(whole) / source.share / 1e6:.1f}"
         yield _Given(f"given {name}", f", given {what} ({size} MB)", raw + boundary, boundary, given)
     yield _Given("", "", b"", compressors.absent_byte(text), 0)
 
