@@ -32,6 +32,7 @@ class Made(Record):
     """The settings and files that an output was made from."""
 
     WHAT = "a record of what an output was made from"
+    REMEDY = "delete it; its output then counts as made from the settings and files of now"
 
     format: int = 1
     params: list[str]
@@ -101,8 +102,7 @@ class Memory:
                     self._adopt(job)
             return changed
         now = self._now(job)
-        output = str(Path(job.output[0]).relative_to(self.root))
-        differs = now.inputs != made.inputs or bool(self._files.edited(output, made, now.own))
+        differs = now.inputs != made.inputs or bool(self._files.edited(self._output(job), made, now.own))
         if not differs and now.own != made.own and self.write:
             made.model_copy(update={"own": now.own}).write(path)  # spares the digests next time
         return differs if file is not None else list(job.output) * differs
@@ -127,15 +127,21 @@ class Memory:
 
     def _path(self, job: Any) -> Path | None:
         """Return the path of the record of a job; None for one without outputs in this results folder."""
-        first = next(iter(job.output), None)
-        if first is None or not Path(first).is_relative_to(self.root):
-            return None
-        return made_path(self.root, str(Path(first).relative_to(self.root)))
+        inside = bool(job.output) and Path(job.output[0]).is_relative_to(self.root)
+        return made_path(self.root, self._output(job)) if inside else None
+
+    def _output(self, job: Any) -> str:
+        return str(Path(job.output[0]).relative_to(self.root))
 
     def _record(self, job: Any) -> Made | None:
+        from snakemake.exceptions import WorkflowError
+
         path = self._path(job)
         if path is not None and path not in self._read:
-            self._read[path] = Made.read(path) if path.exists() else None
+            try:
+                self._read[path] = Made.read(path) if path.exists() else None
+            except ValueError as error:
+                raise WorkflowError(str(error)) from None
         return self._read[path] if path else None
 
     def _adopt(self, job: Any) -> None:
@@ -225,11 +231,10 @@ def in_future(files: Iterable[str]) -> list[str]:
 
     Snakemake refuses an output that is older than an input, after the job that made it.
     """
-    now = time.time()
-    times = {file: Path(file).stat().st_mtime for file in dict.fromkeys(files) if Path(file).exists()}
+    times = {file: time_ns / 1e9 for file, (_, time_ns) in stats(files).items()}
     return [
         f"{file}: its time ({time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}) is in the future, so "
         f"each job that reads it would fail; `touch {shlex.quote(file)}` sets it to now"
         for file, at in times.items()
-        if at > now + 60
+        if at > time.time() + 60
     ]

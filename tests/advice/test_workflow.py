@@ -109,6 +109,20 @@ def test_a_stage_of_other_settings_is_trained_again_or_its_settings_are_restored
     Receipt.of_stage(receipt, load_config(trained.config).stage("small", "second"))
 
 
+def test_a_damaged_record_of_what_an_output_was_made_from_is_deleted(trained):
+    record = trained.results / "made/runs/small/first/train.json.json"
+    record.write_text("{")
+    said = trained("--dry-run", fails=True)
+    advised(
+        said,
+        "provenance/made.py",
+        "delete it; its output then counts as made from the settings and files of now",
+    )
+    assert "first/train.json.json: not valid JSON" in said and "Traceback" not in said
+    record.unlink()
+    assert trained.planned() == {}
+
+
 def test_a_bound_below_the_gpus_of_a_run_is_raised(tmp_path):
     machine, target = Machine(tmp_path, 2), "results/runs/r0/a/train.json"
     words = runs(1, gpus=2), "--resources", "mem=1GB"
