@@ -40,6 +40,15 @@ def _folder(session: Session, stage: tuple[str, str], compressed: bool) -> Stage
     return CompressedFolder(folder.compressed) if compressed else folder
 
 
+def check_settings(path: Path, spec: StageSpec) -> None:
+    """Raise `ValueError` if the stage of a receipt was trained with other settings than it has now."""
+    if Receipt.of_stage(path, spec).identity not in spec.identities:
+        raise ValueError(
+            f"{path}: was trained with other settings than runs.{spec.run} has now; restore them, or "
+            f"{Receipt.remedy(path)}"
+        )
+
+
 def _costs(session: Session, spec: StageSpec) -> dict[str, float]:
     """Return the bytes and seconds of training of this stage and of the trained stages before it."""
     stages = session.config.run(spec.run).stages[: spec.index + 1]
@@ -91,6 +100,7 @@ def evaluate(
     outputs = [folder.evaluation]
     take_gpu(session.config, spec.run)
     with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
+        check_settings(folder.receipt, spec)
         prepare_torch(threads)
         measured = evaluate(
             folder.receipt,
@@ -160,6 +170,7 @@ def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int 
     inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.checkpoint_scores]
     take_gpu(session.config, spec.run)
     with session.tracked("evaluate_checkpoints", "/".join(stage), params, inputs, outputs) as job:
+        check_settings(folder.receipt, spec)
         prepare_torch(threads)
 
         def record(earlier: Receipt, one: Evaluation, at: float) -> None:
@@ -187,6 +198,7 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
     outputs = [folder.sample_text, folder.sample]
     take_gpu(session.config, spec.run)
     with session.tracked("sample", name, spec.evaluation.sampling(), [folder.receipt], outputs):
+        check_settings(folder.receipt, spec)
         prepare_torch(threads)
         sample(folder.receipt, spec, folder.path)
         tracking.log_scores(results.root, folder, {}, outputs, of="sample")

@@ -179,6 +179,8 @@ def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, e
     # Another size is another tokenizer, so only the data in its ids and the stages on them are made again.
     everything.config["tokenizers"]["bpe"]["vocab_size"] = 300
     again = everything.planned()
+    everything.config["tokenizers"]["bpe"]["vocab_size"] = 350
+    everything.command()  # writes the configuration, which later tests read
     data = ("download", "tokenizer", "encode", "index", "pack", "train")
     assert {rule: again.get(rule) for rule in data} == {
         **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}

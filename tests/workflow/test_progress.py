@@ -113,7 +113,8 @@ def test_a_terminal_shows_the_running_jobs_their_steps_and_then_the_summary(trai
     text, cursor = terminal.screen.text, terminal.screen.cursor
     assert cursor and "\u2501" not in text and "step" not in text.split("after stage")[0]
     before, summary = text.split("7 of 7 jobs done in")
-    assert len(before.strip().splitlines()) == 1 and before.startswith("Using profile"), before
+    assert len(before.strip().splitlines()) == 2 and before.startswith("Using profile"), before
+    assert "datasets.text: 1 file, 31.5 kB, 200 documents" in before
     assert "bits per byte" in summary and "Tables and figures" in summary
 
 
@@ -147,6 +148,7 @@ def test_a_pipe_gets_a_line_for_the_start_and_the_end_of_each_job(prepared):
     printed = prepared(FIRST)
     assert "\x1b" not in printed and "\r" not in printed
     lines = [line for line in printed.splitlines() if not line.startswith("Using profile")]
+    lines.remove("datasets.text: 1 file, 31.5 kB, 200 documents")
     time_of_day = r"\d\d:\d\d:\d\d "
     assert lines[0] == "1 job"
     assert re.fullmatch(time_of_day + r"\[0/1\] start train small/first", lines[1])
