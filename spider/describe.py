@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -19,8 +20,10 @@ from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
 from spider.ladders.fit import LEAST_STEPS
 from spider.model.interface import Model
+from spider.processes.device import available
 from spider.report.formatting import quantity
 from spider.results import Results
+from spider.training.fit import choose, is_open, memory_of, with_choice
 from spider.training.memory import meta_model, training_memory
 from spider.training.optim import group_settings
 from spider.training.schedule import horizon
@@ -31,11 +34,17 @@ FORMAT = 1
 #: FineWeb-Edu's sample of ten billion tokens.
 _TEXTS = (1e9, 46e9)
 #: Settings that decide the cost of a stage.
-_SETTINGS = ("seq_len", "micro_batch", "grad_accum", "n_loops", "max_hours")
+_SETTINGS = ("seq_len", "micro_batch", "grad_accum", "windows_per_step", "n_loops", "max_hours")
+#: Bytes of memory of a GPU that is not at hand.
+USUAL_GPU = 80_000_000_000
 
 
-def describe(config: Config, run: str) -> dict[str, Any]:
+def describe(config: Config, run: str, memory: int | None = None) -> dict[str, Any]:
     """Return the description of a run as plain JSON, with sizes in bytes.
+
+    What a stage leaves to the device (``micro_batch: auto``, ``checkpointing: auto``) is chosen for one with
+    ``memory`` bytes. The default is this machine's device, or for a run with GPUs on a machine without one
+    `USUAL_GPU`.
 
     ``flops_per_byte`` counts forward and backward passes at the window and the loops of a stage (at the top:
     of the last stage). ``precision: auto`` counts as bf16 for a run with GPUs, else as fp32. Activations
@@ -53,6 +62,13 @@ def describe(config: Config, run: str) -> dict[str, Any]:
     narrow = block.precision in ("bf16", "fp8") or (block.precision == "auto" and block.resources.gpus > 0)
     kind: Kind = "bf16" if narrow else "fp32"
     device_type = "cuda" if block.resources.gpus else "cpu"
+    fits = None
+    if any(map(is_open, specs)):
+        here = device_type if available() == device_type or device_type == "cpu" else None
+        fits = memory or (memory_of(torch.device(here)) if here else USUAL_GPU)
+        open_ = [choose(spec, spec.processes, kind, device_type, fits) for spec in specs]
+        specs = list(map(with_choice, specs, open_))
+        model = meta_model(specs[0])
     stages = [_stage(spec, model, _bytes_per_token(config, spec), kind, device_type) for spec in specs]
     for spec, stage in zip(specs, stages, strict=True):
         stage["sources"] = _sources(config, spec, stage["steps"])
@@ -68,6 +84,7 @@ def describe(config: Config, run: str) -> dict[str, Any]:
         **{name: stages[-1][name] for name in ("flops_per_byte", "flops_per_token", "bytes_per_token")},
         **{name: None if None in known else sum(known) for name, known in parts.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
+        "device_memory": fits,
         "precision": block.precision,
         "counted_as": kind + (", compiled" if specs[0].compiled_on(device_type, kind) else ""),
         "optimizer": block.optimizer.kind,
@@ -217,6 +234,7 @@ def _stage(
         "flops": None if tokens is None else flops * tokens,
         "memory": training_memory(model, spec, kind, device_type),
         **{name: getattr(s, name) for name in _SETTINGS},
+        "checkpointing": spec.model.recomputes,
     }
 
 
@@ -306,6 +324,12 @@ def render(run: dict[str, Any]) -> None:
     parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
     counted = f"Memory of a process, counted as {run['counted_as']}"
     console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
+    if (fits := run["device_memory"]) is not None:
+        cuts = "; ".join(
+            f"{stage['stage']} micro_batch {stage['micro_batch']}, checkpointing {stage['checkpointing']}"
+            for stage in run["stages"]
+        )
+        console.print(f"auto, on a device of {quantity(fits, 'B')} (--memory names another): {cuts}.")
     for one in run["counted_text"]:
         hours = one["seconds"] / 3600
         time = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"

@@ -94,7 +94,8 @@ def training_seconds(spec: StageSpec, warmup: Path) -> float | None:
     if steps is None or not warmup.exists():
         return None
     measured = Warmup.read(warmup)
-    passes = spec.windows_per_step // (spec.processes * spec.micro_batch(spec.processes))
+    windows = measured.micro_batch or spec.micro_batch(spec.processes)
+    passes = spec.windows_per_step // (spec.processes * windows)
     step = measured.step.get(measured.precision)
     return steps * passes * step.seconds if step else None
 

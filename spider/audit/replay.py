@@ -27,6 +27,7 @@ from spider.audit.record import Finding
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Manifest, Receipt, steps
 from spider.config import StageSpec
+from spider.config.spec import windows_of
 from spider.errors import CheckpointError
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE
@@ -158,7 +159,7 @@ def _moved(before: Manifest, after: Manifest) -> int | None:
     if "objective" in after.position:
         return None
     settings = after.spec["settings"]
-    windows = settings["micro_batch"] * settings["grad_accum"]
+    windows = windows_of(settings)
     moved: int = after.position["sample"] - before.position["sample"]
     return moved - windows * (after.step - before.step)
 

@@ -127,6 +127,8 @@ class Manifest(Trained):
     threads: int
     processes: int
     parallel: str | None
+    graphs: bool = False
+    """Whether micro-batches were replayed as a CUDA graph."""
     torch: str
     step: int
     """Step of the stage."""

@@ -32,7 +32,13 @@ from spider.results import CompressedFolder
 
 @command("[run]")
 @JSON
-def describe(session: Session, run: str | None, as_json: bool) -> None:
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB",
+    help="Memory of the device that auto fits.",
+)
+def describe(session: Session, run: str | None, as_json: bool, memory: float | None) -> None:
     """Estimate the cost of a run before training: parameters, FLOPs per byte, steps, memory.
 
     Several runs, those of a sweep or, without RUN, all of them, get one line each.
@@ -41,7 +47,8 @@ def describe(session: Session, run: str | None, as_json: bool) -> None:
 
     config = session.config
     single = run is not None and run not in config.sweeps
-    costs = [describe(config, name) for name in config.sweeps.get(run or "", [run] if run else config.runs)]
+    names = config.sweeps.get(run or "", [run] if run else config.runs)
+    costs = [describe(config, name, None if memory is None else int(1e9 * memory)) for name in names]
     if as_json:
         click.echo(json.dumps(costs[0] if single else costs, indent=2))
     elif single:

@@ -84,14 +84,15 @@ class ModelConfig(Block):
         """Value of the setting at `RECOMPUTE`."""
         return attrgetter(self.RECOMPUTE)(self) if self.RECOMPUTE else False
 
-    def recomputing(self) -> dict[str, Any]:
-        """Return the changes of this block that minimize activation memory.
+    def recomputing(self, way: Any = None) -> dict[str, Any]:
+        """Return the changes of this block that set what is recomputed: the given value at `RECOMPUTE`, or
+        what minimizes activation memory.
 
-        The result is empty if no more activations can be recomputed.
+        The result is empty if that changes nothing.
         """
-        if not self.RECOMPUTE or self.recomputes == self.MOST_RECOMPUTED:
+        block = self.MOST_RECOMPUTED if way is None else way
+        if not self.RECOMPUTE or self.recomputes == block:
             return {}
-        block = self.MOST_RECOMPUTED
         for key in reversed(self.RECOMPUTE.split(".")):
             block = {key: block}
         return block

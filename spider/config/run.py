@@ -261,6 +261,13 @@ class RolloutConfig(Block):
         return self
 
 
+def _count_or_auto(plain: Any) -> Any:
+    """Refuse what is neither a count nor ``auto``, in one sentence about both."""
+    if plain != "auto" and (not isinstance(plain, int) or isinstance(plain, bool) or plain < 1):
+        raise ValueError(f"must be a positive whole number, or auto (got {plain!r})")
+    return plain
+
+
 class StageSettings(Block):
     """Settings of the training of one stage."""
 
@@ -278,10 +285,12 @@ class StageSettings(Block):
     """Dataset of this stage, or ``{mix: {NAME: WEIGHT}}`` (null: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
     """Tokens in a window."""
-    micro_batch: Positive = 64
-    """Windows in a forward pass."""
+    micro_batch: Annotated[Positive | Literal["auto"], BeforeValidator(_count_or_auto)] = 64
+    """Windows in a forward pass. auto: as many of ``windows_per_step`` as the device has memory for."""
     grad_accum: Positive = 1
     """Forward passes in an optimizer step."""
+    windows_per_step: Positive | None = None
+    """Windows in an optimizer step, instead of ``grad_accum`` (null: ``micro_batch`` x ``grad_accum``)."""
     order: Literal["shuffled", "text"] = "shuffled"
     """Order of windows and rows. text: as in the text, around the ring, without shuffling."""
     packing: Literal["ring", "best_fit"] = "ring"
@@ -520,6 +529,10 @@ class RunSettings(Block):
     torch does)."""
     compile: bool | None = None
     """Use torch.compile (null: on a GPU only)."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Launch the passes of a micro-batch on a GPU at once, as a CUDA graph. auto: where shapes allow it."""
+    deterministic: bool = True
+    """Train with equal bits each time on one GPU. false: in any order of sums, which may be faster."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
     """Kernels of experts and Engram: Spider's own in Triton, or PyTorch's. auto: Triton on a GPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

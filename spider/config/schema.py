@@ -540,6 +540,11 @@ def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
         yield f".schedule: constant: {reason}; set schedule: wsd, or leave weight_decay_end out"
     yield from dict.fromkeys(one for name in spec.weights for one in _row_problems(config, spec, name))
     yield from _rollout_problems(config, spec)
+    if s.micro_batch == "auto" and not s.windows_per_step:
+        yield ".micro_batch: auto cuts the windows of a step, so say how many those are: windows_per_step"
+        return
+    if s.windows_per_step and s.grad_accum != 1:
+        yield f".grad_accum: a step already has {s.windows_per_step} windows_per_step; leave one of them out"
     try:
         spec.micro_batch(spec.processes)
     except ConfigError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,10 @@ from spider.config.data import Dataset
 from spider.config.run import Mixture, RunSettings, StageSettings, weights_of
 
 #: Settings that cut a step into micro-batches, with their defaults.
-CUT = {name: StageSettings.model_fields[name].default for name in ("micro_batch", "grad_accum")}
+CUT = {
+    name: StageSettings.model_fields[name].default
+    for name in ("micro_batch", "grad_accum", "windows_per_step")
+}
 
 
 class StageSpec(RunSettings):
@@ -39,7 +41,7 @@ class StageSpec(RunSettings):
 
     def recorded(self) -> dict[str, Any]:
         """Return what `deciding` does, with the micro-batches of a step as the settings have them."""
-        plain = self.changed(exclude={"evaluation", "format", "parallel", "processes"})
+        plain = self.changed(exclude={"evaluation", "format", "parallel", "processes", "graphs"})
         settings = self.settings.changed(exclude=set(StageSettings.BOOKKEEPING))
         return plain | {"settings": settings, "model": self.model.changed()}
 
@@ -70,12 +72,16 @@ class StageSpec(RunSettings):
 
     def shape_fields(self) -> dict[str, Any]:
         """Return the settings that decide the warm-up's measurements: matrix shapes and precisions."""
-        chosen = self.changed(include={"precision", "fp8_recipe", "tf32", "compile", "kernels"})
+        chosen = self.changed(
+            include={"precision", "fp8_recipe", "tf32", "compile", "deterministic", "graphs", "kernels"}
+        )
         chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
         if narrow := sorted(name for name, one in self.optimizer.groups.items() if one.weights == "bf16"):
             chosen["optimizer"]["narrow"] = narrow
         batch: dict[str, Any] = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
         batch["micro_batch"] = self.micro_batch(self.processes)
+        if self.settings.micro_batch == "auto":
+            batch["fits"] = True  # the device decides
         batch |= self.settings.changed(include={"attend", "objective"})
         if self.settings.attend == "document":  # the data decides how many documents a row has
             batch["data"] = sorted(self.weights)
@@ -126,7 +132,7 @@ class StageSpec(RunSettings):
     @property
     def windows_per_step(self) -> int:
         """Windows of an optimizer step, over all processes."""
-        return self.settings.micro_batch * self.settings.grad_accum
+        return windows_of(self.settings.model_dump(include=set(CUT)))
 
     @property
     def tokens_per_step(self) -> int:
@@ -135,8 +141,9 @@ class StageSpec(RunSettings):
     def micro_batch(self, processes: int) -> int:
         """Return the windows of one forward pass where this number of processes share a step.
 
-        It is the largest number up to ``micro_batch`` that makes all passes equal. With ``grad_accum`` a
-        multiple of ``processes``, the passes are exactly those of one process.
+        It is the largest number up to ``micro_batch`` that makes all passes equal, for ``auto`` all of them
+        (`spider.training.fit` decides). With ``grad_accum`` a multiple of ``processes``, the passes are
+        exactly those of one process.
 
         Raises:
             ConfigError: the processes cannot share the batch evenly. It names the nearest possible batch.
@@ -144,19 +151,45 @@ class StageSpec(RunSettings):
         share, rest = divmod(self.windows_per_step, processes)
         if rest:
             windows = max(1, share + (2 * rest >= processes)) * processes
-            micro_batch = largest_divisor(windows, self.settings.micro_batch)
+            micro_batch = largest_divisor(windows, self._most)
+            counted = f"micro_batch x grad_accum = {self.windows_per_step} windows"
+            nearest = f"micro_batch: {micro_batch}, grad_accum: {windows // micro_batch} ({windows} windows)"
+            if self.settings.windows_per_step:
+                counted, nearest = (
+                    f"windows_per_step: {self.windows_per_step}",
+                    f"windows_per_step: {windows}",
+                )
             raise ConfigError(
-                f"a step has micro_batch x grad_accum = {self.windows_per_step} windows, which {processes} "
-                "processes cannot share evenly; the nearest batch that they can share is micro_batch: "
-                f"{micro_batch}, grad_accum: {windows // micro_batch} ({windows} windows)"
+                f"a step has {counted}, which {processes} processes cannot share evenly; the nearest batch "
+                f"that they can share is {nearest}"
             )
-        return largest_divisor(share, self.settings.micro_batch)
+        return largest_divisor(share, self._most)
+
+    def cut(self, micro_batch: int) -> dict[str, int]:
+        """Return the settings that cut a step into micro-batches of this many windows, which divides it."""
+        passes = (
+            {} if self.settings.windows_per_step else {"grad_accum": self.windows_per_step // micro_batch}
+        )
+        return {"micro_batch": micro_batch, **passes}
+
+    @property
+    def _most(self) -> int:
+        """Windows of a forward pass at most."""
+        micro_batch = self.settings.micro_batch
+        return self.windows_per_step if micro_batch == "auto" else micro_batch
+
+
+def windows_of(settings: Mapping[str, Any]) -> int:
+    """Return the windows of an optimizer step from the settings of `CUT`."""
+    windows: int | None = settings.get("windows_per_step")
+    return windows or settings["micro_batch"] * settings["grad_accum"]
 
 
 def recut(fields: Mapping[str, Any], micro_batch: int | None = None) -> dict[str, Any]:
     """Return fields of `StageSpec.deciding` with a step in micro-batches of a given size (None: in one)."""
     settings = {**CUT, **fields["settings"]}
-    windows = math.prod(settings[name] for name in CUT)
+    windows = windows_of(settings)
+    settings["windows_per_step"] = None
     settings["micro_batch"] = micro_batch or windows
     settings["grad_accum"] = windows // settings["micro_batch"]
     kept = {name: value for name, value in settings.items() if name not in CUT or value != CUT[name]}

@@ -224,8 +224,11 @@ class Model(nn.Module):
         whole stream."""
         return Reader(self, context, n_loops)
 
-    def after_step(self, *, updated: bool = True) -> None:
-        """Run after every optimizer step; ``updated`` is False if the update was skipped."""
+    def after_step(self, *, updated: Tensor | bool = True) -> None:
+        """Run after every optimizer step; ``updated`` is False if the update was skipped.
+
+        In a training it is a scalar of the device. To read it would make the host wait: multiply by it.
+        """
         return None
 
     def parts_to_compile(self) -> Sequence[tuple[nn.Module, str]]:

@@ -58,8 +58,8 @@ def require_all(gpus: int) -> None:
         )
 
 
-def make_deterministic(device: torch.device) -> None:
-    """Make torch use deterministic algorithms in this process, if it computes on a GPU.
+def make_deterministic(device: torch.device, on: bool = True) -> None:
+    """Make torch use deterministic algorithms in this process, or not, if it computes on a GPU.
 
     Call it before anything is compiled, because the compiler's output depends on it. Without it torch adds
     floats in the order of arriving threads (the gradient of the queries in FlashAttention, lookups and
@@ -71,7 +71,7 @@ def make_deterministic(device: torch.device) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # workspace of a constant size
     # Filling memory only helps to find errors, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(on)
 
 
 def choose_tf32(allowed: bool | None) -> None:

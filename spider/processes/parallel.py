@@ -83,6 +83,13 @@ def exchange_gradients(wrapped: nn.Module, enabled: bool) -> Iterator[None]:
         yield
 
 
+def sum_gradients(model: nn.Module) -> None:
+    """Sum the gradients of all processes in place, after the passes of a step."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for handle in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        handle.wait()
+
+
 def compile_forward(model: Model, **options: Any) -> None:
     """Compile the forward pass of the model inside FSDP or DDP; ``options`` are those of `torch.compile`."""
     # DDP would cut the graph at the ends of its buckets; the warm-up compiled one graph.

@@ -21,7 +21,7 @@ import numpy as np
 from spider.audit.record import Badge
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
-from spider.config.spec import sources_of
+from spider.config.spec import sources_of, windows_of
 from spider.data.mixture import read_of_each
 from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
@@ -250,7 +250,7 @@ def _read_stage(
             first = manifest.global_step - manifest.step
         last = max((row.step for row in rows), default=first)
         s = plain["settings"]
-        tokens = (last - first) * s["seq_len"] * s["micro_batch"] * s["grad_accum"]
+        tokens = (last - first) * s["seq_len"] * windows_of(s)
         span = Training(steps=last - first, global_step=last, tokens=tokens, bytes=tokens, seconds=0)
     folders = {spec.stage: folder, f"{spec.stage}, compressed": CompressedFolder(folder.compressed)}
     return StageRecord(

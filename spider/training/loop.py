@@ -12,15 +12,15 @@ same order for any number of processes; ``micro_batch`` times ``grad_accum`` is 
 sums differs. Another cut draws other noise, and changes what is computed for a micro-batch as a whole: the
 limit on patches (with static shapes) and the balance of experts.
 
-The host waits for a GPU once a step, after the backward pass, to learn whether the gradient is finite. It
-then queues the optimizer's kernels and the next forward pass at once, so the device does not idle.
+The host does not wait for a GPU in a step, so the device does not idle. Whether the gradient is finite is
+decided on the device, which skips the update if not. The host reads it a step later, or before a save.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -43,10 +43,7 @@ from spider.data.loader import (
     Loader,
     MixedLoader,
     batch_digest,
-    copied,
     digest_text,
-    model_arguments,
-    to_device,
 )
 from spider.data.metadata import load_metadata
 from spider.data.mixture import anew, mixes_of
@@ -56,7 +53,7 @@ from spider.errors import DamagedShard, Diverged, Preempted, TrainingError
 from spider.model import build_model, choose_kernels
 from spider.model.layers import has_offsets
 from spider.processes.device import choose_tf32, make_deterministic
-from spider.processes.parallel import compile_forward, exchange_gradients, full_tensor, replicate, shard
+from spider.processes.parallel import compile_forward, full_tensor, replicate, shard
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
 from spider.results import StageFolder
@@ -66,11 +63,12 @@ from spider.training import compilecache
 from spider.training.memory import check_fits, out_of_memory, ran_out
 from spider.training.metrics import MetricsLog
 from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.passes import Passes, side_stream, why_eager
 from spider.training.precision import Precision, check_recipe, compiles, decide, device_name, fp8_layers
 from spider.training.probes import Probes
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
-from spider.training.state import Ema, Means, Progress, State, read_parent
+from spider.training.state import Ema, Later, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show, target_counts
 from spider.training.validation import Validation
 from spider.training.warmup_record import Warmup
@@ -82,6 +80,9 @@ log = logging.getLogger(__name__)
 
 #: Steps in a row with a non-finite loss that stop the run. Fewer may come from bad batches and are skipped.
 NAN_PATIENCE = 10
+#: Steps after which the objects that stay are made, compiled code among them. On a GPU Python's collector
+#: then leaves them out, because the device may idle while it looks at them.
+SETTLED = 3
 
 
 class Trainer:
@@ -90,6 +91,8 @@ class Trainer:
     Args:
         origin: ``data_digest`` and ``parent_weights``, for the manifest. An optional ``resumed`` selects what
             to take from the parent: its ``weights``, or all of its ``training`` with the step count.
+        spec: the stage, with numbers in the place of ``auto`` (`spider.training.fit`).
+        identity: that of the stage as it is configured (default: that of ``spec``).
         parent: receipt of the previous stage, or the path to resume from; None starts from nothing.
         good: this stage's newest good checkpoint; None starts the stage.
         warmup: record of the warm-up for this shape.
@@ -105,6 +108,7 @@ class Trainer:
         data: Path,
         origin: dict[str, str | None],
         *,
+        identity: str | None = None,
         parent: Path | None = None,
         good: Checkpoint | None = None,
         warmup: Path | None = None,
@@ -116,6 +120,7 @@ class Trainer:
         self.world = world
         self.device = world.device
         self.origin = origin
+        self.identity = good.training.identity if good else identity or spec.identity
         self.good = good
         micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
         self.windows = spec.windows_per_step // world.size
@@ -123,7 +128,7 @@ class Trainer:
         self.precision = world.from_first(lambda: self._decide_precision(warmup))
 
         check_fits(spec, self.precision.kind, self.device, world.size)
-        make_deterministic(self.device)
+        make_deterministic(self.device, spec.deterministic)
         choose_kernels(spec.kernels)
         choose_tf32(spec.tf32)
         torch.manual_seed(seed_of(spec.seed, "weights"))
@@ -137,12 +142,18 @@ class Trainer:
             full_lookup = NgramLookup(indexes[1], spec.model.ngram, self.model.tokens)
         self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
         narrow_weights(self.model, spec.optimizer)
-        self.wrapped: nn.Module = self.model
+        compiled = compiles(spec, self.precision.kind, self.device)
+        eager = why_eager(spec, self.device, world.size, compiled=compiled)
+        wrapped: nn.Module = self.model
         if world.size > 1 and spec.parallel == "fsdp":
             shard(self.model, world)
-        elif world.size > 1:
-            self.wrapped = replicate(self.model, world)
-        compiled = compiles(spec, self.precision.kind, self.device)
+        elif world.size > 1 and eager:
+            wrapped = replicate(self.model, world)
+        self.passes = Passes(wrapped, spec, self.precision, world, graphed=eager is None)
+        if self.device.type == "cuda":
+            log.info(
+                "CUDA graph: %s", f"none, {eager}" if eager else "of forward and backward of a micro-batch"
+            )
         self.optimizer = build_optimizer(
             self.model,
             spec.optimizer,
@@ -155,6 +166,7 @@ class Trainer:
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
         self.progress = self._load_start(parent)
         self.means = Means.restore(self.progress.means, self.device)
+        self._finite: Later | None = None  # of the last step
         self.sampler = None
         self.answers = None
         if self.settings.objective == "reinforce":
@@ -199,6 +211,7 @@ class Trainer:
         self._saved = time.perf_counter()
         owed = False  # a save that was due while steps were skipped
         window = Window()
+        done_here = 0
         if self.answers is not None and not progress.step:
             first = self._answer_prompts(self.answers)
             if self.metrics is not None:
@@ -206,6 +219,7 @@ class Trainer:
         self.model.train()
         try:
             with (
+                side_stream(self.device, enabled=self.passes.graphed),
                 progress_bar(progress.step, progress.end, hidden=not self.world.first) as bar,
                 Watchdog(self.settings.stall_minutes) as watchdog,
             ):
@@ -217,6 +231,10 @@ class Trainer:
                     with watchdog.watch("step", progress.global_step + 1), peers_required():
                         self._step(window)
                     took = time.perf_counter() - began
+                    done_here += 1
+                    if done_here == SETTLED and self.device.type == "cuda":
+                        gc.collect()
+                        gc.freeze()
                     window.steps += 1
                     window.tokens += self.spec.tokens_per_step
                     window.seconds += took
@@ -225,10 +243,13 @@ class Trainer:
                     decided = self._end_in_time(bar)
                     done = progress.step == progress.end
                     owed = self._save_is_due() or decided or done or owed
+                    due = progress.step % self.settings.log_every == 0 or done
+                    if owed or due:
+                        self.settle()
                     saved = owed and not progress.streak
                     with peers_required():
                         validated = self._measure(watchdog, saved)
-                    if progress.step % self.settings.log_every == 0 or done:
+                    if due:
                         self._log(window, bar, validated)
                         window = Window()
                     elif validated and self.metrics is not None:
@@ -243,6 +264,7 @@ class Trainer:
         except Diverged as error:
             raise self._diverged(error) if self.world.first else error from None
         finally:
+            gc.unfreeze()
             self.loader.close()
             self.saver.close()
         self.validation.log_summary(progress, self.saver.root)
@@ -277,23 +299,23 @@ class Trainer:
                 reward = batch.reward_B.mean() / self.world.size
                 measured["reward"] = torch.full((), reward, dtype=torch.float64, device=self.device)
             measured = self.world.sum(measured)
-            measured["grad_norm"] = full_tensor(
-                nn.utils.clip_grad_norm_(parameters, self.spec.optimizer.clip or math.inf)
-            )
-            finite = bool((torch.isfinite(measured["grad_norm"]) & torch.isfinite(measured["loss"])).item())
-            if finite:
-                self._update()
-                if self.telemetry.learned:
-                    measured |= target_counts(targets, bytes_, self.device)
-                self.means.add(measured)
-                progress.streak = 0
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            norm = full_tensor(nn.utils.get_total_norm(gradients))
+            measured["grad_norm"] = norm
+            finite = torch.isfinite(norm) & torch.isfinite(measured["loss"])
+            self._update(finite, norm)
+            if self.telemetry.learned:
+                measured |= target_counts(targets, bytes_, self.device)
+            self.means.add(measured, finite)
+            self.settle()
+            self._finite = Later(finite)
         except RuntimeError as error:
             if ran_out(error):
                 where = f"at step {progress.global_step}"
                 raise TrainingError(out_of_memory(self.spec, self.world.size, where, error)) from error
             raise
         self.model.after_step(updated=finite)
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(free=not self.passes.graphed)
 
         progress.step += 1
         progress.global_step += 1
@@ -304,8 +326,6 @@ class Trainer:
         progress.position = batch.position
         progress.epoch = self.loader.epoch(batch.position)
         progress.validated = None
-        if not finite:
-            self._skip()
 
     def _forward_backward(self, batch: Batch, counted_B: np.ndarray, targets: int) -> dict[str, Tensor]:
         """Accumulate the gradient of the step's mean loss and return this process's share of the means.
@@ -317,20 +337,16 @@ class Trainer:
             counted_B: targets in each window of this process.
             targets: targets of the whole step, all processes together.
         """
-        measured: dict[str, Tensor] = {}
         counts = counted_B.reshape(self.micro_batches, -1).sum(1).tolist()
+        totals: list[Tensor] = []
         for i, micro in enumerate(batch.split(self.micro_batches), start=1):
             weight = counts[i - 1] / targets
             self._seed("micro-batch", self.world.rank * self.micro_batches + i)
-            with exchange_gradients(self.wrapped, enabled=i == self.micro_batches):
-                pad = self.model.tokens.pad
-                loss, metrics = loss_of(self.wrapped, micro, pad, self.spec, self.precision, self.device)
-                # DDP averages gradients; multiply by the world size to get their sum.
-                (loss * (weight * self.world.size)).backward()
-            for name, value in {"loss": loss.detach(), **metrics}.items():
-                value = value * weight
-                measured[name] = measured[name] + value if name in measured else value
-        return measured
+            found = self.passes(micro, weight, self.model.tokens.pad, last=i == self.micro_batches)
+            weighted = torch._foreach_mul(list(found.values()), weight)
+            totals = list(torch._foreach_add(totals, weighted) if totals else weighted)
+        self.passes.exchange()
+        return dict(zip(found, totals, strict=True))
 
     def _measure(self, watchdog: Watchdog, saved: bool) -> dict[str, float]:
         """Return the metrics of what is due after this step, each under a watch of its own."""
@@ -356,15 +372,17 @@ class Trainer:
         log.info("step %d: %s", self.progress.step, shown)
         return values
 
-    def _update(self) -> None:
-        step = self.progress.step
+    def _update(self, finite: Tensor, norm: Tensor) -> None:
+        """Update the weights, unless the loss or the norm of the gradient is not ``finite``."""
+        step, clip = self.progress.step, self.spec.optimizer.clip
         self._seed("update")
         self.optimizer.set_lr(lr_factor(step, self.progress.end, self.settings))
         self.optimizer.set_scheduled(**self._scheduled(step, self.progress.global_step))
-        self.optimizer.step()
+        # The 1e-6 is that of torch's clip_grad_norm_.
+        self.optimizer.step(finite, None if clip is None else (clip / (norm + 1e-6)).clamp(max=1))
         self.precision.after_update(self.model)
         if self.ema is not None:
-            self.ema.update(step + 1)
+            self.ema.update(step + 1, finite)
 
     def _scheduled(self, step: int, run_step: int) -> dict[str, Any]:
         return scheduled(step, run_step, self.progress.end, self.settings, self.spec.optimizer)
@@ -389,8 +407,19 @@ class Trainer:
         log.info("step %d: max_hours ends this stage after %d steps", progress.step, end)
         return True
 
-    def _skip(self) -> None:
+    def settle(self) -> None:
+        """Read whether the last step's loss and gradient were finite, and count it.
+
+        Raises:
+            Diverged: they were not, in `NAN_PATIENCE` steps in a row.
+        """
+        later, self._finite = self._finite, None
         progress = self.progress
+        if later is None:
+            return
+        if later.read():
+            progress.streak = 0
+            return
         progress.skipped += 1
         progress.streak += 1
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
@@ -433,6 +462,7 @@ class Trainer:
     def _leave(self, signum: int) -> None:
         """Save the steps since the last checkpoint, unless the last one was skipped; raise `Preempted`."""
         self.saver.settle()
+        self.settle()
         if self.progress.step and not self.progress.streak and self.saver.begun != self.progress.global_step:
             self._save(final=False)
         self.world.from_first(self.saver.settle)  # a process that exits first would end the others
@@ -452,7 +482,7 @@ class Trainer:
         record = {
             "run": self.spec.run,
             "stage": self.spec.stage,
-            "identity": self.good.training.identity if self.good else self.spec.identity,
+            "identity": self.identity,
             "spec": self.spec.model_dump(mode="json"),
             "final": final,
             **self.origin,
@@ -461,6 +491,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self.world.size,
             "parallel": self.spec.parallel if self.world.size > 1 else None,
+            "graphs": self.passes.graphed,
             "torch": torch.__version__,
             **asdict(self.progress),
         }
@@ -497,8 +528,9 @@ class Trainer:
         now |= self._scheduled(progress.step - 1, progress.global_step - 1)
         now["skipped_steps"] = progress.skipped
         window.pauses = (progress.checkpoint_seconds + progress.validation_seconds) / progress.step
-        row = self.telemetry.row(means.read(), now, window, left)
-        if means.count:
+        values = means.read()
+        row = self.telemetry.row(values, now, window, left)
+        if values:
             loss = row.get("train/cross_entropy", row["train/loss"])
             progress.loss = loss
             progress.best_loss = loss if progress.best_loss is None else min(loss, progress.best_loss)
@@ -521,6 +553,7 @@ class Trainer:
         batch = f"{spec.windows_per_step} windows of {self.settings.seq_len:,}"
         batch += f" ({self.micro_batches} micro-batches of {micro_batch} on {processes})"
         log.info("global batch: %s tokens a step, %s", f"{spec.tokens_per_step:,}", batch)
+        assert self.settings.micro_batch != "auto", "the stage is fitted"
         if 2 * micro_batch < min(self.settings.micro_batch, self.windows):
             shared = f"no number from there to micro_batch divides the {self.windows} windows of each process"
             nearest = max(1, round(self.settings.grad_accum / world.size)) * world.size
@@ -591,21 +624,6 @@ class Trainer:
         answers = self.settings.learn == "assistant"
         order["shuffled"] = self.settings.order == "shuffled"
         return Loader(shards, packed=packed, lookup=self.model.lookup, answers=answers, **order)
-
-
-def loss_of(
-    model: nn.Module, micro: Batch, pad: int, spec: StageSpec, precision: Precision, device: torch.device
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss of the targets of a micro-batch, and the metrics of its forward pass."""
-    tokens_BT, labels_BT = to_device(micro, device, pad)
-    extra = model_arguments(micro, device, spec.settings.attend == "document")
-    reduction = "mean" if micro.advantage_B is None else "none"
-    with precision.autocast(device):
-        out = model(tokens_BT, labels_BT, n_loops=spec.loops, reduction=reduction, **extra)
-    if micro.advantage_B is None or micro.learned_BT is None:
-        return out.loss, out.metrics
-    advantage_B = copied(micro.advantage_B, device)
-    return (out.loss.sum(1) * advantage_B).sum() / max(1, int(micro.learned_BT.sum())), out.metrics
 
 
 def documents_in_a_row(spec: StageSpec, data: Path | None) -> int | None:

@@ -140,12 +140,12 @@ def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
     The changes in order: fewer windows at once (a step is then the same windows in more pieces),
     recomputation, a quantized optimizer.
     """
-    s = spec.settings
-    micro_batches = [n for n in range(s.micro_batch, 0, -1) if s.micro_batch % n == 0]
+    held = spec.micro_batch(spec.processes)
+    micro_batches = [n for n in range(held, 0, -1) if held % n == 0]
     optimizers: list[dict[str, Any]] = [{}, {"kind": "adamw8bit"}]
     blocks = [{}, spec.model.recomputing()]
     for optimizer, block, micro in product(optimizers, blocks, micro_batches):
-        batch = {"micro_batch": micro, "grad_accum": s.grad_accum * s.micro_batch // micro}
+        batch = spec.cut(micro)
         settings = {"optimizer": optimizer, "model": block, "settings": batch}
         changed = StageSpec.model_validate(merged(spec.model_dump(), settings))
         likely = training_memory(meta_model(changed), changed, kind, "cuda")["total"]
@@ -172,9 +172,9 @@ def out_of_memory(spec: StageSpec, processes: int, where: str, error: object) ->
     if (held := spec.micro_batch(processes)) > 1:
         smaller = largest_divisor(held, held // 2)
         remedy = (
-            f"set micro_batch: {smaller} and grad_accum: {spec.windows_per_step // smaller}. The stage then "
-            "goes on from its last checkpoint with the same windows in a step. More passes take longer, and "
-            "the result is not bit-equal: each micro-batch has its own noise, and its own limit on patches. "
+            f"set {' and '.join(f'{name}: {value}' for name, value in spec.cut(smaller).items())}. The stage "
+            "then goes on from its last checkpoint with the same windows in a step. More passes take longer, "
+            "and the result is not bit-equal: each micro-batch has its own noise and limit on patches. "
         )
     return (
         f"out of memory {where} with micro_batch {s.micro_batch}, seq_len {s.seq_len}, grad_accum "

@@ -41,7 +41,7 @@ def no_moment(p: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(1, p.shape[1], dtype=dtype, device=p.device)
 
 
-def even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor) -> Tensor:
+def even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor, finite: Tensor) -> Tensor:
     """Update the second moments with the polar factors, and return the factors normalised by them.
 
     Args:
@@ -49,6 +49,7 @@ def even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor
         moments: second moment of each parameter.
         beta2: decay of the running mean.
         pattern: one of the parameters; all are sharded as it is.
+        finite: scalar bool; the moments stay as they are where it is False.
     """
     axis = _shorter(pattern.shape)
     splits_matrices = pattern.ndim == 2  # if it is sharded at all; a stack is sharded between its matrices
@@ -56,7 +57,8 @@ def even_out(u_Nrc: Tensor, moments: list[Tensor], beta2: float, pattern: Tensor
     if splits_matrices and axis == -2:
         sum_over_slices(squares, pattern)
     means = (squares / pattern.shape[axis]).view(len(moments), *moments[0].shape).unbind()
-    torch._foreach_lerp_(moments, list(means), 1 - beta2)
+    kept = [torch.where(finite, mean, moment) for mean, moment in zip(means, moments, strict=True)]
+    torch._foreach_lerp_(moments, kept, 1 - beta2)
     scale = torch.stack(moments).view_as(squares).clamp_min(_SMALLEST_SQUARE).rsqrt()
     norms = torch.stack([squares.sum((-2, -1)), (squares * scale.square()).sum((-2, -1))])
     if splits_matrices and axis == -1:

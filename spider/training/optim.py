@@ -110,6 +110,10 @@ class Optimizer:
                     self.state[p]["second_moment"] = no_moment(p, dtype)
         self.set_lr(1.0)
 
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters())).device
+
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
             group["lr"] = group["peak_lr"] * factor
@@ -127,10 +131,16 @@ class Optimizer:
         named = model.named_parameters()
         return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
-    def zero_grad(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
+    def zero_grad(self, *, free: bool = True) -> None:
+        """Remove the gradients, or else fill them with zeros in place."""
+        if not free:
+            torch._foreach_zero_([p.grad for p in self._parameters() if p.grad is not None])
+            return
+        for p in self._parameters():
+            p.grad = None
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
     def add_decay_to_gradients(self) -> None:
@@ -142,16 +152,28 @@ class Optimizer:
                         local(p.grad).add_(local(p), alpha=group["weight_decay"])
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, finite: Tensor | None = None, factor: Tensor | None = None) -> None:
+        """Update the parameters.
+
+        Args:
+            finite: scalar bool on the device. Where it is False, parameters and state stay as they are.
+            factor: scalar that the gradients are multiplied by first.
+        """
+        finite = torch.ones((), dtype=torch.bool, device=self._device) if finite is None else finite
+        if factor is not None and any(group["decay"] == "l2" for group in self.param_groups):
+            torch._foreach_mul_(_gradients(self._parameters()), factor)
+            factor = None
         self.add_decay_to_gradients()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if group["muon"]:
-                self._muon(group, params)
+                self._muon(group, params, finite, factor)
             else:
-                self._adamw(group, params)
+                self._adamw(group, params, finite, factor)
 
-    def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _adamw(
+        self, group: dict[str, Any], params: list[Tensor], finite: Tensor, factor: Tensor | None
+    ) -> None:
         params = [p for p in params if local(p).numel()]
         states = [self.state[p] for p in params]
         weights = [local(p) for p in params]
@@ -171,18 +193,22 @@ class Optimizer:
             weight_decay=_decoupled(group),
             eps=group["eps"],
             maximize=False,
+            grad_scale=None if factor is None else factor.float().reciprocal(),  # divides
+            found_inf=(~finite).float(),
         )
         for weight, new in zip(weights, exact, strict=True):
             if weight is not new:
                 weight.copy_(new)
 
-    def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _muon(
+        self, group: dict[str, Any], params: list[Tensor], finite: Tensor, factor: Tensor | None
+    ) -> None:
         first = 0
         for batches in self._rounds(params):
-            stacks = [self._steps(group, batch).to(group["compute"]) for batch in batches]
+            stacks = [self._steps(group, batch, finite, factor).to(group["compute"]) for batch in batches]
             updates = distribute(polar, stacks, [batch[0] for batch in batches], self.world, first)
             for batch, u_Nrc in zip(batches, updates, strict=True):
-                self._apply(group, batch, u_Nrc.to(self.state[batch[0]]["momentum"].dtype))
+                self._apply(group, batch, u_Nrc.to(self.state[batch[0]]["momentum"].dtype), finite)
                 first += len(batch) * batch[0].shape[:-2].numel()
 
     def _rounds(self, params: list[Tensor]) -> list[list[list[Tensor]]]:
@@ -208,13 +234,19 @@ class Optimizer:
                 left -= size
         return rounds
 
-    def _steps(self, group: dict[str, Any], params: list[Tensor]) -> Tensor:
+    def _steps(
+        self, group: dict[str, Any], params: list[Tensor], finite: Tensor, factor: Tensor | None
+    ) -> Tensor:
         """Return Nesterov's momenta of parameters of one shape: one matrix each, or E of a stack.
 
         In a group with ``rows`` the momentum of each output's weights is scaled to length 1.
         """
         grads = [_widened(g) for g in _gradients(params)]
         momenta = [local(self.state[p]["momentum"]) for p in params]
+        if factor is not None:
+            grads = list(torch._foreach_mul(grads, factor))
+        # A momentum that moves towards itself stays as it is.
+        grads = [torch.where(finite, g, m) for g, m in zip(grads, momenta, strict=True)]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         steps = torch._foreach_lerp(grads, momenta, group["momentum"])
         if params[0].ndim == 3:
@@ -226,7 +258,7 @@ class Optimizer:
         inputs = -2 if params[0].ndim == 3 else -1
         return steps_Nrc / steps_Nrc.norm(dim=inputs, keepdim=True).clamp(min=1e-12)
 
-    def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor) -> None:
+    def _apply(self, group: dict[str, Any], params: list[Tensor], u_Nrc: Tensor, finite: Tensor) -> None:
         """Move parameters of one shape against their polar factors."""
         pattern = params[0]
         rows, cols = pattern.shape[-2:]
@@ -234,15 +266,16 @@ class Optimizer:
         gain = max(1.0, rows / cols if pattern.ndim == 2 else cols / rows) ** 0.5
         if group["beta2"] is not None:
             moments = [local(self.state[p]["second_moment"]) for p in params]
-            u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern)
+            u_Nrc = even_out(u_Nrc, moments, group["beta2"], pattern, finite)
         lr = group["lr"]
         decay = lr * _decoupled(group) * (gain if group["decay"] == "scaled" else 1.0)
         updates = u_Nrc.view(len(params), *local(pattern).shape).unbind()
+        kept = finite.to(u_Nrc.dtype)
         for p, u in zip(map(local, params), updates, strict=True):
             if decay:
                 decayed = p * (u * p > 0) if group["cautious"] else p
-                p.sub_(decayed, alpha=decay)
-            p.sub_(u, alpha=lr * gain)
+                p.addcmul_(decayed, kept, value=-decay)
+            p.addcmul_(u, kept, value=-lr * gain)
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
@@ -323,7 +356,13 @@ class LowBitAdamW(Optimizer):
                 tensor = dtensor_like(tensor.view(rows, tensor.numel() // max(1, rows)), p)
             yield f".8bit.{part}", tensor
 
-    def step(self) -> None:
+    def step(self, finite: Tensor | None = None, factor: Tensor | None = None) -> None:
+        """Update the parameters as `Optimizer.step` does. Torchao cannot skip an update on the device, so the
+        host waits for ``finite``."""
+        if finite is not None and not finite.item():
+            return
+        if factor is not None:
+            torch._foreach_mul_(_gradients(self._parameters()), factor)
         self.add_decay_to_gradients()
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"].fill_(group["lr"])

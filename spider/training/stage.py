@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,9 @@ from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
 from spider.sources.mock import MOCK, make_mock_data
+from spider.training.fit import fitted
 from spider.training.loop import Trainer
+from spider.training.warmup_record import Warmup
 
 
 class Places(NamedTuple):
@@ -205,11 +208,15 @@ def train(
             own = Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields)
             good = world.from_first(lambda: claim(folder, own))
             if good is None or not good.training.final:
+                began = good.training if good else None
+                record = Warmup.read(warmup) if warmup else None
+                fit = partial(fitted, spec, world.size, world.device, began=began, warmup=record)
                 trainer = Trainer(
-                    spec,
+                    world.from_first(fit),
                     folder,
                     data,
                     origin,
+                    identity=spec.identity,
                     parent=resume or previous,
                     good=good,
                     warmup=warmup,

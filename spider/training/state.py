@@ -31,36 +31,65 @@ from spider.training.optim import Optimizer
 
 log = logging.getLogger(__name__)
 
+#: Name of the number of steps among the sums of `Means`.
+_STEPS = "steps"
+
+
+class Later:
+    """A bool on the device that the host reads later. It then waits for the bool only, and not for what was
+    queued since."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._copy = value
+        self._copied: torch.cuda.Event | None = None
+        if value.is_cuda:
+            self._copy = torch.empty_like(value, device="cpu", pin_memory=True)
+            self._copy.copy_(value, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> bool:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._copy.item())
+
 
 @dataclass
 class Means:
     """Means over the steps since the last log line, as running sums of device scalars.
 
     The host synchronises only when it reads them. Checkpoints hold the sums, so means are exact across a
-    resume.
+    resume. A step whose loss is not finite does not count.
     """
 
-    count: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
+    """Sum of each value. That of the steps themselves is `_STEPS`."""
 
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        self.count += 1
-        for name, value in values.items():
-            value = value.detach().double()
+    def add(self, values: Mapping[str, Tensor], finite: Tensor) -> None:
+        """Add the values of a step, if its loss and gradient are ``finite``, a scalar bool."""
+        counted = {_STEPS: torch.ones_like(finite, dtype=torch.float64), **values}
+        wide = torch.stack([value.detach().double() for value in counted.values()])
+        for name, value in zip(counted, torch.where(finite, wide, 0.0).unbind(), strict=True):
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def read(self) -> dict[str, float]:
-        values = (torch.stack([*self.sums.values()]) / self.count).tolist() if self.count else []
-        return dict(zip(self.sums, values, strict=True))
+        """Return the mean of each value; empty if no step counts."""
+        sums = self._numbers()
+        steps = sums.pop(_STEPS, 0)
+        return {name: value / steps for name, value in sums.items()} if steps else {}
 
     def plain(self) -> dict[str, Any]:
-        return {"count": self.count, "sums": {name: s.item() for name, s in self.sums.items()}}
+        sums = self._numbers()
+        return {"count": int(sums.pop(_STEPS, 0)), "sums": sums}
+
+    def _numbers(self) -> dict[str, float]:
+        values = torch.stack([*self.sums.values()]).tolist() if self.sums else []
+        return dict(zip(self.sums, values, strict=True))
 
     @classmethod
     def restore(cls, plain: dict[str, Any], device: torch.device) -> Self:
-        sums = plain["sums"].items()
-        tensors = {name: torch.tensor(s, dtype=torch.float64, device=device) for name, s in sums}
-        return cls(plain["count"], tensors)
+        sums = {_STEPS: plain["count"], **plain["sums"]} if plain["sums"] else {}
+        return cls({name: torch.tensor(s, dtype=torch.float64, device=device) for name, s in sums.items()})
 
 
 @dataclass
@@ -136,14 +165,15 @@ class Ema:
         self._averages = {name: p.detach().to(torch.float32, copy=True) for name, p in weights}
 
     @torch.no_grad()
-    def update(self, steps: int) -> None:
-        """Average in the weights after ``steps`` steps of the stage."""
+    def update(self, steps: int, finite: Tensor) -> None:
+        """Average in the weights after ``steps`` steps of the stage, if the last one was ``finite``, a scalar
+        bool."""
         if steps < self._config.start_step:
             return
         if self._averages:
-            weights = [local(p.detach()).float() for p in self._parameters.values()]
-            averages = [local(average) for average in self._averages.values()]
-            torch._foreach_lerp_(averages, weights, 1 - self._config.decay)
+            share = (1 - self._config.decay) * finite.float()
+            for name, p in self._parameters.items():
+                local(self._averages[name]).lerp_(local(p.detach()).float(), share)
         else:
             self.begin()
 

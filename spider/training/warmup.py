@@ -48,9 +48,11 @@ from spider.model.interface import Model
 from spider.processes.device import available, choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward
 from spider.training import compilecache
-from spider.training.loop import documents_in_a_row, loss_of
+from spider.training.fit import fitted
+from spider.training.loop import documents_in_a_row
 from spider.training.memory import check_fits, meta_model, out_of_memory, ran_out
 from spider.training.optim import build_optimizer, narrow_weights
+from spider.training.passes import Graph, Inputs, inputs_of, loss_of, side_stream, why_eager
 from spider.training.precision import (
     Precision,
     check_recipe,
@@ -90,10 +92,11 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     """
     began = time.perf_counter()
     device = torch.device(available())
+    spec = fitted(spec, spec.processes, device)
     configured, recipe = spec.precision, spec.fp8_recipe
     check_recipe(spec, device)
     check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)
-    make_deterministic(device)
+    make_deterministic(device, spec.deterministic)
     choose_kernels(spec.kernels)
     choose_tf32(spec.tf32)
 
@@ -121,6 +124,8 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
         run=spec.run,
         device=device_name(device),
         threads=torch.get_num_threads(),
+        micro_batch=spec.micro_batch(spec.processes),
+        checkpointing=spec.model.recomputes,
         versions={"python": python_version(), "torch": torch.__version__, "torchao": version("torchao")},
         precision=_fastest(step) if configured == "auto" else configured,
         reason=f"{chosen}measured on {device_name(device)}, a step of {of}: {'; '.join(costs)}",
@@ -199,7 +204,8 @@ def _products(spec: StageSpec, device: torch.device, data: Path | None = None) -
     # A GPU groups experts in bf16 only; the shapes are the same in any arithmetic.
     precision = decide("auto", spec.fp8_recipe, device, None)
     with torch.no_grad():
-        loss_of(model, _random_batch(spec, model), model.tokens.pad, spec, precision, device)
+        batch = _random_batch(spec, model)
+        loss_of(model, inputs_of(batch, device, model.tokens.pad, spec), spec, precision, batch)
     # A layer that a shallow model lacks computes what those of its name with another number do.
     like = {re.sub(r"\d+", "#", name): shapes for name, shapes in noted.items()}
     products: Products = defaultdict(dict)
@@ -327,14 +333,22 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, dat
     ratio = meta_model(spec).flops_per_token(*length) / model.flops_per_token(*length)
     forget_peak(device)
 
-    def once() -> None:
-        loss_of(model, batch, model.tokens.pad, spec, precision, device)[0].backward()
+    def passes(inputs: Inputs) -> dict[str, Tensor]:
+        loss_of(model, inputs, spec, precision, batch)[0].backward()
+        return {}
+
+    def step(passes: Callable[[Inputs], Any], free: bool) -> None:
+        passes(inputs_of(batch, device, model.tokens.pad, spec))
         optimizer.step()
         model.after_step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(free=free)
 
-    first = round(seconds_of(once, device, 0), 4)
-    seconds = seconds_of(once, device, _STEP_SECONDS - first)
+    eager = why_eager(spec, device, spec.processes, compiled=compiled)
+    with side_stream(device, enabled=eager is None):
+        first = round(seconds_of(partial(step, passes, free=eager is not None), device, 0), 4)
+        if eager is None:
+            passes = Graph(passes, inputs_of(batch, device, model.tokens.pad, spec))
+        seconds = seconds_of(partial(step, passes, free=eager is not None), device, _STEP_SECONDS - first)
     return Step(first_seconds=first, seconds=round(seconds * ratio, 5), peak_memory_mb=peak_memory_mb(device))
 
 

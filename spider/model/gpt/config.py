@@ -109,10 +109,12 @@ class GPTConfig(ModelConfig):
     stream: Literal["wide", "narrow"] = "narrow"
     """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
     checkpointing: Annotated[
-        Recompute, BeforeValidator(lambda way: ("none", "full")[way] if isinstance(way, bool) else way)
+        Recompute | Literal["auto"],
+        BeforeValidator(lambda way: ("none", "full")[way] if isinstance(way, bool) else way),
     ] = "none"
     """Activations of layers that the backward pass recomputes. full or true: all; selective: all except
-    outputs of matrix products and attention; none or false: nothing."""
+    outputs of matrix products and attention; none or false: nothing; auto: the least that the device has
+    memory for."""
     recurrence: LoopConfig = LoopConfig()
 
     @property
@@ -122,6 +124,11 @@ class GPTConfig(ModelConfig):
     @property
     def feed_forwards(self) -> int:
         return self.layers
+
+    @property
+    def of_layers(self) -> Recompute:
+        """Return what is recomputed of layers."""
+        return "none" if self.checkpointing == "auto" else self.checkpointing
 
     @property
     def groups(self) -> int:

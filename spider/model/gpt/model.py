@@ -399,7 +399,7 @@ class GPT(interface.Model):
             if c.norm_scale:  # a tensor, because the compiler makes a graph for each number
                 shrink = wide(x.new_empty(())).fill_((layer + 1) ** -0.5)
             inputs = x0, shrink, tokens_BT, rope, views[c.window(layer)], cache
-            x = self.run(cast(Block, self.blocks[layer]), c.checkpointing, skip, skipped, x, *inputs)
+            x = self.run(cast(Block, self.blocks[layer]), c.of_layers, skip, skipped, x, *inputs)
             if i < half and c.skips:
                 stack.append(x)
         for skip in skips:
@@ -505,8 +505,8 @@ class GPT(interface.Model):
         positions = windows * length
         V = len(self.embedding)
         at_once = positions if V <= _LARGE_VOCABULARY else min(positions, _POSITIONS)
-        kept = layer if c.checkpointing == "none" else D * stream_size
-        if c.checkpointing == "selective":
+        kept = layer if c.of_layers == "none" else D * stream_size
+        if c.of_layers == "selective":
             kept += size * (2 * (heads + groups) + (2 + c.ffn_ratio) * D)
         total = positions * (len(c.order(self.loops(n_loops))) * kept + layer - kept) + at_once * V * 3 * 4
         return total + positions * (self.ngram.activation_bytes() if self.ngram else 0)

@@ -118,22 +118,24 @@ class RecurrenceConfig(Block):
     ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the ponder loss, per loop."""
     checkpointing: Annotated[
-        bool | Literal["selective", "full"], BeforeValidator(lambda value: value != "none" and value)
+        bool | Literal["selective", "full", "auto"], BeforeValidator(lambda value: value != "none" and value)
     ] = True
     """Activations that the backward pass recomputes. true: the recurrent layers; full: all layers;
-    selective: all layers except matrix products and attention; false or none: nothing."""
+    selective: all layers except matrix products and attention; false or none: nothing; auto: the least that
+    the device has memory for."""
 
     @property
     def of_core(self) -> Recompute:
         """Return what is recomputed of recurrent layers."""
         if isinstance(self.checkpointing, bool):
             return "full" if self.checkpointing else "none"
-        return self.checkpointing
+        return self.of_blocks
 
     @property
     def of_blocks(self) -> Recompute:
         """Return what is recomputed of the dense layers before and after them."""
-        return "none" if isinstance(self.checkpointing, bool) else self.checkpointing
+        way = self.checkpointing
+        return "none" if isinstance(way, bool) or way == "auto" else way
 
 
 class SpiderConfig(ModelConfig):

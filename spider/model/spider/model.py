@@ -263,14 +263,11 @@ class Spider(interface.Model):
         ]
         return [*own, *self.core.parts_to_compile()]
 
-    def after_step(self, *, updated: bool = True) -> None:
+    def after_step(self, *, updated: Tensor | bool = True) -> None:
         """Balance the experts; discard their load if the update was skipped."""
         for module in self.modules():
             if isinstance(module, MoE):
-                if updated:
-                    module.rebalance()
-                else:
-                    module.load.zero_()
+                module.rebalance(updated)
 
     def inspector(self) -> SpiderInspector:
         return SpiderInspector(self, self.config.boundary.kind, self.chunker.boundary_predictor)

@@ -105,12 +105,13 @@ class MoE(nn.Module):
         return y, RouterStats(routing.count_E.long(), aux, z)
 
     @torch.no_grad()
-    def rebalance(self) -> None:
-        """Move the selection bias against the load since the last call, summed over all processes."""
+    def rebalance(self, updated: Tensor | bool = True) -> None:
+        """Move the selection bias against the load since the last call, summed over all processes, if the
+        weights were ``updated``."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.load)
         load = self.load.to(self.balance_bias.dtype)
-        self.balance_bias += _BIAS_RATE * torch.sign(load.mean() - load)
+        self.balance_bias += _BIAS_RATE * torch.sign(load.mean() - load) * updated
         self.load.zero_()
 
 

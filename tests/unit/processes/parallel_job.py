@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node N parallel_job.py JOBS.json
 
-A job is ``{"spec", "folder", "data", "stop", "kill", "record"}``. After ``stop`` steps only the last process
-gets a SIGTERM. After ``kill`` steps it gets a SIGKILL. A spec with fp8 computes it emulated.
+A job is ``{"spec", "folder", "data", "stop", "kill", "record", "replayed"}``. After ``stop`` steps only the
+last process gets a SIGTERM. After ``kill`` steps it gets a SIGKILL. A spec with fp8 computes it emulated.
+A ``replayed`` one replays its micro-batches, as on a GPU.
 
 Process r of N writes ``seen-N-r.npy``, the windows of its steps. It adds a line to ``read-N-r.txt`` for each
 step, also in a training that is killed: the position after it, and the digest of its windows. Unless
@@ -59,7 +60,9 @@ def train_one(job: dict[str, Any], world: World) -> None:
                 os.kill(os.getpid(), sent)
 
     loop.Loader, loop.MixedLoader = noting(Loader), noting(MixedLoader)
-    with contextlib.suppress(Preempted):
+    with contextlib.suppress(Preempted), pytest.MonkeyPatch.context() as patch:
+        if job.get("replayed"):
+            patch.setattr(loop, "why_eager", lambda *given, **options: None)
         train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
     if job.get("record", True):

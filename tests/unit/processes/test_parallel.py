@@ -83,7 +83,8 @@ def emulated():
 def trained(tmp_path_factory, shards, specs, talk, talk_spec, emulated):
     """Return the folder of all trainings.
 
-    ``{spec}-one`` is trained by one process, ``{spec}-ddp`` and ``{spec}-fsdp`` by two. Two processes train
+    ``{spec}-one`` is trained by one process, ``{spec}-ddp`` and ``{spec}-fsdp`` by two, and
+    ``muon-replayed`` by two that replay their passes. Two processes train
     ``moved-{kind}`` to step 2, four to step 4, and one finishes it. ``talk-{kind}`` is a GPT on packed
     answers: one process trains it to step 4, two to step 8, and one finishes it.
     """
@@ -102,6 +103,7 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec, emulated):
         for name, spec in specs.items()
         for kind in KINDS
     ]
+    whole.append(job(root, specs["muon"], "muon-replayed", "ddp", shards, record=False, replayed=True))
     moved = [(root, specs["muon"], f"moved-{kind}", kind, shards) for kind in KINDS]
     stopped = [*(job(*m, stop=2) for m in moved), *(job(*t, stop=8, record=False) for t in talks)]
     run_together(2, [*whole, *stopped], root)
@@ -141,6 +143,12 @@ def tensors(folder):
 @pytest.mark.parametrize("name", SPECS)
 def test_two_processes_reach_the_result_of_one(trained, name, kind):
     assert_alike(trained / f"{name}-{kind}", trained / f"{name}-one", TOLERANCE[name])
+
+
+def test_two_processes_that_replay_their_passes_reach_the_bits_of_ddp(trained):
+    called, replayed = tensors(trained / "muon-ddp"), tensors(trained / "muon-replayed")
+    assert called.keys() == replayed.keys()
+    assert [name for name, tensor in called.items() if not torch.equal(tensor, replayed[name])] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

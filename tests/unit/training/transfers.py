@@ -54,7 +54,7 @@ def check_step_does_not_wait(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) 
     trainer.model.train()
     losses = []
     for device in (trainer.device, GPU):
-        trainer.device = device
+        trainer.device = trainer.passes.device = device
         with copies_to_a_gpu(monkeypatch) as copies:
             losses.append(trainer._forward_backward(batch, counted_B, int(counted_B.sum()))["loss"])
     assert torch.equal(*losses)

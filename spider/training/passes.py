@@ -1,0 +1,200 @@
+"""Forward and backward pass of a micro-batch, called again and again, or replayed as one CUDA graph.
+
+A step of spider-1b launches 25,000 kernels, and to launch one costs the host more time than the GPU needs to
+run it. So on a GPU the first step runs as it is written, and compiles. The second one captures the passes of
+a micro-batch, and from there on each micro-batch is one launch. What a replay reads stays in place: its
+inputs, the weight of its loss and the gradients, which are zeroed and not freed. Random numbers are those of
+torch's generator, which a replay takes from the seed that was set before it. So a replay computes the bits
+that the calls would.
+
+Of several processes, each replays its own passes, and then `sum_gradients` exchanges the gradients of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from spider.config import StageSpec
+from spider.data.loader import Batch, copied, model_arguments, to_device
+from spider.processes.parallel import exchange_gradients, sum_gradients
+from spider.processes.world import World
+from spider.training.precision import Precision
+
+log = logging.getLogger(__name__)
+
+Inputs = dict[str, Tensor]
+"""``tokens_BT``, ``labels_BT``, the model's other arguments, and ``weight``, by which a loss counts in its
+step."""
+Measured = dict[str, Tensor]
+"""Scalars on the device by name: ``loss`` and the metrics of the forward pass."""
+
+
+def why_eager(spec: StageSpec, device: torch.device, processes: int, *, compiled: bool) -> str | None:
+    """Return why a training launches its kernels one by one; None if it replays a graph."""
+    if device.type != "cuda":
+        return "a CPU has none"
+    if spec.graphs == "off":
+        return "graphs: off"
+    if spec.settings.objective == "reinforce":
+        return "answers have another length in each step"
+    if spec.parallel == "fsdp" and processes > 1:
+        return "parallel: fsdp gathers weights between kernels"
+    if not compiled:
+        return "shapes of a model that is not compiled depend on its data"
+    return None
+
+
+def inputs_of(micro: Batch, device: torch.device, pad: int, spec: StageSpec) -> Inputs:
+    """Return the arguments of the model for a micro-batch, on the device.
+
+    They are contiguous, as the copies in `Graph` are, so that the model is compiled once for both.
+    """
+    tokens_BT, labels_BT = to_device(micro, device, pad)
+    arguments = model_arguments(micro, device, spec.settings.attend == "document")
+    inputs = {"tokens_BT": tokens_BT, "labels_BT": labels_BT, **arguments}
+    return {name: tensor.contiguous() for name, tensor in inputs.items()}
+
+
+def loss_of(
+    model: nn.Module,
+    inputs: Inputs,
+    spec: StageSpec,
+    precision: Precision,
+    micro: Batch | None = None,
+) -> tuple[Tensor, Measured]:
+    """Return the mean loss of the targets of a micro-batch, and the metrics of its forward pass.
+
+    Args:
+        micro: the micro-batch itself, where its answers have rewards.
+    """
+    others = dict(inputs)
+    tokens_BT, labels_BT = others.pop("tokens_BT"), others.pop("labels_BT")
+    rewarded = micro is not None and micro.advantage_B is not None
+    reduction = "none" if rewarded else "mean"
+    with precision.autocast(tokens_BT.device):
+        out = model(tokens_BT, labels_BT, n_loops=spec.loops, reduction=reduction, **others)
+    if micro is None or micro.advantage_B is None or micro.learned_BT is None:
+        return out.loss, out.metrics
+    advantage_B = copied(micro.advantage_B, tokens_BT.device)
+    return (out.loss.sum(1) * advantage_B).sum() / max(1, int(micro.learned_BT.sum())), out.metrics
+
+
+@contextlib.contextmanager
+def side_stream(device: torch.device, *, enabled: bool) -> Iterator[None]:
+    """Run what is inside on a stream of its own, which can be captured, other than the default one."""
+    if not enabled or device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+class Graph:
+    """A function of tensors that was captured: its inputs and outputs keep their place in memory.
+
+    On a CPU the function is called anew.
+
+    Args:
+        function: takes the inputs by name and returns tensors by name. It ran before on the current stream.
+        inputs: examples of the inputs. Their values are copied.
+    """
+
+    def __init__(self, function: Callable[[Inputs], Measured], inputs: Inputs) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._call: Callable[[], Measured] = partial(function, self._inputs)
+        device = next(iter(inputs.values())).device
+        if device.type == "cuda":
+            captured = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream(device)
+            # The threads that write a checkpoint or copy data may allocate meanwhile.
+            with torch.cuda.graph(captured, stream=stream, capture_error_mode="thread_local"):
+                outputs = function(self._inputs)
+
+            def replay() -> Measured:
+                captured.replay()
+                return outputs
+
+            self._call = replay
+
+    def takes(self, inputs: Inputs) -> bool:
+        """Return whether these inputs have the shapes that were captured."""
+        shapes = {name: tensor.shape for name, tensor in inputs.items()}
+        return shapes == {name: tensor.shape for name, tensor in self._inputs.items()}
+
+    def __call__(self, inputs: Inputs) -> Measured:
+        """Return the outputs for these inputs, which the next call overwrites."""
+        for name, tensor in inputs.items():
+            self._inputs[name].copy_(tensor)
+        return self._call()
+
+
+class Passes:
+    """The passes of a training's micro-batches. Each call adds a gradient to those of the parameters.
+
+    Args:
+        model: the model, wrapped in DDP where several processes do not replay.
+
+    Attributes:
+        graphed: whether they are replayed.
+    """
+
+    def __init__(
+        self, model: nn.Module, spec: StageSpec, precision: Precision, world: World, *, graphed: bool
+    ) -> None:
+        self.graphed = graphed
+        self._model = model
+        self._spec = spec
+        self._precision = precision
+        self.device = world.device
+        self._world = world
+        self._began = False
+        self._graph: Graph | None = None
+
+    def __call__(self, micro: Batch, weight: float, pad: int, *, last: bool) -> Measured:
+        """Run one micro-batch and return its loss and metrics, which the next call may overwrite.
+
+        Args:
+            weight: factor of the loss in the gradient of the step.
+            pad: id of padding.
+            last: whether it is the step's last one.
+        """
+        inputs = inputs_of(micro, self.device, pad, self._spec)
+        # DDP averages gradients; multiply by the world size to get their sum.
+        factor = weight if self.graphed else weight * self._world.size
+        inputs["weight"] = inputs["tokens_BT"].new_full((), factor, dtype=torch.float32)
+        if not self.graphed:
+            with exchange_gradients(self._model, enabled=last):
+                return self._run(inputs, micro)
+        if not self._began:  # this call compiles, and creates the gradients
+            self._began = True
+            return self._run(inputs)
+        if self._graph is None:
+            began = time.perf_counter()
+            self._graph = Graph(self._run, inputs)
+            log.info("CUDA graph: captured in %.1f s", time.perf_counter() - began)
+        if not self._graph.takes(inputs):
+            shape = " x ".join(map(str, inputs["tokens_BT"].shape))
+            log.warning("CUDA graph: launching a micro-batch of %s by itself, as others are larger", shape)
+            return self._run(inputs)
+        return self._graph(inputs)
+
+    def _run(self, inputs: Inputs, micro: Batch | None = None) -> Measured:
+        arguments = {name: tensor for name, tensor in inputs.items() if name != "weight"}
+        loss, metrics = loss_of(self._model, arguments, self._spec, self._precision, micro)
+        (loss * inputs["weight"]).backward()
+        return {"loss": loss.detach(), **metrics}
+
+    def exchange(self) -> None:
+        """Sum the gradients of a step over the processes, unless a wrapper has done it."""
+        if self.graphed and self._world.size > 1:
+            sum_gradients(self._model)
