@@ -1,25 +1,27 @@
 """Engram convolution: convolve the normalised values over earlier rows, and add the result to the values.
 
-    x = RMS(v) weight        out = v + SiLU(c)        SiLU(c) = c / (1 + exp(-c))
+    x = r v        r = 1 / sqrt(mean(v^2) + eps)        out = v + c g        g = 1 / (1 + exp(-c))
 
-    c[n] = sum over k < K of taps[k] x[n - k], where n - k is in n's window
+    c[n] = sum over k < K of taps[k] weight x[n - k], where n - k is in n's window
 
 It is a depthwise causal convolution over rows. Row n has the number number[n] in its window, so it sees at
-most that many earlier rows. With r = 1 / sqrt(mean(v^2) + eps) and g = sigmoid(c), the gradients are
+most that many earlier rows. The gradients are
 
-    dc = dout (g + c g (1 - g))        dtaps[k] = sum over n of dc[n] x[n - k]
+    dc = dout (g + c g (1 - g))        dx[n] = sum over k of taps[k] weight dc[n + k], where n sees n + k
 
-    dx[n] = sum over k of taps[k] dc[n + k], where n + k is in n's window
+    dv = dout + r (dx - x mean(dx x))        s[k] = sum over n of dc[n] x[n - k]
 
-    dv = dout + r (dx weight) - r^3 v mean(dx weight v)        dweight = sum over n of dx r v
+    dtaps[k] = s[k] weight                   dweight = sum over k of s[k] taps[k]
 
 Sums are in float32. NaN or inf in a row affects the rows that see it, and the sums over all rows.
 
-Layout: a program holds K rows in registers as one tile: its own row and the K - 1 before it (for dx: after
-it). Programs of neighbouring rows read the same rows, so most reads hit the L2 cache. The backward pass has
-two kernels, because dx needs dc of later rows. The first computes dc, the second the rest. Each of their
-programs takes several rows, one after the other, and accumulates its part of dtaps or dweight. Then torch
-sums the parts, so the order of every sum is fixed.
+Layout: a program takes a block of rows, one after the other. It holds whole rows in registers, 8 features a
+thread, so that its loads are 16 bytes wide in bfloat16. The K rows that a row sees stay in registers while
+the program moves on: every row is read and normalised once, but for the few around the block. The backward
+pass keeps the K unfinished rows of dx and its part of s as well. Then torch sums the parts, so the order of
+every sum is fixed. A step loads the rows of the next one before it needs them. Unrolling by the usual four
+taps turns the window's moves from register to register into names. Rows wider than 2048 spill in the backward
+pass.
 """
 
 from typing import Any
@@ -30,10 +32,10 @@ from torch import Tensor
 
 from kernels.switch import check_shapes, jit, op, tile, tl
 
-ROWS = 16
-"""Rows of one program of the backward pass."""
-EACH = 16
-"""Tile elements of one thread."""
+FORWARD, BACKWARD = 32, 64
+"""Rows of one program of the forward and of the backward pass."""
+EACH = 8
+"""Features of one thread."""
 
 
 def engram_conv_torch(
@@ -51,88 +53,102 @@ def engram_conv_torch(
 
 
 @jit
-def _tile(K: tl.constexpr, D, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr):
-    """Return the tap indices (a column) and feature indices (a row) of a tile, and which are inside."""
-    k, d = tl.arange(0, WIDE_K)[:, None], tl.arange(0, WIDE_D)[None, :]
-    return k, d, (k < K) & (d < D)
+def _row(rows, n, first, N, D, d):
+    """Return row n, or zeros if it is not in first..N-1."""
+    place = tl.cast(n, tl.int64) * D + d
+    return tl.load(rows + place, mask=(n >= first) & (n < N) & (d < D), other=0)
 
 
 @jit
-def _before(v, n, seen, w, D, eps, k, d, inside):
-    """Return x of row n and of the earlier rows that it sees, k rows back in row k of the tile, else
-    zeros."""
-    v_KD = tl.load(v + (tl.cast(n, tl.int64) - k) * D + d, mask=inside & (k <= seen), other=0).to(tl.float32)
-    r_K = 1 / tl.sqrt(tl.sum(v_KD * v_KD, 1) / D + eps)
-    return v_KD * r_K[:, None] * w[None, :]
+def _scaled(taps, weight, D, d, K: tl.constexpr):
+    """Return ``taps[k] weight`` for each k."""
+    w = tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
+    scaled = ()
+    for k in tl.static_range(K):
+        scaled = scaled + (w * tl.load(taps + k * D + d, mask=d < D, other=0).to(tl.float32),)
+    return scaled
+
+
+@jit
+def _convolve(xs, taps, seen, K: tl.constexpr):
+    """Return c and g of the row whose x is ``xs[0]`` and that sees ``seen`` of the rows before it."""
+    c = taps[0] * xs[0]
+    for k in tl.static_range(1, K):
+        c += taps[k] * tl.where(seen >= k, xs[k], 0.0)
+    # The square of an inverse root takes two instructions, a quotient six.
+    root = tl.rsqrt(1 + tl.exp(-c))
+    return c, root * root
 
 
 @jit
 def _forward(
-    v, number, taps, weight, out, D, eps, K: tl.constexpr, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr
+    v, number, taps, weight, out, N, D, eps, K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr
 ):
-    k, d, inside = _tile(K, D, WIDE_K, WIDE_D)
-    n, d_D = tl.program_id(0), tl.arange(0, WIDE_D)
-    w = tl.load(weight + d_D, mask=d_D < D, other=0).to(tl.float32)
-    t_KD = tl.load(taps + k * D + d, mask=inside, other=0).to(tl.float32)
-    c = tl.sum(_before(v, n, tl.load(number + n), w, D, eps, k, d, inside) * t_KD, 0)
-    place = tl.cast(n, tl.int64) * D + d_D
-    y = tl.load(v + place, mask=d_D < D, other=0).to(tl.float32) + c / (1 + tl.exp(-c))
-    tl.store(out + place, y.to(out.dtype.element_ty), mask=d_D < D)
+    d = tl.arange(0, WIDE_D)
+    first = tl.program_id(0) * ROWS
+    last = min(first + ROWS, N)
+    scaled = _scaled(taps, weight, D, d, K)
+    xs = (tl.zeros((WIDE_D,), tl.float32),) * K
+    ahead, later = _row(v, first - K + 1, 0, last, D, d), _row(v, first - K + 2, 0, last, D, d)
+    for n in tl.range(first - K + 1, last, loop_unroll_factor=4):
+        row, ahead, later = ahead.to(tl.float32), later, _row(v, n + 2, 0, last, D, d)
+        seen = tl.load(number + n, mask=n >= first, other=0)
+        xs = (row * tl.rsqrt(tl.sum(row * row) / D + eps),) + xs[:-1]
+        c, g = _convolve(xs, scaled, seen, K)
+        place = tl.cast(n, tl.int64) * D + d
+        tl.store(out + place, (row + c * g).to(out.dtype.element_ty), mask=(n >= first) & (d < D))
 
 
 @jit
-def _backward_c(
-    grad, v, number, taps, weight, dc, dtaps, N, D, eps,
-    K: tl.constexpr, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
+def _backward(
+    grad, v, number, taps, weight, dv, sums, N, D, eps,
+    K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    k, d, inside = _tile(K, D, WIDE_K, WIDE_D)
-    d_D = tl.arange(0, WIDE_D)
+    """Compute c of row m and the gradient of row m - K + 1, which no row after m sees, and normalise the
+    next row."""
+    d = tl.arange(0, WIDE_D)
     first = tl.program_id(0) * ROWS
-    w = tl.load(weight + d_D, mask=d_D < D, other=0).to(tl.float32)
-    t_KD = tl.load(taps + k * D + d, mask=inside, other=0).to(tl.float32)
-    dt_KD = tl.zeros((WIDE_K, WIDE_D), tl.float32)
-    for n in range(first, min(first + ROWS, N)):
-        x_KD = _before(v, n, tl.load(number + n), w, D, eps, k, d, inside)
-        c = tl.sum(x_KD * t_KD, 0)
-        g = 1 / (1 + tl.exp(-c))
-        place = tl.cast(n, tl.int64) * D + d_D
-        step = tl.load(grad + place, mask=d_D < D, other=0).to(tl.float32) * (g + c * g * (1 - g))
-        tl.store(dc + place, step.to(dc.dtype.element_ty), mask=d_D < D)
-        dt_KD += step[None, :] * x_KD
-    tl.store(dtaps + tl.program_id(0).to(tl.int64) * K * D + k * D + d, dt_KD, mask=inside)
-
-
-@jit
-def _backward_v(
-    grad, v, number, taps, weight, dc, dv, dweight, N, D, eps,
-    K: tl.constexpr, WIDE_K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    k, d, inside = _tile(K, D, WIDE_K, WIDE_D)
-    d_D, k_K = tl.arange(0, WIDE_D), tl.arange(0, WIDE_K)
-    first = tl.program_id(0) * ROWS
-    w = tl.load(weight + d_D, mask=d_D < D, other=0).to(tl.float32)
-    t_KD = tl.load(taps + k * D + d, mask=inside, other=0).to(tl.float32)
-    dw = tl.zeros((WIDE_D,), tl.float32)
-    for n in range(first, min(first + ROWS, N)):
-        place = tl.cast(n, tl.int64) * D + d_D
-        # Row n + k is in the same window if it has at least k rows before it there.
-        sees = tl.load(number + n + k_K, mask=(n + k_K < N) & (k_K < K), other=-1) >= k_K
-        later = tl.load(dc + (tl.cast(n, tl.int64) + k) * D + d, mask=inside & sees[:, None], other=0)
-        dx = tl.sum(later.to(tl.float32) * t_KD, 0)
-        row = tl.load(v + place, mask=d_D < D, other=0).to(tl.float32)
-        r = 1 / tl.sqrt(tl.sum(row * row) / D + eps)
-        along = tl.sum(dx * w * row) / D
-        step = tl.load(grad + place, mask=d_D < D, other=0).to(tl.float32)
-        step += r * dx * w - r * r * r * row * along
-        tl.store(dv + place, step.to(dv.dtype.element_ty), mask=d_D < D)
-        dw += dx * r * row
-    tl.store(dweight + tl.program_id(0).to(tl.int64) * D + d_D, dw, mask=d_D < D)
+    last = min(first + ROWS, N)
+    scaled = _scaled(taps, weight, D, d, K)
+    zero = tl.zeros((WIDE_D,), tl.float32)
+    # Entry k is of row m - k; that of s is its sum for tap k.
+    xs, rs, dxs, s = (zero,) * K, (zero,) * K, (zero,) * K, (zero,) * K
+    ahead, step = _row(v, first - K + 1, 0, N, D, d), _row(grad, first - 1, first, N, D, d)
+    seen = tl.load(number + first)
+    for m in tl.range(first - K, last + K - 1, loop_unroll_factor=4):
+        n = m - K + 1
+        row, dout, sees = ahead.to(tl.float32), step.to(tl.float32), seen
+        ahead, step = _row(v, m + 2, 0, N, D, d), _row(grad, m + 1, first, N, D, d)
+        seen = tl.load(number + m + 1, mask=(m + 1 >= first) & (m + 1 < N), other=-1)
+        own = _row(grad, n, first, N, D, d)
+        c, g = _convolve(xs, scaled, sees, K)
+        dc = dout * (g + c * g * (1 - g))
+        unfinished = (scaled[0] * dc,)
+        for k in tl.static_range(1, K):
+            unfinished = unfinished + (dxs[k - 1] + scaled[k] * tl.where(sees >= k, dc, 0.0),)
+        dxs = unfinished
+        if (m >= first) & (m < last):
+            more = (s[0] + dc * xs[0],)
+            for k in tl.static_range(1, K):
+                more = more + (s[k] + dc * tl.where(sees >= k, xs[k], 0.0),)
+            s = more
+        x, dx = xs[K - 1], dxs[K - 1]
+        # One reduction of two columns waits for all warps once, two reductions twice.
+        both = tl.sum(tl.join(row * row, dx * x), 0) / D
+        square, along = tl.split(tl.broadcast_to(both[None, :], (WIDE_D, 2)))
+        dv_n = own.to(tl.float32) + rs[K - 1] * (dx - x * along)
+        place = tl.cast(n, tl.int64) * D + d
+        tl.store(dv + place, dv_n.to(dv.dtype.element_ty), mask=(n >= first) & (d < D))
+        rs = (tl.rsqrt(square + eps),) + rs[:-1]
+        xs = (row * rs[0],) + xs[:-1]
+    for k in tl.static_range(K):
+        tl.store(sums + (tl.program_id(0).to(tl.int64) * K + k) * D + d, s[k], mask=d < D)
 
 
 def sizes(K: int, D: int) -> dict[str, int]:
-    """Return the constants of a program that holds K whole rows."""
-    wide_k, wide_d = tile(K), tile(D)
-    return dict(K=K, WIDE_K=wide_k, WIDE_D=wide_d, num_warps=min(max(wide_k * wide_d // (32 * EACH), 1), 32))
+    """Return the constants of a program that holds whole rows, at most 1024 threads."""
+    wide = tile(D)
+    return dict(K=K, WIDE_D=wide, num_warps=min(max(wide // (32 * EACH), 1), 32))
 
 
 def _launch(
@@ -140,25 +156,22 @@ def _launch(
 ) -> None:
     N, D = out_ND.shape
     if N:
-        _forward[N,](v_ND, number_N, taps_KD, weight_D, out_ND, D, eps, **sizes(len(taps_KD), D))
+        grid, constants = (-(-N // FORWARD),), dict(ROWS=FORWARD, **sizes(len(taps_KD), D))
+        _forward[grid](v_ND, number_N, taps_KD, weight_D, out_ND, N, D, eps, **constants)
 
 
 def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor], grad_ND: Tensor, *inputs: Any) -> None:
     dv_ND, dtaps_KD, dweight_D = gradients
     v_ND, number_N, taps_KD, weight_D, eps = inputs
     N, D = v_ND.shape
-    K = len(taps_KD)
-    programs = -(-N // ROWS)
-    parts_PKD = v_ND.new_zeros(programs, K, D, dtype=torch.float32)
-    parts_PD = v_ND.new_empty(programs, D, dtype=torch.float32)
+    K, programs = len(taps_KD), -(-N // BACKWARD)
+    parts_PKD = v_ND.new_empty(programs, K, D, dtype=torch.float32)
     if N:
-        dc_ND = torch.empty_like(v_ND)
-        read = (grad_ND, v_ND, number_N, taps_KD, weight_D, dc_ND)
-        constants = dict(ROWS=ROWS, **sizes(K, D))
-        _backward_c[programs,](*read, parts_PKD, N, D, eps, **constants)
-        _backward_v[programs,](*read, dv_ND, parts_PD, N, D, eps, **constants)
-    dtaps_KD.copy_(parts_PKD.sum(0))
-    dweight_D.copy_(parts_PD.sum(0))
+        read = (grad_ND, v_ND, number_N, taps_KD, weight_D)
+        _backward[programs,](*read, dv_ND, parts_PKD, N, D, eps, ROWS=BACKWARD, **sizes(K, D))
+    sums_KD = parts_PKD.sum(0)
+    dtaps_KD.copy_(sums_KD * weight_D)
+    dweight_D.copy_((sums_KD * taps_KD).sum(0))
 
 
 def engram_conv_backward_torch(grad_ND: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:

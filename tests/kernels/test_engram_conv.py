@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.engram_conv import (
-    ROWS,
-    _backward_c,
-    _backward_v,
+    BACKWARD,
+    FORWARD,
+    _backward,
     _forward,
     engram_conv,
     engram_conv_backward,
@@ -25,7 +25,7 @@ from tests.kernels.maps import DTYPES
 from tests.kernels.twins import Pair
 
 EPS = 1e-5
-WINDOWS = st.lists(st.integers(1, 2 * ROWS), max_size=4).map(tuple)
+WINDOWS = st.lists(st.integers(1, FORWARD), max_size=4).map(tuple)
 WIDTHS = st.sampled_from([1, 3, 64, 100, 513])
 
 
@@ -86,28 +86,30 @@ def backward_arguments(made: Case) -> tuple:
     return torch.randn(made.v.shape, generator=generator).to(made.v.dtype), *made
 
 
+def with_special_values() -> Case:
+    """Return windows of which one has a NaN and another an inf, where two programs meet in each pass."""
+    made = case((2, FORWARD - 3, 5, BACKWARD - FORWARD - 6, 4, 6), 4, 20)
+    made.v[FORWARD, 1], made.v[BACKWARD - 1, 2] = math.nan, math.inf
+    return made
+
+
 CASES = st.builds(case, WINDOWS, st.integers(1, 5), WIDTHS, DTYPES)
-#: The gradient of c is stored in the dtype of v. So only wide cases are exact, and bfloat16 is too inexact
-#: for the sums over it.
-WIDE = st.builds(case, WINDOWS, st.integers(1, 5), WIDTHS)
-EDGES = [case((ROWS + 1, 1, 3), 4, 2050), case((5,), 4, 20), case((), 4, 16)]
+EDGES = [
+    case((FORWARD + 1, 1, 2 * BACKWARD - FORWARD), 4, 20),
+    case((5, 2), 4, 2050),
+    case((9,), 4, 64, torch.bfloat16),
+    case((), 4, 16),
+    with_special_values(),
+]
 CLOSE = dict(rtol=1e-4, atol=1e-4)
-CONV = Pair(engram_conv, conv_in_float32, CASES, [*EDGES, case((9,), 4, 64, torch.bfloat16)], **CLOSE)
+CONV = Pair(engram_conv, conv_in_float32, CASES, EDGES, **CLOSE)
 CONV_BACKWARD = Pair(
     engram_conv_backward,
     backward_in_float32,
-    WIDE.map(backward_arguments),
+    CASES.map(backward_arguments),
     [backward_arguments(made) for made in EDGES],
     **CLOSE,
 )
-
-
-@pytest.mark.interpreter
-def test_gradients_of_narrow_rows_are_as_exact_as_those_are():
-    made = case((11, 30), 4, 64, torch.bfloat16)
-    arguments = backward_arguments(made)
-    for got, want in zip(engram_conv_backward(*arguments), backward_in_float32(*arguments), strict=True):
-        assert (got.float() - want.float()).norm() < 0.01 * want.float().norm()
 
 
 @pytest.mark.parametrize("windows", [(), (1,), (5, 2)])
@@ -137,7 +139,6 @@ def test_other_shapes_are_refused(place, shape):
 def test_compiles(compiles, dtype):
     rows = dict(v=f"*{dtype}", number="*i64", taps="*fp32", weight="*fp32")
     numbers, fixed = dict(N="i32", D="i32", eps="fp32"), sizes(4, 2048)
-    compiles(_forward, **rows, out=f"*{dtype}", D="i32", eps="fp32", **fixed)
-    read = dict(grad=f"*{dtype}", **rows, dc=f"*{dtype}")
-    compiles(_backward_c, **read, dtaps="*fp32", **numbers, **fixed, ROWS=ROWS)
-    compiles(_backward_v, **read, dv=f"*{dtype}", dweight="*fp32", **numbers, **fixed, ROWS=ROWS)
+    compiles(_forward, **rows, out=f"*{dtype}", **numbers, **fixed, ROWS=FORWARD)
+    gradients = dict(grad=f"*{dtype}", **rows, dv=f"*{dtype}", sums="*fp32")
+    compiles(_backward, **gradients, **numbers, **fixed, ROWS=BACKWARD)
