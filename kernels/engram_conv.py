@@ -7,7 +7,7 @@
 It is a depthwise causal convolution over rows. Row n has the number number[n] in its window, so it sees at
 most that many earlier rows. The gradients are
 
-    dc = dout (g + c g (1 - g))        dx[n] = sum over k of taps[k] weight dc[n + k], where n sees n + k
+    dc = dout (g + c g (1 - g))        dx[n] = sum over k of taps[k] weight dc[n + k], where n + k sees n
 
     dv = dout + r (dx - x mean(dx x))        s[k] = sum over n of dc[n] x[n - k]
 
@@ -16,12 +16,11 @@ most that many earlier rows. The gradients are
 Sums are in float32. NaN or inf in a row affects the rows that see it, and the sums over all rows.
 
 Layout: a program takes a block of rows, one after the other. It holds whole rows in registers, 8 features a
-thread, so that its loads are 16 bytes wide in bfloat16. The K rows that a row sees stay in registers while
-the program moves on: every row is read and normalised once, but for the few around the block. The backward
-pass keeps the K unfinished rows of dx and its part of s as well. Then torch sums the parts, so the order of
-every sum is fixed. A step loads the rows of the next one before it needs them. Unrolling by the usual four
-taps turns the window's moves from register to register into names. Rows wider than 2048 spill in the backward
-pass.
+thread, so loads in bfloat16 are 16 bytes wide. The K rows that a row sees stay in registers, so a row is read
+and normalised once, except near the ends of a block. The backward pass also keeps K unfinished rows of dx,
+and its part of s, which torch sums later: the order of every sum is fixed. Rows are loaded a step or two
+before they are needed. The loops are unrolled by four, the usual K, so that the rows move on without copies
+between registers. The backward pass spills for rows wider than 2048.
 """
 
 from typing import Any
@@ -60,12 +59,18 @@ def _row(rows, n, first, N, D, d):
 
 
 @jit
+def _pushed(x, xs):
+    """Return ``x`` and all but the last of ``xs``."""
+    return (x,) + xs[:-1]  # noqa: RUF005 (Triton unpacks no tuple within a tuple)
+
+
+@jit
 def _scaled(taps, weight, D, d, K: tl.constexpr):
     """Return ``taps[k] weight`` for each k."""
     w = tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
     scaled = ()
     for k in tl.static_range(K):
-        scaled = scaled + (w * tl.load(taps + k * D + d, mask=d < D, other=0).to(tl.float32),)
+        scaled += (w * tl.load(taps + k * D + d, mask=d < D, other=0).to(tl.float32),)
     return scaled
 
 
@@ -93,7 +98,7 @@ def _forward(
     for n in tl.range(first - K + 1, last, loop_unroll_factor=4):
         row, ahead, later = ahead.to(tl.float32), later, _row(v, n + 2, 0, last, D, d)
         seen = tl.load(number + n, mask=n >= first, other=0)
-        xs = (row * tl.rsqrt(tl.sum(row * row) / D + eps),) + xs[:-1]
+        xs = _pushed(row * tl.rsqrt(tl.sum(row * row) / D + eps), xs)
         c, g = _convolve(xs, scaled, seen, K)
         place = tl.cast(n, tl.int64) * D + d
         tl.store(out + place, (row + c * g).to(out.dtype.element_ty), mask=(n >= first) & (d < D))
@@ -104,8 +109,8 @@ def _backward(
     grad, v, number, taps, weight, dv, sums, N, D, eps,
     K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute c of row m and the gradient of row m - K + 1, which no row after m sees, and normalise the
-    next row."""
+    """Compute dc of row m at each step, finish row m - K + 1, which no later row sees, and normalise row
+    m + 1."""
     d = tl.arange(0, WIDE_D)
     first = tl.program_id(0) * ROWS
     last = min(first + ROWS, N)
@@ -125,12 +130,12 @@ def _backward(
         dc = dout * (g + c * g * (1 - g))
         unfinished = (scaled[0] * dc,)
         for k in tl.static_range(1, K):
-            unfinished = unfinished + (dxs[k - 1] + scaled[k] * tl.where(sees >= k, dc, 0.0),)
+            unfinished += (dxs[k - 1] + scaled[k] * tl.where(sees >= k, dc, 0.0),)
         dxs = unfinished
         if (m >= first) & (m < last):
             more = (s[0] + dc * xs[0],)
             for k in tl.static_range(1, K):
-                more = more + (s[k] + dc * tl.where(sees >= k, xs[k], 0.0),)
+                more += (s[k] + dc * tl.where(sees >= k, xs[k], 0.0),)
             s = more
         x, dx = xs[K - 1], dxs[K - 1]
         # One reduction of two columns waits for all warps once, two reductions twice.
@@ -139,8 +144,8 @@ def _backward(
         dv_n = own.to(tl.float32) + rs[K - 1] * (dx - x * along)
         place = tl.cast(n, tl.int64) * D + d
         tl.store(dv + place, dv_n.to(dv.dtype.element_ty), mask=(n >= first) & (d < D))
-        rs = (tl.rsqrt(square + eps),) + rs[:-1]
-        xs = (row * rs[0],) + xs[:-1]
+        rs = _pushed(tl.rsqrt(square + eps), rs)
+        xs = _pushed(row * rs[0], xs)
     for k in tl.static_range(K):
         tl.store(sums + (tl.program_id(0).to(tl.int64) * K + k) * D + d, s[k], mask=d < D)
 

@@ -87,7 +87,7 @@ def backward_arguments(made: Case) -> tuple:
 
 
 def with_special_values() -> Case:
-    """Return windows of which one has a NaN and another an inf, where two programs meet in each pass."""
+    """Return windows, one with a NaN and one with an inf, where two programs of each pass meet."""
     made = case((2, FORWARD - 3, 5, BACKWARD - FORWARD - 6, 4, 6), 4, 20)
     made.v[FORWARD, 1], made.v[BACKWARD - 1, 2] = math.nan, math.inf
     return made
