@@ -61,16 +61,16 @@ def _row(rows, n, first, N, D, d):
 @jit
 def _pushed(x, xs):
     """Return ``x`` and all but the last of ``xs``."""
-    return (x,) + xs[:-1]  # noqa: RUF005 (Triton unpacks no tuple within a tuple)
+    return [x] + xs[:-1]  # noqa: RUF005 (Triton unpacks no list within a list)
 
 
 @jit
 def _scaled(taps, weight, D, d, K: tl.constexpr):
     """Return ``taps[k] weight`` for each k."""
     w = tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
-    scaled = ()
+    scaled = []
     for k in tl.static_range(K):
-        scaled += (w * tl.load(taps + k * D + d, mask=d < D, other=0).to(tl.float32),)
+        scaled += [w * tl.load(taps + k * D + d, mask=d < D, other=0).to(tl.float32)]
     return scaled
 
 
@@ -93,7 +93,7 @@ def _forward(
     first = tl.program_id(0) * ROWS
     last = min(first + ROWS, N)
     scaled = _scaled(taps, weight, D, d, K)
-    xs = (tl.zeros((WIDE_D,), tl.float32),) * K
+    xs = [tl.zeros((WIDE_D,), tl.float32)] * K
     ahead, later = _row(v, first - K + 1, 0, last, D, d), _row(v, first - K + 2, 0, last, D, d)
     for n in tl.range(first - K + 1, last, loop_unroll_factor=4):
         row, ahead, later = ahead.to(tl.float32), later, _row(v, n + 2, 0, last, D, d)
@@ -117,7 +117,7 @@ def _backward(
     scaled = _scaled(taps, weight, D, d, K)
     zero = tl.zeros((WIDE_D,), tl.float32)
     # Entry k is of row m - k; that of s is its sum for tap k.
-    xs, rs, dxs, s = (zero,) * K, (zero,) * K, (zero,) * K, (zero,) * K
+    xs, rs, dxs, s = [zero] * K, [zero] * K, [zero] * K, [zero] * K
     ahead, step = _row(v, first - K + 1, 0, N, D, d), _row(grad, first - 1, first, N, D, d)
     seen = tl.load(number + first)
     for m in tl.range(first - K, last + K - 1, loop_unroll_factor=4):
@@ -128,14 +128,14 @@ def _backward(
         own = _row(grad, n, first, N, D, d)
         c, g = _convolve(xs, scaled, sees, K)
         dc = dout * (g + c * g * (1 - g))
-        unfinished = (scaled[0] * dc,)
+        unfinished = [scaled[0] * dc]
         for k in tl.static_range(1, K):
-            unfinished += (dxs[k - 1] + scaled[k] * tl.where(sees >= k, dc, 0.0),)
+            unfinished += [dxs[k - 1] + scaled[k] * tl.where(sees >= k, dc, 0.0)]
         dxs = unfinished
         if (m >= first) & (m < last):
-            more = (s[0] + dc * xs[0],)
+            more = [s[0] + dc * xs[0]]
             for k in tl.static_range(1, K):
-                more += (s[k] + dc * tl.where(sees >= k, xs[k], 0.0),)
+                more += [s[k] + dc * tl.where(sees >= k, xs[k], 0.0)]
             s = more
         x, dx = xs[K - 1], dxs[K - 1]
         # One reduction of two columns waits for all warps once, two reductions twice.
