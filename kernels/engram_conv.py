@@ -86,7 +86,7 @@ def _convolve(xs, taps, seen, K: tl.constexpr):
 
 
 @jit
-def _forward(
+def _conv_forward(
     v, number, taps, weight, out, N, D, eps, K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr
 ):
     d = tl.arange(0, WIDE_D)
@@ -105,7 +105,7 @@ def _forward(
 
 
 @jit
-def _backward(
+def _conv_backward(
     grad, v, number, taps, weight, dv, sums, N, D, eps,
     K: tl.constexpr, WIDE_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +162,7 @@ def _launch(
     N, D = out_ND.shape
     if N:
         grid, constants = (-(-N // FORWARD),), dict(ROWS=FORWARD, **sizes(len(taps_KD), D))
-        _forward[grid](v_ND, number_N, taps_KD, weight_D, out_ND, N, D, eps, **constants)
+        _conv_forward[grid](v_ND, number_N, taps_KD, weight_D, out_ND, N, D, eps, **constants)
 
 
 def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor], grad_ND: Tensor, *inputs: Any) -> None:
@@ -173,7 +173,7 @@ def _launch_backward(gradients: tuple[Tensor, Tensor, Tensor], grad_ND: Tensor, 
     parts_PKD = v_ND.new_empty(programs, K, D, dtype=torch.float32)
     if N:
         read = (grad_ND, v_ND, number_N, taps_KD, weight_D)
-        _backward[programs,](*read, dv_ND, parts_PKD, N, D, eps, ROWS=BACKWARD, **sizes(K, D))
+        _conv_backward[programs,](*read, dv_ND, parts_PKD, N, D, eps, ROWS=BACKWARD, **sizes(K, D))
     sums_KD = parts_PKD.sum(0)
     dtaps_KD.copy_(sums_KD * weight_D)
     dweight_D.copy_((sums_KD * taps_KD).sum(0))

@@ -14,8 +14,8 @@ from torch import Tensor
 from kernels.engram_conv import (
     BACKWARD,
     FORWARD,
-    _backward,
-    _forward,
+    _conv_backward,
+    _conv_forward,
     engram_conv,
     engram_conv_backward,
     engram_conv_torch,
@@ -139,6 +139,6 @@ def test_other_shapes_are_refused(place, shape):
 def test_compiles(compiles, dtype):
     rows = dict(v=f"*{dtype}", number="*i64", taps="*fp32", weight="*fp32")
     numbers, fixed = dict(N="i32", D="i32", eps="fp32"), sizes(4, 2048)
-    compiles(_forward, **rows, out=f"*{dtype}", **numbers, **fixed, ROWS=FORWARD)
+    compiles(_conv_forward, **rows, out=f"*{dtype}", **numbers, **fixed, ROWS=FORWARD)
     gradients = dict(grad=f"*{dtype}", **rows, dv=f"*{dtype}", sums="*fp32")
-    compiles(_backward, **gradients, **numbers, **fixed, ROWS=BACKWARD)
+    compiles(_conv_backward, **gradients, **numbers, **fixed, ROWS=BACKWARD)
