@@ -9,14 +9,17 @@ The weight gradient stays in bfloat16. In fp8 both operands would need another c
 other axis and separate for each expert. At F = 512 that takes longer than the fp8 product saves
 (docs/kernels.md), and the rounding errors would accumulate in the optimizer's moments.
 
-The scales of activations are computed at every call. So are those of the weights unless their cast is passed:
-a model that uses its weights in several loops casts them once.
+The scales of activations are computed at every call. So are those of the weights unless their casts are
+passed (`cast_weights_fp8`): a model that uses its weights in several loops casts them once, for all its
+forward and backward passes.
 
 On a GPU of compute capability 9.0 or 10.0 the product is torch's ``_scaled_grouped_mm``. Elsewhere the
 operands are cast to fp8 and multiplied in bfloat16, which holds them exactly: same numbers, no speed-up.
 
 Letters: P rows, contiguous for each expert; D features in, F out, E experts.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +29,24 @@ from kernels.cast_fp8 import cast_columns_fp8, cast_rows_fp8
 from kernels.grouped_mm import weight_gradient
 
 
-def grouped_mm_fp8(
-    x_PD: Tensor, w_EDF: Tensor, end_E: Tensor, cast: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
+class Casts(NamedTuple):
+    """The casts of a stack of weights, and their inverse scales."""
+
+    q_EFD: Tensor
+    inverse_EF: Tensor
+    q_EDF: Tensor
+    inverse_ED: Tensor
+
+
+def cast_weights_fp8(w_EDF: Tensor) -> Casts:
+    """Return the casts of ``w_EDF`` by columns, for y, and by rows, for dx, without a derivative."""
+    w_EDF = w_EDF.detach()
+    # The columns of w^T are the rows of w, which are already contiguous.
+    q_RF, inverse_R = cast_rows_fp8(w_EDF.flatten(0, 1))
+    return Casts(*cast_columns_fp8(w_EDF), q_RF.view(w_EDF.shape), inverse_R.view(w_EDF.shape[:2]))
+
+
+def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor, casts: Casts | None = None) -> Tensor:
     """Return ``y`` (P, F) in bfloat16; rows from the last end on are garbage, in ``y`` and in the gradient of
     x.
 
@@ -38,7 +56,7 @@ def grouped_mm_fp8(
         x_PD: bfloat16.
         w_EDF: float32 or bfloat16.
         end_E: int32, ends of each expert's rows, multiples of 16.
-        cast: result of ``cast_columns_fp8(w_EDF)``, if it is already computed.
+        casts: result of ``cast_weights_fp8(w_EDF)``, if it is already computed.
 
     Raises:
         ValueError: the shapes do not fit, or D or F is not a multiple of 16.
@@ -50,8 +68,7 @@ def grouped_mm_fp8(
             f"ends {tuple(end_E.shape)} (E,), with D and F multiples of 16"
         )
     q_PD, inverse_P = cast_rows_fp8(x_PD.detach())
-    q_EFD, inverse_EF = cast or cast_columns_fp8(w_EDF.detach())
-    return _grouped_mm(x_PD, w_EDF, q_PD, inverse_P, q_EFD, inverse_EF, end_E)
+    return _grouped_mm(x_PD, w_EDF, q_PD, inverse_P, *(casts or cast_weights_fp8(w_EDF)), end_E)
 
 
 def runs_on(device: torch.device) -> bool:
@@ -92,6 +109,8 @@ def _grouped_mm(
     inverse_P: Tensor,
     q_EFD: Tensor,
     inverse_EF: Tensor,
+    q_EDF: Tensor,
+    inverse_ED: Tensor,
     end_E: Tensor,
 ) -> Tensor:
     """Multiply the casts of x and w; gradients go to x and w.
@@ -103,26 +122,22 @@ def _grouped_mm(
 
 
 @_grouped_mm.register_fake
-def _(x_PD, w_EDF, q_PD, inverse_P, q_EFD, inverse_EF, end_E):
+def _(x_PD, w_EDF, q_PD, inverse_P, q_EFD, inverse_EF, q_EDF, inverse_ED, end_E):
     return x_PD.new_empty(len(x_PD), w_EDF.shape[2], dtype=torch.bfloat16)
 
 
 def _remember(ctx, inputs, output) -> None:
-    x_PD, w_EDF, *_, end_E = inputs
-    ctx.save_for_backward(x_PD, w_EDF, end_E)
+    x_PD, w_EDF, *_, q_EDF, inverse_ED, end_E = inputs
+    ctx.dtype = w_EDF.dtype
+    ctx.save_for_backward(x_PD, q_EDF, inverse_ED, end_E)
 
 
 def _adjoint(ctx, dy_PF: Tensor):
-    x_PD, w_EDF, end_E = ctx.saved_tensors
+    x_PD, q_EDF, inverse_ED, end_E = ctx.saved_tensors
     dy_PF = dy_PF.contiguous()
-    # The columns of w^T are the rows of w, which are already contiguous.
-    q_w, inverse_w = cast_rows_fp8(w_EDF.flatten(0, 1))
-    q_dy, inverse_dy = cast_rows_fp8(dy_PF)
-    dx_PD = _product(
-        q_dy, inverse_dy, q_w.view(w_EDF.shape), inverse_w.view(w_EDF.shape[:2]), end_E, fast=False
-    )
+    dx_PD = _product(*cast_rows_fp8(dy_PF), q_EDF, inverse_ED, end_E, fast=False)
     dw_EDF = weight_gradient(x_PD, dy_PF, end_E)
-    return dx_PD, dw_EDF.to(w_EDF.dtype), None, None, None, None, None
+    return dx_PD, dw_EDF.to(ctx.dtype), None, None, None, None, None, None, None
 
 
 _grouped_mm.register_autograd(_adjoint, setup_context=_remember)

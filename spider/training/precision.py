@@ -23,11 +23,11 @@ import dataclasses
 import logging
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spider.checkpoints.records import SavedPrecision
 from spider.config import Fp8Recipe, StageSpec
@@ -236,7 +236,42 @@ def to_fp8(
         enable_fsdp_float8_all_gather=gather and recipe == "tensorwise",
     )
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name in names, config=config)
-    for module in model.modules() if emulate else ():
+    for module in model.modules():
         if isinstance(module, Float8Linear):
-            # Float8Linear casts its input only under a GPU's autocast.
-            module.register_forward_pre_hook(lambda _, args: tuple(x.to(compute_dtype(x)) for x in args))
+            if recipe == "tensorwise" and not gather:
+                module.quantize, module.cast_once = _quantize, partial(_cast_once, module)
+            if emulate:
+                # Float8Linear casts its input only under a GPU's autocast.
+                module.register_forward_pre_hook(lambda _, args: tuple(x.to(compute_dtype(x)) for x in args))
+
+
+def _cast_once(layer: nn.Module, weight: Tensor) -> Tensor:
+    """Return the weight of a Float8Linear in fp8, for several calls; its gradient is that of ``weight``.
+
+    The layer neither scales nor casts it again, in no forward or backward pass: a tensorwise scale serves all
+    products.
+    """
+    from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+
+    made = *layer.quantize(weight.detach()), weight.dtype, layer.linear_mm_config, GemmInputRole.WEIGHT
+    return cast(Tensor, _InPlaceOf.apply(weight, Float8TrainingTensor(*made)))
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Return the second argument, and pass the gradient to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, cast: Tensor) -> Tensor:
+        return cast
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``weight`` in e4m3 and its scale, as torchao computes them."""
+    from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
+
+    scale = tensor_to_scale(weight, torch.float8_e4m3fn)
+    return to_fp8_saturated(weight.float() * scale, torch.float8_e4m3fn), scale

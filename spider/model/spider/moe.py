@@ -34,11 +34,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kernels.cast_fp8 import cast_columns_fp8
 from kernels.expand_reduce import expand_to_fused, reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping
 from kernels.grouped_mm import grouped_mm
-from kernels.grouped_mm_fp8 import grouped_mm_fp8, runs_on
+from kernels.grouped_mm_fp8 import Casts, cast_weights_fp8, grouped_mm_fp8, runs_on
 from kernels.route import Routing, route, route_torch
 from kernels.router_logits import router_logits
 from kernels.switch import use_triton
@@ -131,8 +130,8 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(config.experts, dim, 2 * config.expert_hidden))
         self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, dim))
         for name in self.STACKS:  # empty except during a call that gets `casts`
-            self.register_buffer(f"{name}_fp8", torch.empty(0), persistent=False)
-            self.register_buffer(f"{name}_inverse", torch.empty(0), persistent=False)
+            for part in Casts._fields:
+                self.register_buffer(f"{name}_{part}", torch.empty(0), persistent=False)
 
     def init_weights(self) -> None:
         nn.init.normal_(self.up, std=self.up.shape[1] ** -0.5)
@@ -143,8 +142,8 @@ class Experts(nn.Module):
         dtype = compute_dtype(x_ND)
         x_ND = x_ND.to(dtype)
         if self.fp8:
-            up_product = partial(grouped_mm_fp8, cast=self._cast("up"))
-            down_product = partial(grouped_mm_fp8, cast=self._cast("down"))
+            up_product = partial(grouped_mm_fp8, casts=self._casts("up"))
+            down_product = partial(grouped_mm_fp8, casts=self._casts("down"))
             return _by_ops(x_ND, self.up, self.down, routing, up_product, down_product)
         up, down = self.up.to(dtype), self.down.to(dtype)
         if self.implementation == "grouped" and use_triton(x_ND):
@@ -166,12 +165,13 @@ class Experts(nn.Module):
         for name in self.STACKS:
             made[name] = weight = getattr(self, name).to(dtype)
             if self.fp8:
-                made[f"{name}_fp8"], made[f"{name}_inverse"] = cast_columns_fp8(weight.detach())
+                casts = cast_weights_fp8(weight)._asdict()
+                made |= {f"{name}_{part}": cast for part, cast in casts.items()}
         return made
 
-    def _cast(self, name: str) -> tuple[Tensor, Tensor] | None:
-        cast = getattr(self, f"{name}_fp8"), getattr(self, f"{name}_inverse")
-        return cast if cast[0].numel() else None
+    def _casts(self, name: str) -> Casts | None:
+        casts = Casts(*(getattr(self, f"{name}_{part}") for part in Casts._fields))
+        return casts if casts.q_EFD.numel() else None
 
     def _sorted(self, x_ND: Tensor, up: Tensor, down: Tensor, chosen_NK: Tensor) -> Tensor:
         """Return the output of each of a token's experts, (N, K, D), by sorting tokens."""

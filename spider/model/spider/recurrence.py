@@ -96,7 +96,9 @@ def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
         if isinstance(module, Experts):
             cast |= {f"{name}.{weight}": value for weight, value in module.casts(dtype).items()}
         elif isinstance(module, nn.Linear) and name.startswith(("attention.", "ffn.shared.")):
-            cast[f"{name}.weight"] = module.weight.to(dtype)
+            weight = module.weight.to(dtype)
+            cast_once = getattr(module, "cast_once", None)  # `spider.training.precision` sets it for fp8
+            cast[f"{name}.weight"] = weight if cast_once is None else cast_once(weight)
     return cast
 
 
@@ -298,4 +300,4 @@ class RecurrentCore(nn.Module):
         parts: list[tuple[nn.Module, str]] = [(self, "begin"), (self, "run"), (self, "end")]
         if self.halting is not None:
             parts.append((self.halting, "forward"))
-        return parts
+        return parts + [(module, "quantize") for module in self.modules() if hasattr(module, "quantize")]

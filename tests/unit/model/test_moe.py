@@ -155,14 +155,17 @@ def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing
     partition = min_cut_rematerialization_partition
     backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=partition)
     compile_forward(model, backend=backend, fullgraph=True)
-    casts, real = [], experts.cast_columns_fp8
-    monkeypatch.setattr(experts, "cast_columns_fp8", lambda weight: casts.append(weight) or real(weight))
+    casts, real = [], experts.cast_weights_fp8
+    monkeypatch.setattr(experts, "cast_weights_fp8", lambda weight: casts.append(weight) or real(weight))
     x = torch.randint(97, 123, (2, 41))
     with torch.autocast("cpu", torch.bfloat16):
         model(x[:, :-1], x[:, 1:]).loss.backward()
     assert len(casts) == 2 * len(model.core.layers)
     assert any(graph["spider.grouped_mm_fp8.default"] for graph in graphs)
     assert not any(graph["spider.cast_columns_fp8.default"] for graph in graphs)
+    # Rows of x, twice forward and perhaps again backward, and of dy; none of a weight.
+    rows = [graph["spider.cast_rows_fp8.default"] for graph in graphs if graph["spider.grouped_mm_fp8.default"]]
+    assert set(rows) == {2}
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
 
 

@@ -13,6 +13,7 @@ from spider.evaluation.evaluate import evaluate
 from spider.files import read_json
 from spider.model import build_model
 from spider.model.interface import Model
+from spider.processes.parallel import compile_forward
 from spider.training import precision
 from spider.training.precision import Precision, check_recipe, decide, eligible, to_fp8
 from spider.training.stage import train
@@ -218,6 +219,37 @@ def test_a_whole_step_in_emulated_fp8_is_close_to_bf16(make_spec, recipe, checkp
         losses.append(loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=0.05) and losses[1] != losses[0]
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("checkpointing", [False, "selective", True])
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_weights_of_looped_layers_are_cast_once_for_all_passes_to_the_same_bits(
+    make_spec, monkeypatch, checkpointing, backend
+):
+    """The twin casts in each loop, in each recomputation and in each backward pass."""
+    torch.compiler.reset()
+    spec = make_spec(model={"recurrence": {"loops": 3, "checkpointing": checkpointing}})
+    tokens_BT = torch.randint(32, 127, (2, 32), generator=torch.Generator().manual_seed(0))
+    casts, real = [], precision._quantize
+    monkeypatch.setattr(precision, "_quantize", lambda weight: casts.append(weight.shape) or real(weight))
+    results = []
+    for once in (True, False):
+        torch.manual_seed(0)
+        model = build_model(spec.model).train()
+        Precision("fp8", "", recipe="tensorwise").prepare(model, emulate=True)
+        for module in model.core.modules():
+            if not once and hasattr(module, "cast_once"):
+                del module.cast_once, module.quantize
+        if backend:
+            compile_forward(model, backend=backend)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens_BT, tokens_BT.roll(-1, 1)).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for here, there in zip(*results, strict=True):
+        assert here is there is None or torch.equal(here, there)
+    layers = [m for m in model.core.layers.modules() if type(m).__name__ == "Float8Linear"]
+    assert layers and (backend or len(casts) == len(layers))
 
 
 @pytest.mark.parametrize(
