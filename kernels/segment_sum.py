@@ -34,7 +34,7 @@ def segment_expand_torch(z_MD: Tensor, segment_N: Tensor, edge_S: Tensor) -> Ten
 
 
 @jit
-def _sum(x, edge, out, D, ROWS: tl.constexpr, TILE: tl.constexpr):
+def _sum(x, order, edge, out, D, ORDERED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
     m = tl.program_id(0)
     d = tl.program_id(1) * TILE + tl.arange(0, TILE)
     first, end = tl.load(edge + m), tl.load(edge + m + 1)
@@ -42,6 +42,8 @@ def _sum(x, edge, out, D, ROWS: tl.constexpr, TILE: tl.constexpr):
     for start in range(first, end, ROWS):
         n = start + tl.arange(0, ROWS)
         inside = (n < end)[:, None] & (d < D)[None, :]
+        if ORDERED:
+            n = tl.load(order + n, mask=n < end, other=0)
         rows = tl.load(x + n[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0)
         total += tl.sum(rows.to(tl.float32), axis=0)
     tl.store(out + m.to(tl.int64) * D + d, total.to(out.dtype.element_ty), mask=d < D)
@@ -56,11 +58,17 @@ def _expand(z, segment, out, M, D, TILE: tl.constexpr):
     tl.store(out + n.to(tl.int64) * D + d, row, mask=d < D)
 
 
+def launch_sum(out_MD: Tensor, x_ND: Tensor, order_N: Tensor | None, edge_S: Tensor) -> None:
+    """Launch the kernel of ``segment_sum``, on the rows of ``x_ND`` in this order (None: their own)."""
+    (M, D), size = out_MD.shape, tile(out_MD.shape[1], 1024)
+    ordered = order_N is not None
+    _sum[M, -(-D // size)](x_ND, order_N, edge_S, out_MD, D, ORDERED=ordered, ROWS=ROWS, TILE=size)
+
+
 def _launch_sum(out_MD: Tensor, x_ND: Tensor, _: Tensor, edge_S: Tensor) -> None:
     M, D = out_MD.shape
     if M * D:
-        size = tile(D, 1024)
-        _sum[M, -(-D // size)](x_ND, edge_S, out_MD, D, ROWS=ROWS, TILE=size)
+        launch_sum(out_MD, x_ND, None, edge_S)
 
 
 def _launch_expand(out_ND: Tensor, z_MD: Tensor, segment_N: Tensor, _: Tensor) -> None:

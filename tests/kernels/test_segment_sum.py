@@ -131,5 +131,7 @@ def test_other_shapes_are_refused():
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_compiles(compiles, dtype):
-    compiles(_sum, x=f"*{dtype}", edge="*i64", out=f"*{dtype}", D="i32", ROWS=ROWS, TILE=1024)
+    for ordered in (False, True):
+        constants = dict(ORDERED=ordered, ROWS=ROWS, TILE=1024)
+        compiles(_sum, x=f"*{dtype}", order="*i64", edge="*i64", out=f"*{dtype}", D="i32", **constants)
     compiles(_expand, z=f"*{dtype}", segment="*i64", out=f"*{dtype}", M="i32", D="i32", TILE=2048)

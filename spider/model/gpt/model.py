@@ -46,7 +46,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.embedding import embedding
+from kernels.embedding import Sorted, embedding, sort_once
 from spider.config.model import Recompute
 from spider.model import interface
 from spider.model.gpt.attend import Cache, View, attend, view, view_behind
@@ -75,7 +75,7 @@ _EMBEDDING_RATE = 125.0
 #: Features of the stream that the gate of a value embedding reads.
 _GATE_WIDTH = 32
 #: For a vocabulary larger than this, the logits are computed for so many positions at a time, and again in
-#: the backward pass.
+#: the backward pass, where `GPT.in_pieces` says so.
 _LARGE_VOCABULARY = 4096
 _POSITIONS = 8192
 
@@ -130,11 +130,12 @@ class Attention(nn.Module):
             nn.init.uniform_(self.values, -limit, limit)
 
     def forward(
-        self, h_BTD: Tensor, tokens_BT: Tensor, rope: Rope, seen: View, cache: Cache | None = None
+        self, h_BTD: Tensor, ids: Tensor | Sorted, rope: Rope, seen: View, cache: Cache | None = None
     ) -> Tensor:
         """Return the output of attention, without its scale.
 
         Args:
+            ids: tokens of these positions, (B, T).
             rope: angles of these positions, (T, 1, d_rope / 2).
             cache: earlier positions of a stream, which these follow.
         """
@@ -142,7 +143,7 @@ class Attention(nn.Module):
         q, k, v = (part(h_BTD).unflatten(-1, (-1, K)) for part in (self.q, self.k, self.v))
         if self.values is not None and self.gate is not None:
             gate_BTG = 2 * self.gate(h_BTD[..., :_GATE_WIDTH]).sigmoid()
-            values = embedding(tokens_BT, self.values).unflatten(-1, (-1, K))
+            values = embedding(ids, self.values).unflatten(-1, (-1, K))
             v = v + gate_BTG[..., None].to(v.dtype) * values.to(v.dtype)
         q, k = (self.rotated(rms_norm(wide(x)), rope) for x in (q, k))
         if self.gain is not None:
@@ -389,7 +390,8 @@ class GPT(interface.Model):
     ) -> Tensor:
         """Run the layers in this order and return the stream after them, (B, T, D)."""
         c, half = self.config, len(order) // 2
-        x = x0 = self.embed(tokens_BT)
+        ids = sort_once(tokens_BT, self.embedding)
+        x = x0 = self.embed(ids)
         shrink: Any = 1.0
         stack: list[Tensor] = []
         skips = iter(cast(Sequence[Skip], self.skips))
@@ -398,7 +400,7 @@ class GPT(interface.Model):
             skipped = None if skip is None else stack.pop()
             if c.norm_scale:  # a tensor, because the compiler makes a graph for each number
                 shrink = wide(x.new_empty(())).fill_((layer + 1) ** -0.5)
-            inputs = x0, shrink, tokens_BT, rope, views[c.window(layer)], cache
+            inputs = x0, shrink, ids, rope, views[c.window(layer)], cache
             x = self.run(cast(Block, self.blocks[layer]), c.of_layers, skip, skipped, x, *inputs)
             if i < half and c.skips:
                 stack.append(x)
@@ -406,9 +408,9 @@ class GPT(interface.Model):
             x = skip(None, x)
         return x
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed(self, ids: Tensor | Sorted) -> Tensor:
         """Return the input of the first layer, (B, T, D)."""
-        x0 = rms_norm(embedding(tokens_BT, self.embedding))
+        x0 = rms_norm(embedding(ids, self.embedding))
         # A table may be narrower than the layers (optimizer.groups).
         dtype = torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype)
         return streamed(x0.to(dtype), self.config.stream)
@@ -428,7 +430,7 @@ class GPT(interface.Model):
         self, x_BTD: Tensor, labels_BT: Tensor, candidates_BTW: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return each target's cross entropy, (B, T), and their mean."""
-        if len(self.embedding) <= _LARGE_VOCABULARY:
+        if not self.in_pieces(torch.compiler.is_compiling()):
             return cross_entropy(self.logits(x_BTD, candidates_BTW), labels_BT)
 
         def piece(x_1ND: Tensor, labels_1N: Tensor) -> Tensor:
@@ -442,6 +444,16 @@ class GPT(interface.Model):
         ]
         nats_BT = torch.cat(nats, 1).view_as(labels_BT)
         return nats_BT, nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
+
+    def in_pieces(self, compiled: bool) -> bool:
+        """Tell whether the logits are computed piece by piece, and again in the backward pass.
+
+        Compiled code keeps of many logits only the narrow product, which then takes their gradient in place.
+        Nothing is recomputed, and the head's gradient is one sum. Uncompiled code would keep three fp32
+        copies.
+        """
+        many = len(self.embedding) > _LARGE_VOCABULARY
+        return many and (not compiled or self.config.of_layers == "full")
 
     def incremental(self, context: int, n_loops: int | None = None) -> Incremental:
         return Incremental(self, context, n_loops)
@@ -471,13 +483,13 @@ class GPT(interface.Model):
     def activation_bytes(
         self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
     ) -> int:
-        """Estimate the bytes of an uncompiled pass without masks; a compiled pass keeps less.
+        """Estimate the bytes of a pass without masks.
 
         Elements of a position, of a layer in each run unless it says otherwise::
 
             wide      2 D + K (H + G)        inputs of the norms of layer, feed-forward, q and k
                       K H                    qk_gain
-                      3 V                    once: the logits (of one piece for a large vocabulary)
+                      3 V                    once: the logits (of a large vocabulary: see `in_pieces`)
 
             narrow    3 D + 3 F + 3 K H      inputs of matrices, attention (shared keys copied) and the square
 
@@ -491,24 +503,28 @@ class GPT(interface.Model):
         width. A recomputed layer keeps D of the stream, and selectively what its products and attention
         return: 2 K (H + G) + 2 D + F. One layer at a time has the rest. Tests compare this with what real
         passes keep.
+
+        A compiled pass widens and applies the leaky ReLU again, which costs no pass over memory. So its wide
+        elements have the width of the stream, and it keeps 2 F.
         """
         c = self.config
         D, heads, groups = c.hidden, c.head_dim * c.heads, c.head_dim * c.groups
         wide_elements = 2 * D + heads + groups + (heads if c.qk_gain else 0)
-        narrow_elements = 3 * D + 3 * c.ffn_ratio * D + 3 * heads
+        narrow_elements = 3 * D + (2 if compiled else 3) * c.ffn_ratio * D + 3 * heads
         narrow_elements += 2 * D * c.branch_scales + 4 * D * c.xsa + groups * (c.value_embeddings != "none")
         stream_elements = D if c.residual_mix != "none" else 0
         size = 2 if narrow else 4
         stream_size = size if c.stream == "narrow" else 4
-        layer = 4 * wide_elements + size * narrow_elements + stream_size * stream_elements
+        layer = (stream_size if compiled else 4) * wide_elements + size * narrow_elements + stream_size * stream_elements
 
         positions = windows * length
         V = len(self.embedding)
-        at_once = positions if V <= _LARGE_VOCABULARY else min(positions, _POSITIONS)
+        at_once = min(positions, _POSITIONS) if self.in_pieces(compiled) else positions
+        logit = size if compiled and V > _LARGE_VOCABULARY and not self.in_pieces(compiled) else 3 * 4
         kept = layer if c.of_layers == "none" else D * stream_size
         if c.of_layers == "selective":
             kept += size * (2 * (heads + groups) + (2 + c.ffn_ratio) * D)
-        total = positions * (len(c.order(self.loops(n_loops))) * kept + layer - kept) + at_once * V * 3 * 4
+        total = positions * (len(c.order(self.loops(n_loops))) * kept + layer - kept) + at_once * V * logit
         return total + positions * (self.ngram.activation_bytes() if self.ngram else 0)
 
     def keeps_wide(self, name: str) -> bool:
