@@ -60,15 +60,14 @@ def _expand(z, segment, out, M, D, TILE: tl.constexpr):
 
 def launch_sum(out_MD: Tensor, x_ND: Tensor, order_N: Tensor | None, edge_S: Tensor) -> None:
     """Launch the kernel of ``segment_sum``, on the rows of ``x_ND`` in this order (None: their own)."""
-    (M, D), size = out_MD.shape, tile(out_MD.shape[1], 1024)
-    ordered = order_N is not None
-    _sum[M, -(-D // size)](x_ND, order_N, edge_S, out_MD, D, ORDERED=ordered, ROWS=ROWS, TILE=size)
+    M, D = out_MD.shape
+    if M * D:
+        size, ordered = tile(D, 1024), order_N is not None
+        _sum[M, -(-D // size)](x_ND, order_N, edge_S, out_MD, D, ORDERED=ordered, ROWS=ROWS, TILE=size)
 
 
 def _launch_sum(out_MD: Tensor, x_ND: Tensor, _: Tensor, edge_S: Tensor) -> None:
-    M, D = out_MD.shape
-    if M * D:
-        launch_sum(out_MD, x_ND, None, edge_S)
+    launch_sum(out_MD, x_ND, None, edge_S)
 
 
 def _launch_expand(out_ND: Tensor, z_MD: Tensor, segment_N: Tensor, _: Tensor) -> None:

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import embedding as module
-from kernels.embedding import embedding
+from kernels.embedding import PIECE, embedding, sort_once
 from tests.kernels.twins import Pair
 
 
@@ -37,6 +38,30 @@ EMBEDDING = Pair(
     rtol=1e-4,
     atol=1e-4,
 )
+
+
+def looked_up_once(ids_N: Tensor, table_VD: Tensor) -> Tensor:
+    return embedding(module._sort(ids_N, len(table_VD)), table_VD)
+
+
+SORTED = EMBEDDING._replace(
+    kernel=partial(gradient, looked_up_once),
+    examples=[
+        *(lookups(V, D, N) for V, D, N in [(272, 200, 3000), (1, 1100, 2 * PIECE + 1)]),
+        (lookups(9, 30, 50)[0].new_tensor([8, 8, 0]), *(x.bfloat16() for x in lookups(9, 30, 3)[1:])),
+    ],
+)
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 8), max_size=120))
+def test_pieces_of_sorted_ids_are_short_and_of_one_id_each(V, drawn):
+    ids_N = torch.tensor(drawn, dtype=torch.int64) % V
+    _, order_N, piece_P1, first_V1 = module._sort(ids_N, V)
+    assert piece_P1[0] == 0 and piece_P1[-1] == len(drawn) and (piece_P1.diff() <= PIECE).all()
+    for v in range(V):
+        pieces = piece_P1[first_V1[v] : first_V1[v + 1] + 1]
+        found = order_N[pieces[0] : pieces[-1]].tolist() if len(pieces) > 1 else []
+        assert found == (ids_N == v).nonzero().flatten().tolist()  # in rising order
 
 
 @pytest.fixture
@@ -70,3 +95,14 @@ def test_torch_library_finds_nothing_wrong():
     arguments = torch.tensor([[1, 3], [1, 0]]), torch.randn(4, 3, requires_grad=True)
     torch.library.opcheck(module._embedding, arguments)
     torch.library.opcheck(module._embedding_backward, (torch.randn(2, 2, 3), arguments[0], 4))
+    ids, *order = module._sort(arguments[0], 4)
+    torch.library.opcheck(module._embedding, (ids, arguments[1], *order))
+
+
+def test_ids_are_sorted_only_where_a_gpu_needs_them_for_a_gradient(on_gpu, monkeypatch):
+    ids, table_VD = torch.tensor([3, 1]), torch.randn(4, 3)
+    assert isinstance(sort_once(ids, table_VD), module.Sorted)
+    with torch.no_grad():
+        assert sort_once(ids, table_VD) is ids
+    monkeypatch.setattr(module, "_is_on_gpu", lambda table: False)
+    assert sort_once(ids, table_VD) is ids

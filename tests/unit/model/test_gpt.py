@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from small_gpt import SWITCHES, build_gpt, config_of, text
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernels import embedding as kernel
 from spider.config import ConfigError, OptimizerConfig, load_config, merged
 from spider.describe import describe
 from spider.model import build_model
@@ -21,11 +26,19 @@ from spider.model.gpt import model as gpt
 from spider.model.gpt.config import PRESETS, GPTConfig
 from spider.model.gpt.model import GPT
 from spider.model.layers import NORM_EPS, Linear
+from spider.processes.parallel import compile_forward
 from spider.tokens import IGNORED
 from spider.training.optim import build_optimizer
 from spider.training.precision import eligible
 
 PLAIN = SWITCHES["plain"]
+#: A compiler that keeps for the backward pass what Inductor keeps, and generates no code.
+KEEPING = aot_autograd(
+    fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+    bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+    partition_fn=min_cut_rematerialization_partition,
+    decompositions=select_decomp_table(),
+)
 
 
 def on_meta(**block: Any) -> GPT:
@@ -106,14 +119,23 @@ def test_it_is_described_by_its_parts():
     assert s.loops == 1
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("switch", ["nanochat", "plain", "golf", "looped"])
-def test_activations_are_estimated_within_a_fifth(switch, narrow):
+@pytest.mark.parametrize(
+    ("switch", "narrow", "compiled"),
+    [
+        *((switch, narrow, False) for switch in ["nanochat", "plain", "golf", "looped"] for narrow in [False, True]),
+        *(("nanochat", True, True), ("golf", True, True)),
+    ],
+)
+def test_activations_are_estimated_within_a_fifth(switch, narrow, compiled):
     """Compare the estimate with what a forward pass keeps, without weights and their copies.
 
     The window is longer than those for which a CPU computes attention by plain products in bf16.
     """
-    model, x = build_gpt(hidden=64, **merged(SWITCHES[switch], {"windows": "L"})), text(1, 640)
+    changes = {"windows": "L", **({"vocab_size": 5000} if compiled else {})}
+    model, x = build_gpt(hidden=64, **merged(SWITCHES[switch], changes)), text(1, 640)
+    if compiled:
+        torch.compiler.reset()
+        compile_forward(model, backend=KEEPING)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -128,7 +150,7 @@ def test_activations_are_estimated_within_a_fifth(switch, narrow):
         torch.autocast("cpu", torch.bfloat16, enabled=narrow),
     ):
         output = model(x, x)
-    estimate = model.activation_bytes(1, 640, None, narrow=narrow, compiled=False)
+    estimate = model.activation_bytes(1, 640, None, narrow=narrow, compiled=compiled)
     assert output.loss is not None
     assert estimate == pytest.approx(sum(kept.values()), rel=0.2)
 
@@ -521,6 +543,33 @@ def test_the_loss_of_many_ids_is_made_piece_by_piece(tied, monkeypatch):
         torch.testing.assert_close(piecewise, whole, rtol=1e-5, atol=1e-6)
     expected = F.cross_entropy(model(x).logits.flatten(0, 1), labels.flatten(), reduction="none")
     torch.testing.assert_close(found[0][0].flatten(), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_loss_of_many_ids_keeps_the_product_and_equals_that_of_pieces():
+    torch.compiler.reset()
+    x, found = text(2, 20, size=5000), []
+    for compiled, way in ((False, "none"), (True, "none"), (True, "selective"), (True, "full")):
+        model = build_gpt(vocab_size=5000, layers=1, checkpointing=way)
+        if compiled:
+            compile_forward(model, backend="aot_eager", fullgraph=True)
+        model(x, x.roll(-1, 1)).loss.backward()
+        found.append([p.grad for p in model.parameters()])
+        assert model.in_pieces(compiled) == (not compiled or way == "full")
+    for pieces, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, pieces, rtol=1e-5, atol=1e-6)
+
+
+def test_ids_are_sorted_once_for_all_tables(monkeypatch):
+    x, sorts, real, found = text(2, 20), [], kernel._sort, []
+    for on_gpu in (False, True):
+        monkeypatch.setattr(kernel, "_is_on_gpu", lambda table, on_gpu=on_gpu: on_gpu)
+        monkeypatch.setattr(kernel, "_sort", lambda ids, V: sorts.append(V) or real(ids, V))
+        model = build_gpt(layers=4)
+        model(x, x.roll(-1, 1)).loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert len(sorts) == 1
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_an_index_corrects_the_logits_behind_the_cap():
