@@ -55,7 +55,7 @@ def test_the_gpt_is_measured_at_nanochats_batch_with_windows_and_with_documents(
         assert benchmark.described(benchmark.config_of(configuration, **changes))["total"] < 70e9
         packed = name.endswith("documents")
         assert (spec.settings.attend == "document") == (spec.settings.packing == "best_fit") == packed
-        assert spec.settings.grad_accum * benchmark.STEPS >= 50
+        assert spec.settings.grad_accum * benchmark.STEPS >= 25
 
 
 def test_a_graph_compiled_again_is_counted(benchmark):
