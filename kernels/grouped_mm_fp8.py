@@ -43,7 +43,8 @@ def cast_weights_fp8(w_EDF: Tensor) -> Casts:
     w_EDF = w_EDF.detach()
     # The columns of w^T are the rows of w, which are already contiguous.
     q_RF, inverse_R = cast_rows_fp8(w_EDF.flatten(0, 1))
-    return Casts(*cast_columns_fp8(w_EDF), q_RF.view(w_EDF.shape), inverse_R.view(w_EDF.shape[:2]))
+    q_EFD, inverse_EF = cast_columns_fp8(w_EDF)
+    return Casts(q_EFD, inverse_EF, q_RF.view(w_EDF.shape), inverse_R.view(w_EDF.shape[:2]))
 
 
 def grouped_mm_fp8(x_PD: Tensor, w_EDF: Tensor, end_E: Tensor, casts: Casts | None = None) -> Tensor:

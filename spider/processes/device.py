@@ -108,6 +108,7 @@ def _try_attention(device: torch.device) -> None:
     offset_S = torch.tensor([0, 100, 256], dtype=torch.int32, device=device)
     for window in (-1, 64):
         y_MHK = varlen_attn(x_MHK, x_MHK, x_MHK, offset_S, offset_S, 256, 256, window_size=(window, 0))
+        assert isinstance(y_MHK, torch.Tensor), "without return_aux there is one result"
         torch.autograd.grad(y_MHK, x_MHK, torch.zeros_like(y_MHK))
     torch.cuda.synchronize(device)
 

@@ -245,7 +245,7 @@ def to_fp8(
                 module.register_forward_pre_hook(lambda _, args: tuple(x.to(compute_dtype(x)) for x in args))
 
 
-def _cast_once(layer: nn.Module, weight: Tensor) -> Tensor:
+def _cast_once(layer: Any, weight: Tensor) -> Tensor:
     """Return the weight of a Float8Linear in fp8, for several calls; its gradient is that of ``weight``.
 
     The layer neither scales nor casts it again, in no forward or backward pass: a tensorwise scale serves all

@@ -83,9 +83,9 @@ def test_weights_of_looped_layers_are_cast_once_to_the_same_numbers(compiled, ch
         )
         model = model.cuda().train()
         Precision("fp8", "", recipe="tensorwise").prepare(model)
-        for module in () if once else model.core.modules():
-            if hasattr(module, "cast_once"):
-                del module.cast_once, module.quantize
+        for layer in () if once else model.core.modules():
+            if hasattr(layer, "cast_once"):
+                del layer.cast_once, layer.quantize
         if compiled:
             compile_forward(model)
         with torch.autocast("cuda", torch.bfloat16):
@@ -101,9 +101,9 @@ def test_weights_of_looped_layers_are_cast_once_to_the_same_numbers(compiled, ch
 
 def test_a_graph_with_casts_reads_the_weights_of_an_update():
     """Casts are part of the graph of a micro-batch, so a replay casts the weights that it finds."""
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False, device="cuda"))
-    to_fp8(module, "tensorwise", ["0"])
-    (linear,) = module
+    holder = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False, device="cuda"))
+    to_fp8(holder, "tensorwise", ["0"])
+    (linear,) = holder
     x_MK = torch.randn(32, 64, device="cuda").bfloat16()
 
     def product() -> torch.Tensor:

@@ -515,12 +515,14 @@ class GPT(interface.Model):
         stream_elements = D if c.residual_mix != "none" else 0
         size = 2 if narrow else 4
         stream_size = size if c.stream == "narrow" else 4
-        layer = (stream_size if compiled else 4) * wide_elements + size * narrow_elements + stream_size * stream_elements
+        wide_size = stream_size if compiled else 4
+        layer = wide_size * wide_elements + size * narrow_elements + stream_size * stream_elements
 
         positions = windows * length
         V = len(self.embedding)
-        at_once = min(positions, _POSITIONS) if self.in_pieces(compiled) else positions
-        logit = size if compiled and V > _LARGE_VOCABULARY and not self.in_pieces(compiled) else 3 * 4
+        pieces = self.in_pieces(compiled)
+        at_once = min(positions, _POSITIONS) if pieces else positions
+        logit = size if V > _LARGE_VOCABULARY and not pieces else 3 * 4
         kept = layer if c.of_layers == "none" else D * stream_size
         if c.of_layers == "selective":
             kept += size * (2 * (heads + groups) + (2 + c.ffn_ratio) * D)

@@ -32,6 +32,7 @@ from spider.training.optim import build_optimizer
 from spider.training.precision import eligible
 
 PLAIN = SWITCHES["plain"]
+MEASURED = ("nanochat", "plain", "golf", "looped")
 #: A compiler that keeps for the backward pass what Inductor keeps, and generates no code.
 KEEPING = aot_autograd(
     fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
@@ -122,7 +123,7 @@ def test_it_is_described_by_its_parts():
 @pytest.mark.parametrize(
     ("switch", "narrow", "compiled"),
     [
-        *((switch, narrow, False) for switch in ["nanochat", "plain", "golf", "looped"] for narrow in [False, True]),
+        *((switch, narrow, False) for switch in MEASURED for narrow in (False, True)),
         *(("nanochat", True, True), ("golf", True, True)),
     ],
 )

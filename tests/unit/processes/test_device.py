@@ -124,8 +124,9 @@ def test_a_flash_attention_that_is_installed_and_works_is_selected(
     assert choose_attention(GPU, deterministic=deterministic) == chosen
     assert [name for name, package in packages.items() if package.active] == [chosen] * (chosen != "FA2")
     assert tried == [name for name, how in implementations.items() if how != "missing"][: not deterministic]
+    reasons = {"missing": "No module named 'flash_attn_interface'", "fails": "backward unsupported"}
     for name, how in implementations.items():
-        reason = {"missing": "No module named 'flash_attn_interface'", "fails": "backward unsupported"}.get(how)
+        reason = reasons.get(how)
         assert bool(reason) == (f"attention: {name} is not used: {reason}" in caplog.text)
     assert choose_attention(GPU, deterministic=True) == "FA2"
     assert not any(package.active for package in packages.values())
