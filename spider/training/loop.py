@@ -52,7 +52,7 @@ from spider.data.shards import Shards
 from spider.errors import DamagedShard, Diverged, Preempted, TrainingError
 from spider.model import build_model, choose_kernels
 from spider.model.layers import has_offsets
-from spider.processes.device import choose_tf32, make_deterministic
+from spider.processes.device import choose_attention, choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward, full_tensor, replicate, shard
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
@@ -129,6 +129,7 @@ class Trainer:
 
         check_fits(spec, self.precision.kind, self.device, world.size)
         make_deterministic(self.device, spec.deterministic)
+        choose_attention(self.device, deterministic=spec.deterministic)
         choose_kernels(spec.kernels)
         choose_tf32(spec.tf32)
         torch.manual_seed(seed_of(spec.seed, "weights"))

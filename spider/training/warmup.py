@@ -45,7 +45,7 @@ from spider.data.loader import Batch
 from spider.errors import TrainingError
 from spider.model import build_model, choose_kernels
 from spider.model.interface import Model
-from spider.processes.device import available, choose_tf32, make_deterministic
+from spider.processes.device import available, choose_attention, choose_tf32, make_deterministic
 from spider.processes.parallel import compile_forward
 from spider.training import compilecache
 from spider.training.fit import fitted
@@ -97,6 +97,7 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     check_recipe(spec, device)
     check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)
     make_deterministic(device, spec.deterministic)
+    choose_attention(device, deterministic=spec.deterministic)
     choose_kernels(spec.kernels)
     choose_tf32(spec.tf32)
 
