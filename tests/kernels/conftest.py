@@ -36,7 +36,7 @@ def kernels(request):
 def compiles(record_property):
     """Return ``compiles(kernel, num_warps=4, argument="*bf16", CONSTANT=4, ...)``: compile without spilling.
 
-    A string is an argument's type, anything else is a constant. Pointers and sizes are taken to be multiples
+    A string, or a tuple of them, is an argument's type, anything else is a constant. Pointers and sizes are taken to be multiples
     of 16, as torch's allocations and real widths are: that is what lets a load be 16 bytes wide. Registers
     and spills of every kernel are printed at the end of the test run.
     """
@@ -45,8 +45,9 @@ def compiles(record_property):
     from triton.compiler import ASTSource
 
     def compile(kernel, num_warps: int = 4, **arguments) -> None:
-        signature = {name: a if isinstance(a, str) else "constexpr" for name, a in arguments.items()}
-        constants = {name: a for name, a in arguments.items() if not isinstance(a, str)}
+        types = {name: a for name, a in arguments.items() if isinstance(a, str | tuple)}
+        constants = {name: a for name, a in arguments.items() if name not in types}
+        signature = {name: types.get(name, "constexpr") for name in arguments}
         wide = {
             (i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments.values()) if isinstance(a, str)
         }
