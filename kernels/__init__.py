@@ -13,6 +13,7 @@
 ``engram_gate``       Gate the values of Engram by the state.
 ``engram_conv``       Convolve the gated values over earlier rows, and add the result.
 ``segment_sum``       Sum runs of rows, and copy each sum back to the rows of its run.
+``sum_tensors``       Sum several tensors in one pass.
 ``embedding``         Look up rows of a table, with a deterministic gradient.
 ``cast_fp8``          Cast rows or columns to fp8.
 ``grouped_mm``        Multiply each expert's rows by its own matrix.

@@ -22,7 +22,7 @@ TILE = 1024
 def sum_tensors_torch(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Compute ``sum_tensors`` in torch."""
     wide = torch.promote_types(parts[0].dtype, torch.float32)
-    return reduce(torch.add, [part.to(wide) for part in parts]).to(dtype)
+    return reduce(torch.add, parts[1:], parts[0].to(wide)).to(dtype)
 
 
 @jit

@@ -23,6 +23,7 @@ from spider.config.model import Recompute
 #: Operators whose outputs selective recomputation keeps.
 _COSTLY = {
     "aten::mm",
+    "aten::mm.dtype",
     "aten::addmm",
     "aten::bmm",
     "aten::baddbmm",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import router_logits as module
-from kernels.router_logits import router_logits
+from kernels.router_logits import cut_weights, router_logits
 from tests.kernels.twins import Pair
 
 
@@ -30,7 +30,7 @@ def routers(N: int, D: int, E: int, seed: int = 0) -> tuple[Tensor, Tensor, Tens
 EIGHTS = st.integers(1, 5).map(lambda n: 8 * n)
 #: tests/gpu runs these with bfloat16 products and sums in float32.
 ROUTER_LOGITS = Pair(
-    partial(results, module._router_logits),
+    partial(results, lambda x_ND, w_ED: module._Product.apply(x_ND, w_ED, cut_weights(w_ED))),
     partial(results, lambda x_ND, w_ED: x_ND.float() @ w_ED.T),
     st.builds(routers, EIGHTS, EIGHTS, EIGHTS, st.integers(0, 99)),
     [routers(3000, 2048, 32)],
@@ -59,7 +59,7 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_logits_and_gradients_are_those_of_float64_to_the_last_bits_of_float32(on_gpu):
     x_ND, w_ED, dy_NE = operands()
     y_NE = router_logits(x_ND, w_ED)
-    assert "router_logits" in y_NE.grad_fn.name() and y_NE.dtype == torch.float32
+    assert "_Product" in y_NE.grad_fn.name() and y_NE.dtype == torch.float32
     dx_ND, dw_ED = torch.autograd.grad(y_NE, [x_ND, w_ED], dy_NE)
     x64, w64, dy64 = x_ND.double(), w_ED.double(), dy_NE.double()
     assert off(y_NE, x64 @ w64.T) < 1e-6 and off(dw_ED, dy64.T @ x64) < 1e-6
@@ -78,10 +78,11 @@ def test_on_a_cpu_nothing_is_cut():
     assert torch.equal(router_logits(x_ND, w_ED), x_ND.float() @ w_ED.T)
 
 
-def test_it_compiles_without_a_break_to_the_same_numbers(on_gpu):
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_it_compiles_without_a_break_to_the_same_numbers(on_gpu, backend):
     torch.compiler.reset()
     x_ND, w_ED, dy_NE = operands()
-    compiled = torch.compile(router_logits, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(router_logits, backend=backend, fullgraph=True)
     for run in (router_logits, compiled):
         y_NE = run(x_ND, w_ED)
         results = [y_NE.detach(), *torch.autograd.grad(y_NE, [x_ND, w_ED], dy_NE)]
@@ -91,7 +92,23 @@ def test_it_compiles_without_a_break_to_the_same_numbers(on_gpu):
         assert torch.equal(got, want)
 
 
-def test_torch_library_finds_nothing_wrong():
-    x_ND, w_ED, dy_NE = (x.detach()[:5] for x in operands())
-    torch.library.opcheck(module._router_logits, (x_ND.requires_grad_(), w_ED.requires_grad_()))
-    torch.library.opcheck(module._router_logits_backward, (dy_NE[:, :5], x_ND.detach(), w_ED.detach()))
+def test_pieces_that_are_made_once_give_the_same_bits(on_gpu):
+    x_ND, w_ED, dy_NE = operands()
+    for cut_FD in (None, cut_weights(w_ED)):
+        y_NE = router_logits(x_ND, w_ED, cut_FD)
+        results = [y_NE.detach(), *torch.autograd.grad(y_NE, [x_ND, w_ED], dy_NE)]
+        if cut_FD is None:
+            want = results
+    assert all(torch.equal(a, b) for a, b in zip(results, want, strict=True))
+
+
+def test_three_pieces_are_exactly_the_weights():
+    w = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 20).repeat(25)
+    assert torch.equal(sum(piece.double() for piece in module._pieces(w)), w.double())
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_stays_so(on_gpu, bad):
+    x_ND, w_ED, _ = (x.detach() for x in operands())
+    w_ED[0, 0] = bad
+    assert not router_logits(x_ND, w_ED)[:, 0].isfinite().any()

@@ -39,7 +39,7 @@ from kernels.get_fused_mapping import get_fused_mapping
 from kernels.grouped_mm import grouped_mm
 from kernels.grouped_mm_fp8 import Casts, cast_weights_fp8, grouped_mm_fp8, runs_on
 from kernels.route import Routing, route, route_torch
-from kernels.router_logits import router_logits
+from kernels.router_logits import cut_weights, router_logits
 from kernels.switch import use_triton
 from spider.model.interface import Fp8Parts
 from spider.model.layers import Linear, SwiGLU, compute_dtype, swiglu
@@ -65,6 +65,7 @@ class RouterStats(NamedTuple):
 class MoE(nn.Module):
     """Router, experts and shared expert; see the module's docstring."""
 
+    router_cut: Tensor
     balance_bias: Tensor
     load: Tensor
 
@@ -74,6 +75,7 @@ class MoE(nn.Module):
         self.router = Linear(dim, config.experts)
         self.experts = Experts(dim, config)
         self.shared = SwiGLU(dim, config.shared_hidden) if config.shared_hidden else None
+        self.register_buffer("router_cut", torch.empty(0), persistent=False)  # filled by a call with `casts`
         self.register_buffer("balance_bias", torch.zeros(config.experts))
         self.register_buffer("load", torch.zeros(config.experts, dtype=torch.int64))
 
@@ -90,7 +92,8 @@ class MoE(nn.Module):
         valid_N = valid.flatten()
         E, K = self.config.experts, self.config.top_k
         with torch.autocast(x.device.type, enabled=False):
-            logits_NE = router_logits(x_ND, self.router.weight)
+            cut_FD = self.router_cut if self.router_cut.numel() else None
+            logits_NE = router_logits(x_ND, self.router.weight, cut_FD)
             router = route if use_triton(logits_NE) else route_torch
             routing = router(logits_NE, self.balance_bias, K, valid_N=valid_N)
             weight_N = valid_N.to(routing.scores_NE.dtype)
@@ -102,6 +105,10 @@ class MoE(nn.Module):
         if self.shared is not None:
             y = y + self.shared(x)
         return y, RouterStats(routing.count_E.long(), aux, z)
+
+    def casts(self) -> dict[str, Tensor]:
+        """Return the router's weights as its products take them, as a buffer for several calls."""
+        return {"router_cut": cut_weights(self.router.weight)}
 
     @torch.no_grad()
     def rebalance(self, updated: Tensor | bool = True) -> None:

@@ -21,7 +21,8 @@ A patch that halts at the first loop passes no gradient to p, so a unit that sat
 The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
 Compiled, `run` is one graph for all layers of a kind. Every call would cast the weights that it multiplies;
-the weights of the core's layers, which run several times, are cast once before the loops (`narrowed`).
+the weights of the core's layers, which run several times, are cast once before the loops (`narrowed`). Every
+loop gets aliases of its own, so the loops' gradients of a weight are summed at once (`for_loops`).
 
 Shapes: M rows of the core (patches of all windows), D features, R loops, K rank of the low-rank maps.
 """
@@ -37,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from kernels.sum_tensors import sum_tensors
 from spider.config.model import Recompute
 from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, compute_dtype, rms_norm, streamed
 from spider.model.recompute import recomputing
@@ -86,7 +88,8 @@ def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Return the layer's weights that products with ``x`` cast, already cast, by name; empty without
     autocast.
 
-    A router's weights stay wide. Engram's are cast in place, since they multiply only once per forward pass.
+    A router's weights stay wide; their pieces are added. Engram's are cast in place, since they multiply only
+    once per forward pass.
     """
     dtype = compute_dtype(x)
     if dtype == x.dtype:
@@ -95,11 +98,43 @@ def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     for name, module in layer.named_modules():
         if isinstance(module, Experts):
             cast |= {f"{name}.{weight}": value for weight, value in module.casts(dtype).items()}
+        elif isinstance(module, MoE):
+            cast |= {f"{name}.{buffer}": value for buffer, value in module.casts().items()}
         elif isinstance(module, nn.Linear) and name.startswith(("attention.", "ffn.shared.")):
             weight = module.weight.to(dtype)
             cast_once = getattr(module, "cast_once", None)  # `spider.training.precision` sets it for fp8
             cast[f"{name}.weight"] = weight if cast_once is None else cast_once(weight)
     return cast
+
+
+def for_loops(layer: nn.Module, cast: dict[str, Tensor], loops: int) -> list[dict[str, Tensor]]:
+    """Return for every loop the tensors ``cast`` of `narrowed` and the layer's other parameters.
+
+    In each loop they are others, in the same memory. The gradients of all loops are kept until the first
+    loop's are known, and are then summed in one pass.
+    """
+    own = [dict(cast) for _ in range(loops)]
+    for name, parameter in layer.named_parameters():
+        aliases = Aliases.apply(parameter, cast.get(name, parameter).detach(), loops)
+        for weights, alias in zip(own, aliases, strict=True):
+            weights[name] = alias
+    return own
+
+
+class Aliases(torch.autograd.Function):
+    """Several tensors in the memory of ``value``, which is ``source`` in another dtype or itself."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, value: Tensor, count: int) -> tuple[Tensor, ...]:
+        ctx.dtype = source.dtype
+        ctx.set_materialize_grads(False)
+        return tuple(value.detach() for _ in range(count))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        # The last loop's first, as its gradient is the first to be known.
+        known = [grad for grad in reversed(grads) if grad is not None]
+        return sum_tensors(known, ctx.dtype) if known else None, None, None
 
 
 def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: Tensor, *inputs: Any) -> Any:
@@ -263,7 +298,7 @@ class RecurrentCore(nn.Module):
         halt = self.halting.start(e_MD) if self.halting is not None else None
         loop_RD = loop_embedding(n_loops, e_MD.shape[-1], device).to(e_MD.dtype) if c.loop_embedding else None
         last_R = torch.arange(n_loops, device=device) == n_loops - 1
-        weights = [narrowed(layer, e_MD) for layer in self.layers]
+        weights_LR = [self._weights(layer, e_MD, n_loops) for layer in self.layers]
         h_MD = e_MD
         for r in range(n_loops):
             loop_D = None if loop_RD is None else loop_RD[r]
@@ -272,7 +307,7 @@ class RecurrentCore(nn.Module):
             loop_stats: list[RouterStats] = []
             for i, layer in enumerate(self.layers):
                 cache = caches and caches[r][i]
-                y_MD, s = self.run(layer, c.of_core, weights[i], y_MD, rope, windows, retrieved[i], cache)
+                y_MD, s = self.run(layer, c.of_core, weights_LR[i][r], y_MD, rope, windows, retrieved[i], cache)
                 if s is not None:
                     loop_stats.append(s)
             h_MD = self.end(h_MD, e_MD, y_MD)
@@ -280,6 +315,14 @@ class RecurrentCore(nn.Module):
             if self.halting is not None and halt is not None:
                 halt = self.halting(halt, h_MD, last_R[r])
         return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)
+
+    def _weights(self, layer: Layer, x: Tensor, loops: int) -> list[dict[str, Tensor]]:
+        """Return for every loop the weights in place of the layer's own."""
+        cast = narrowed(layer, x)
+        # Who recomputes everything lacks memory, and has one sum that all loops add to.
+        if not cast or not torch.is_grad_enabled() or self.config.of_core == "full":
+            return [cast] * loops
+        return for_loops(layer, cast, loops)
 
     def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor | None, scale_1K: Tensor | None) -> Tensor:
         """Return the input of a loop's layers, given the loop's embedding and its scale of the low-rank
