@@ -36,9 +36,9 @@ def kernels(request):
 def compiles(record_property):
     """Return ``compiles(kernel, num_warps=4, argument="*bf16", CONSTANT=4, ...)``: compile without spilling.
 
-    A string, or a tuple of them, is an argument's type, anything else is a constant. Pointers and sizes are taken to be multiples
-    of 16, as torch's allocations and real widths are: that is what lets a load be 16 bytes wide. Registers
-    and spills of every kernel are printed at the end of the test run.
+    A string, or a tuple of them, is an argument's type, anything else is a constant. Pointers and sizes are
+    taken to be multiples of 16, as torch's allocations and real widths are: that is what lets a load be 16
+    bytes wide. Registers and spills of every kernel are printed at the end of the test run.
     """
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget

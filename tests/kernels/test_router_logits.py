@@ -103,7 +103,8 @@ def test_pieces_that_are_made_once_give_the_same_bits(on_gpu):
 
 
 def test_three_pieces_are_exactly_the_weights():
-    w = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 20).repeat(25)
+    scale = 10.0 ** torch.arange(-20, 20).repeat(25)
+    w = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * scale
     assert torch.equal(sum(piece.double() for piece in module._pieces(w)), w.double())
 
 

@@ -303,7 +303,12 @@ class Spider(interface.Model):
     ) -> int:
         size = 2 if narrow else 4
         counted = kept_compiled(self.config, size) if compiled else kept(self.config, size)
-        total = counted.of(windows * length, self.chunker.rows(windows, length), self.loops(n_loops))
+        rows, R = self.chunker.rows(windows, length), self.loops(n_loops)
+        total = counted.of(windows * length, rows, R)
+        if narrow and self.config.recurrence.of_core != "full":
+            # As activations are freed, the gradients of the core's weights accumulate, one for each loop.
+            weights = sum(p.numel() for name, p in self.core.named_parameters() if ".tables." not in name)
+            total = max(total, counted.of(windows * length, rows, 0) + R * size * weights)
         return total + windows * length * (self.ngram.activation_bytes() if self.ngram else 0)
 
 

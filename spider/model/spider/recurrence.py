@@ -22,7 +22,7 @@ The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
 Compiled, `run` is one graph for all layers of a kind. Every call would cast the weights that it multiplies;
 the weights of the core's layers, which run several times, are cast once before the loops (`narrowed`). Every
-loop gets aliases of its own, so the loops' gradients of a weight are summed at once (`for_loops`).
+loop gets aliases of its own, so that the loops' gradients of a weight are summed at once.
 
 Shapes: M rows of the core (patches of all windows), D features, R loops, K rank of the low-rank maps.
 """
@@ -107,22 +107,8 @@ def narrowed(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return cast
 
 
-def for_loops(layer: nn.Module, cast: dict[str, Tensor], loops: int) -> list[dict[str, Tensor]]:
-    """Return for every loop the tensors ``cast`` of `narrowed` and the layer's other parameters.
-
-    In each loop they are others, in the same memory. The gradients of all loops are kept until the first
-    loop's are known, and are then summed in one pass.
-    """
-    own = [dict(cast) for _ in range(loops)]
-    for name, parameter in layer.named_parameters():
-        aliases = Aliases.apply(parameter, cast.get(name, parameter).detach(), loops)
-        for weights, alias in zip(own, aliases, strict=True):
-            weights[name] = alias
-    return own
-
-
-class Aliases(torch.autograd.Function):
-    """Several tensors in the memory of ``value``, which is ``source`` in another dtype or itself."""
+class _Aliases(torch.autograd.Function):
+    """Tensors in the memory of ``value``, which is ``source`` in another dtype or itself."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, value: Tensor, count: int) -> tuple[Tensor, ...]:
@@ -299,30 +285,53 @@ class RecurrentCore(nn.Module):
         loop_RD = loop_embedding(n_loops, e_MD.shape[-1], device).to(e_MD.dtype) if c.loop_embedding else None
         last_R = torch.arange(n_loops, device=device) == n_loops - 1
         weights_LR = [self._weights(layer, e_MD, n_loops) for layer in self.layers]
+        retrieved_LR = [self._retrieved(read, n_loops) for read in retrieved]
+        begin_R, end_R = self._aliases(e_MD, n_loops), self._aliases(e_MD, n_loops)
         h_MD = e_MD
         for r in range(n_loops):
             loop_D = None if loop_RD is None else loop_RD[r]
             scale_1K = None if self.lora is None else self.lora.loop_scale(r)
-            y_MD = self.begin(h_MD, e_MD, loop_D, scale_1K)
+            y_MD = self.begin(h_MD, begin_R[r], loop_D, scale_1K)
             loop_stats: list[RouterStats] = []
             for i, layer in enumerate(self.layers):
                 cache = caches and caches[r][i]
-                y_MD, s = self.run(layer, c.of_core, weights_LR[i][r], y_MD, rope, windows, retrieved[i], cache)
+                inputs = y_MD, rope, windows, retrieved_LR[i][r], cache
+                y_MD, s = self.run(layer, c.of_core, weights_LR[i][r], *inputs)
                 if s is not None:
                     loop_stats.append(s)
-            h_MD = self.end(h_MD, e_MD, y_MD)
+            h_MD = self.end(h_MD, end_R[r], y_MD)
             stats.append(loop_stats)
             if self.halting is not None and halt is not None:
                 halt = self.halting(halt, h_MD, last_R[r])
         return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)
 
+    def _aliases(self, x: Tensor, loops: int, narrow: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return what each loop reads in place of ``x``, or of ``narrow``, which is ``x`` in another dtype.
+
+        Under autocast the gradients of all loops are kept until the first loop's is known, and are summed in
+        one pass. Who recomputes everything lacks the memory for that, and adds each to one sum.
+        """
+        value = x if narrow is None else narrow
+        differentiable = x.requires_grad and torch.is_grad_enabled()
+        at_once = torch.is_autocast_enabled(x.device.type) and self.config.of_core != "full"
+        if not (differentiable and at_once):
+            return (value,) * loops
+        return cast(tuple[Tensor, ...], _Aliases.apply(x, value.detach(), loops))
+
     def _weights(self, layer: Layer, x: Tensor, loops: int) -> list[dict[str, Tensor]]:
-        """Return for every loop the weights in place of the layer's own."""
-        cast = narrowed(layer, x)
-        # Who recomputes everything lacks memory, and has one sum that all loops add to.
-        if not cast or not torch.is_grad_enabled() or self.config.of_core == "full":
-            return [cast] * loops
-        return for_loops(layer, cast, loops)
+        """Return for each loop the tensors in place of the layer's own; empty without autocast."""
+        narrow = narrowed(layer, x)
+        own = [dict(narrow) for _ in range(loops)]
+        for name, parameter in layer.named_parameters() if narrow else ():
+            for weights, alias in zip(own, self._aliases(parameter, loops, narrow.get(name)), strict=True):
+                weights[name] = alias
+        return own
+
+    def _retrieved(self, read: Retrieved | None, loops: int) -> list[Retrieved | None]:
+        if read is None:
+            return [None] * loops
+        key_RMD, value_RMD = (self._aliases(part, loops) for part in read)
+        return [Retrieved(*parts) for parts in zip(key_RMD, value_RMD, strict=True)]
 
     def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor | None, scale_1K: Tensor | None) -> Tensor:
         """Return the input of a loop's layers, given the loop's embedding and its scale of the low-rank
