@@ -224,4 +224,4 @@ def _adjoint(ctx, grad_ND: Tensor):
     return dv_ND, None, dtaps_KD, dweight_D, None
 
 
-engram_conv.register_autograd(_adjoint, setup_context=_remember)
+torch.library.register_autograd(engram_conv, _adjoint, setup_context=_remember)

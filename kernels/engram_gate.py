@@ -186,4 +186,4 @@ def _adjoint(ctx, grad_ND: Tensor):
     return *engram_gate_backward(grad_ND, *ctx.saved_tensors, ctx.eps), None
 
 
-engram_gate.register_autograd(_adjoint, setup_context=_remember)
+torch.library.register_autograd(engram_gate, _adjoint, setup_context=_remember)

@@ -241,7 +241,7 @@ def _expand_adjoint(ctx, grad_PD: Tensor):
     return reduce_fused(grad_PD, None, token_to_pos_NK, pos_to_expert_P), None, None
 
 
-expand_to_fused.register_autograd(_expand_adjoint, setup_context=_save_expand)
+torch.library.register_autograd(expand_to_fused, _expand_adjoint, setup_context=_save_expand)
 
 
 def _save_reduce(ctx, inputs, output) -> None:
@@ -257,4 +257,4 @@ def _reduce_adjoint(ctx, grad_ND: Tensor):
     return dy_PD, dw_NK, None, None
 
 
-reduce_fused.register_autograd(_reduce_adjoint, setup_context=_save_reduce)
+torch.library.register_autograd(reduce_fused, _reduce_adjoint, setup_context=_save_reduce)

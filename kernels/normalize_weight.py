@@ -9,6 +9,7 @@ op moves N (8 k + 4) bytes, so the launch dominates its cost. The model uses ``r
 same in its own kernel. The gradient here is therefore computed in torch.
 """
 
+import torch
 from torch import Tensor
 
 from kernels.switch import check_shapes, jit, op, tile, tl
@@ -63,4 +64,4 @@ def _adjoint(ctx, grad_sum_N: Tensor, grad_NK: Tensor) -> Tensor:
     return (grad_NK - inner_N[:, None]) / sum_N[:, None] + grad_sum_N[:, None]
 
 
-normalize_weight.register_autograd(_adjoint, setup_context=_remember)
+torch.library.register_autograd(normalize_weight, _adjoint, setup_context=_remember)

@@ -278,7 +278,7 @@ def _adjoint(ctx, *gradients):
     return _route_backward_op(*ctx.saved_tensors, [of_gates, *others]), None, None, None
 
 
-_route_op.register_autograd(_adjoint, setup_context=_remember)
+torch.library.register_autograd(_route_op, _adjoint, setup_context=_remember)
 
 
 def route(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:

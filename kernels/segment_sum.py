@@ -107,9 +107,13 @@ def _remember(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs[1:])
 
 
-segment_sum.register_autograd(
-    lambda ctx, grad_MD: (segment_expand(grad_MD, *ctx.saved_tensors), None, None), setup_context=_remember
+torch.library.register_autograd(
+    segment_sum,
+    lambda ctx, grad_MD: (segment_expand(grad_MD, *ctx.saved_tensors), None, None),
+    setup_context=_remember,
 )
-segment_expand.register_autograd(
-    lambda ctx, grad_ND: (segment_sum(grad_ND, *ctx.saved_tensors), None, None), setup_context=_remember
+torch.library.register_autograd(
+    segment_expand,
+    lambda ctx, grad_ND: (segment_sum(grad_ND, *ctx.saved_tensors), None, None),
+    setup_context=_remember,
 )

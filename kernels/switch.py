@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 jit: Any
 tl: Any
@@ -37,6 +38,7 @@ class Choice(NamedTuple):
 
 
 _choice: Choice
+_library = torch.library.Library("spider", "FRAGMENT")
 
 
 def choose(mode: Mode) -> Choice:
@@ -79,15 +81,17 @@ def use_triton(x: Tensor) -> bool:
 
 def op(
     name: str, launch: Callable[..., None], twin: Callable[..., Any]
-) -> Callable[[Callable[..., Any]], torch.library.CustomOpDef]:
+) -> Callable[[Callable[..., Any]], OpOverload]:
     """Register the decorated function as ``spider::<name>`` with ``torch.library``.
+
+    It is registered below ``custom_op``, whose checks of every call cost more than a launch.
 
     The function checks the arguments and allocates the results, which is all that tracing needs. When the op
     runs, either ``launch(results, *arguments)`` fills the results by a kernel, given contiguous tensors, or
     ``twin(*arguments)`` computes others. The first argument, a tensor, decides.
     """
 
-    def register(allocate: Callable[..., Any]) -> torch.library.CustomOpDef:
+    def register(allocate: Callable[..., Any]) -> OpOverload:
         @wraps(allocate)
         def run(*arguments: Any) -> Any:
             results = allocate(*arguments)
@@ -97,9 +101,11 @@ def op(
             del results  # The twin needs the memory.
             return twin(*arguments)
 
-        registered = torch.library.custom_op(f"spider::{name}", run, mutates_args=())
-        registered.register_fake(allocate)
-        return registered
+        schema = torch.library.infer_schema(run, mutates_args=())
+        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"spider::{name}", allocate, lib=_library)
+        return getattr(torch.ops.spider, name).default
 
     return register
 

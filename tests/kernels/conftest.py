@@ -45,7 +45,9 @@ def compiles(record_property):
     from triton.compiler import ASTSource
 
     def compile(kernel, num_warps: int = 4, **arguments) -> None:
-        types = {name: a for name, a in arguments.items() if isinstance(a, str | tuple)}
+        types = {
+            name: a for name, a in arguments.items() if isinstance(a[0] if isinstance(a, tuple) else a, str)
+        }
         constants = {name: a for name, a in arguments.items() if name not in types}
         signature = {name: types.get(name, "constexpr") for name in arguments}
         wide = {
