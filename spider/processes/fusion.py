@@ -13,8 +13,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torch._inductor import config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.scheduler import MixOrderReduction
+from torch._inductor.virtualized import V
 
 #: Bytes of the operands of a fused pass over an element, at least.
 _BYTES = 64
@@ -33,3 +35,10 @@ class Choices(InductorChoices):
     def uuid(self) -> str:
         """Return what the compiler's cache knows this class by."""
         return f"spider: mixed orders first, {_BYTES}"
+
+
+def fuse_mixed_orders_first() -> None:
+    """Make this process's compiler use `Choices`, and let the keys of its cache tell."""
+    config.inductor_choices_class = Choices
+    # A thread that compiled before keeps the choices that it had.
+    V.set_choices_handler(Choices())

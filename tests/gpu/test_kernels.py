@@ -19,13 +19,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, _inductor, nn
 
 from kernels import switch
 from kernels.expand_reduce import expand_to_fused, reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping
+from spider.model.layers import Linear, RMSNorm
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
+from spider.processes.fusion import fuse_mixed_orders_first
 from tests.kernels.twins import pairs
 
 pytestmark = pytest.mark.skipif(
@@ -243,3 +245,26 @@ def test_compute_sanitizer_finds_nothing(tool):
         pytest.skip("NOT CHECKED: compute-sanitizer does not support this machine's device")
     clean = re.search(r"SUMMARY: 0 (errors|hazards)", run.stdout)
     assert run.returncode == 0 and clean and " calls" in run.stdout, run.stdout[-6000:]
+
+
+def test_backward_pass_of_each_of_two_norms_reads_its_rows_once():
+    """The compiler counts its kernels with both sums: over features, and over rows for the weight."""
+    torch.compiler.reset()
+    norms = nn.ModuleList(RMSNorm(2048) for _ in range(2)).to(DEVICE)
+    maps = nn.ModuleList(Linear(2048, 2048) for _ in range(2)).to(DEVICE, torch.bfloat16)
+    for part in [*norms, *maps]:
+        part.init_weights()
+
+    def stack(x_ND: Tensor) -> Tensor:
+        for norm, linear in zip(norms, maps, strict=True):
+            x_ND = x_ND + linear(norm(x_ND))
+        return x_ND
+
+    x_ND = torch.randn(8192, 2048, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    wanted = [x_ND, *norms.parameters()]
+    fuse_mixed_orders_first()
+    with _inductor.config.patch(force_disable_caches=True):
+        before = _inductor.metrics.codegen_mix_order_reduction
+        got = torch.autograd.grad(torch.compile(stack)(x_ND).float().square().sum(), wanted)
+        assert _inductor.metrics.codegen_mix_order_reduction - before == 2
+    agree(got, torch.autograd.grad(stack(x_ND).float().square().sum(), wanted), 0.02)
