@@ -33,8 +33,9 @@ Selective recomputation also keeps the outputs of its products and of attention:
     attention    H (nope + rope) + H (nope + v) + H v + kv + rope + D
     SwiGLU       2 F (+ D)       MoE    K (D + 2 F_expert) + 2 F_shared (+ D)     (D): uncompiled
 
-One layer at a time has the rest. Tests compare this with what real forward passes keep. The copies of weights
-that autocast makes, temporaries and the allocator's overhead are not included.
+Compiled, it also keeps the router's 3 E wide products, if S is narrow. One layer at a time has the rest.
+Tests compare this with what real forward passes keep. The copies of weights that autocast makes, temporaries
+and the allocator's overhead are not included.
 """
 
 from __future__ import annotations
@@ -118,10 +119,11 @@ def kept_compiled(c: SpiderConfig, size: int) -> Kept:
     stream = size if c.stream == "narrow" else 4
     attention = 3 * D + 2 * a.heads * (a.nope_dim + a.rope_dim + a.v_dim) + 2 * a.kv_lora_rank
     ffn = experts = 3 * c.ffn_hidden
-    router = 0
+    router = cut = 0
     if moe is not None:
         experts = moe.top_k * (2 * D + 3 * moe.expert_hidden) + 3 * moe.shared_hidden
         router = D * 4 if stream > size else 0
+        cut = 3 * moe.experts * 4 if stream == 2 else 0
     attended, fed, chosen = _products(c)
     ways = {
         "none": Position(
@@ -130,7 +132,7 @@ def kept_compiled(c: SpiderConfig, size: int) -> Kept:
             3 * D * stream,
         ),
         "selective": Position(
-            D * stream + (attended + fed) * size, D * stream + (attended + chosen) * size, 0
+            D * stream + (attended + fed) * size, D * stream + (attended + chosen) * size + cut, 0
         ),
         "full": Position(D * stream, D * stream, 0),
     }

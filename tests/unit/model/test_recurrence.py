@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from spider.model.layers import rms_norm, rope_table
-from spider.model.spider.recurrence import Injection, loop_embedding
+from spider.model.spider.recurrence import Injection, _Aliases, loop_embedding
 from spider.model.spider.windows import equal_windows
 
 
@@ -134,3 +134,33 @@ def test_each_loop_has_a_voice_of_its_own(make, tokens):
         before = model(tokens).logits
         model.core.lora.scale[1] *= 3
         assert not torch.equal(before, model(tokens).logits)
+
+
+def test_gradients_of_all_loops_are_summed_in_float32_and_rounded_once():
+    weight = torch.randn(5, 7, requires_grad=True)
+    narrow = weight.detach().bfloat16()
+    loops = _Aliases.apply(weight, narrow, 4)
+    assert all(torch.equal(alias, narrow) and alias.data_ptr() == narrow.data_ptr() for alias in loops)
+    scale_3 = torch.tensor([1.0, 2**-9, -(2**-9)]).bfloat16()
+    sum((alias * scale).sum().float() for alias, scale in zip(loops, scale_3, strict=False)).backward()
+    # In bfloat16, 1 + 2^-9 is 1. The fourth loop has no gradient.
+    assert torch.equal(weight.grad, torch.full((5, 7), 1.0))
+    (loops[3].float() * 0).sum().backward()
+    assert torch.equal(weight.grad, torch.full((5, 7), 1.0))
+
+
+def test_with_autocast_a_core_gives_every_loop_aliases_unless_it_recomputes_everything(make):
+    for checkpointing, shared in (("none", True), ("selective", True), ("full", False)):
+        model = make(recurrence={"checkpointing": checkpointing}).train()
+        e, *inputs = enter(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            weights = model.core._weights(model.core.layers[0], e, 3)
+            z = model.core(e, *inputs, 3).z_MD
+        names = dict(model.core.layers[0].named_parameters()).keys()
+        assert len(weights) == 3 and names <= weights[0].keys()
+        first, second = (w["attention.q.weight"] for w in weights[:2])
+        assert first.data_ptr() == second.data_ptr() and first.dtype == torch.bfloat16
+        assert (first is not second) == shared
+        z.float().square().sum().backward()
+        assert all(p.grad is not None for p in model.core.layers[0].attention.parameters())
+    assert model.core._weights(model.core.layers[0], e, 2) == [{}, {}]
