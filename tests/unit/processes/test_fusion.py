@@ -1,5 +1,5 @@
 """Test that the compiler uses the order of fusions chosen here, also after it compiled, and that keys of its
-cache tell. That it fuses both sums of a norm's gradient shows on a GPU alone (tests/gpu/test_kernels.py)."""
+cache tell. What it fuses shows on a GPU alone (tests/gpu/test_kernels.py)."""
 
 from __future__ import annotations
 
