@@ -1,12 +1,16 @@
-"""Make and unpack what a machine with a GPU but no network lacks: wheels for its Python, and encoded text.
+"""Make and unpack what a machine with a GPU but no network lacks: wheels, encoded text, compiled code.
 
-    make gpu-bundle [GPU_PYTHON=3.12]      make it, in build/gpu-bundle, with the packages of .venv
+    make gpu-bundle [GPU_PYTHON=3.12] [CUDA_PYTHON=...]      make it, in build/gpu-bundle
 
-``all.py`` unpacks it, beside `build/gpu`, and its scripts find both. torch, Triton and numpy must be there
-already. The wheels are those that training, evaluation, generation of tokens, these scripts and ``tests/gpu``
-import. The bundle leaves out pyarrow, because the text is encoded, tokenizers, because no tokenizer is
-learned, and numba, because no model reads an n-gram index. It also leaves out MLflow and Snakemake. This file
-imports only Python's own library.
+``all.py`` unpacks it, beside `build/gpu`, and its scripts find it. torch, Triton and numpy must be there
+already. `wheels.txt` names the wheels. The bundle leaves out pyarrow, because the text is encoded,
+tokenizers, because no tokenizer is learned, and numba, because no model reads an n-gram index. It also leaves
+out MLflow and Snakemake. This file imports only Python's own library.
+
+``CUDA_PYTHON`` is a Python of the other machine's version with the same torch for CUDA. It compiles the most
+valuable rows on the runtime without a device (`nodevice`), which saves each most of its first step. The
+compiler's keys hold the device's name, torch, Triton, the settings and the model's code. So the tree must not
+change afterwards. What the compiler chose by times is left out, since times mean nothing there.
 """
 
 from __future__ import annotations
@@ -15,37 +19,31 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+TREE = Path(os.environ.get("GPU_TREE", ROOT))
+"""The checkout that is measured."""
 BUNDLE = ROOT / "build/gpu-bundle"
 FOLDER = Path(os.environ.get("GPU_FOLDER", ROOT / "build/gpu"))
 """Git ignores this folder, so it survives when the tree is copied to the machine again."""
 DATASET = "pydocs"
+WHEELS = Path(__file__).with_name("wheels.txt")
 MOST = 60e6
 """Largest size of a bundle in bytes."""
 
-PACKAGES = [
-    *("torchao", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
-    *("PyYAML", "click", "filelock", "psutil", "tqdm", "safetensors", "nvidia-ml-py"),
-    *("rich", "markdown-it-py", "mdurl", "Pygments", "Jinja2", "MarkupSafe"),
-    *("brotli", "pyppmd", "zstandard", "tiktoken"),
-    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
-    *("execnet", "iniconfig", "packaging", "pluggy", "sortedcontainers"),
-]
 #: The wheels are unpacked if one of these modules is missing.
 MODULES = ["torchao", "pydantic", "yaml", "click", "psutil", "tqdm", "safetensors", "rich"]
 MODULES += ["tiktoken", "pytest", "pytest_timeout", "xdist", "hypothesis"]
-PLACES = {"text": f"results/shards/{DATASET}", "site": "site"}
+PLACES = {"text": f"results/shards/{DATASET}", "site": "site", "compiled": "compiled/inductor"}
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 
 
@@ -53,14 +51,21 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--python", default="3.12", metavar="X.Y", help="of the other machine")
     options.add_argument("--machine", default="x86_64", help="its processor, by uname -m")
+    options.add_argument("--cuda-python", metavar="FILE", help="a Python with torch for CUDA, to compile")
+    options.add_argument("--device", default="NVIDIA H200", help="name of the device to compile for")
     chosen = options.parse_args()
-    wheels, text = BUNDLE / "wheels", BUNDLE / "text.tar.xz"
+    wheels, text, compiled = (BUNDLE / name for name in ("wheels", "text.tar.xz", "compiled.tar.xz"))
     shutil.rmtree(wheels, ignore_errors=True)
     download(wheels, chosen.python, chosen.machine)
-    digest = pack(encode(), text)
+    manifest: dict[str, Any] = {"python": chosen.python, "machine": chosen.machine}
+    manifest["text"] = pack(encode(), text)
     files = [*sorted(wheels.iterdir()), text]
-    held = {path.relative_to(BUNDLE).as_posix(): path.stat().st_size for path in files}
-    manifest = {"python": chosen.python, "machine": chosen.machine, "text": digest, "files": held}
+    if chosen.cuda_python:
+        manifest["compiled"] = compile_rows(chosen.cuda_python, chosen.device, compiled)
+        files.append(compiled)
+    else:
+        print("without compiled code, because CUDA_PYTHON names no Python with torch for CUDA")
+    manifest["files"] = held = {str(path.relative_to(BUNDLE)): path.stat().st_size for path in files}
     (BUNDLE / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     for name, size in sorted(held.items(), key=lambda item: -item[1]):
         print(f"{size / 1e6:8.2f} MB  {name}")
@@ -71,22 +76,11 @@ def main() -> None:
 
 def download(folder: Path, python: str, machine: str) -> None:
     """Download the wheels of the versions in constraints.txt."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    known = {plain(name): version for name, _, version in (line.partition("==") for line in lines) if version}
-    wanted = [f"{name}=={known[plain(name)]}" for name in PACKAGES]
     platforms = [f"--platform={tag}_{machine}" for tag in MANYLINUX]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += [f"--python-version={python}", "--implementation=cp", *platforms, f"--dest={folder}", *wanted]
+    command += [f"--python-version={python}", "--implementation=cp", *platforms, f"--dest={folder}"]
+    command += [f"--constraint={ROOT / 'constraints.txt'}", f"--requirement={WHEELS}"]
     subprocess.run(command, check=True)
-    for wheel in folder.iterdir():
-        with zipfile.ZipFile(wheel) as archive:
-            if any(re.search(r"\.data/(pure|plat)lib/", name) for name in archive.namelist()):
-                sys.exit(f"{wheel.name}: some of its files only an installer puts in place; leave it out")
-
-
-def plain(name: str) -> str:
-    """Return the name of a package as indexes write it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def encode() -> Path:
@@ -102,8 +96,7 @@ def encode() -> Path:
 def pack(shards: Path, archive: Path) -> str:
     """Compress a dataset unless that is done; return its digest."""
     digest = json.loads((shards / "metadata.json").read_text())["digest"]
-    before = read(BUNDLE / "manifest.json")
-    if not archive.exists() or before.get("text") != digest:
+    if not archive.exists() or read(BUNDLE / "manifest.json").get("text") != digest:
         with tarfile.open(archive, "w:xz") as tar:
             for path in sorted(shards.rglob("*")):
                 if path.suffix in (".bin", ".idx", ".json"):
@@ -111,21 +104,60 @@ def pack(shards: Path, archive: Path) -> str:
     return digest
 
 
-def unpack(bundle: Path = BUNDLE) -> list[str]:
-    """Unpack the text of a bundle, and its wheels if this Python lacks one of them, if there is a bundle.
+def caches(folder: Path) -> dict[str, str]:
+    """Return the variables of a folder for what torch and Triton compile, unless they are set."""
+    variables = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+    return {name: os.environ.get(name, of) for name, of in variables.items()}
+
+
+def compile_rows(python: str, device: str, archive: Path) -> dict[str, str]:
+    """Compile the most valuable rows for a device; return what the code is for."""
+    from rows import ROWS
+
+    folder, script = FOLDER / "carried", Path(__file__).with_name("all.py")
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = {**os.environ, **caches(folder), "NODEVICE_NAME": device}
+    carried = [name for name, row in ROWS.items() if row.carried]
+    command = [python, script, "--nodevice", "--again", "--rows", *carried]
+    subprocess.run(command, check=True, env=environment)
+    with tarfile.open(archive, "w:xz") as tar:
+        for part in ("fxgraph", "aotautograd"):
+            tar.add(folder / "inductor" / part, part, filter=without_choices)
+    asked = [python, "-c", "from importlib.metadata import version; print(version('torch'))"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return {"device": device, "torch": told.strip()}
+
+
+def without_choices(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if member.name.endswith(".best_config") else member
+
+
+def unpack(bundle: Path = BUNDLE, device: str | None = None) -> list[str]:
+    """Unpack what a bundle has, if there is one, and what this machine lacks of it.
+
+    Args:
+        device: name of the device, for the compiled code (None: none is unpacked).
 
     Returns:
         The folders of PYTHONPATH.
     """
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    if (bundle / "manifest.json").exists():
-        manifest = read(bundle / "manifest.json")
-        check_whole(bundle, manifest)
-        once("text", manifest["text"], lambda folder: unpack_text(bundle, folder))
-        if any(find_spec(name) is None for name in MODULES):
-            check_python(bundle, manifest)
-            site = once("site", json.dumps(manifest), lambda folder: unpack_wheels(bundle, folder))
-            paths.append(str(site))
+    manifest = read(bundle / "manifest.json")
+    for name, size in manifest.get("files", {}).items():
+        if not (bundle / name).exists() or (bundle / name).stat().st_size != size:
+            sys.exit(f"{bundle / name}: missing or cut short; bring the bundle here again")
+    if manifest:
+        once("text", manifest["text"], lambda folder: shutil.unpack_archive(bundle / "text.tar.xz", folder))
+    if manifest and any(find_spec(name) is None for name in MODULES):
+        check_python(bundle, manifest)
+        site = once("site", json.dumps(manifest), lambda folder: unpack_wheels(bundle, folder))
+        paths.append(str(site))
+    if device and "compiled" in manifest and fits(manifest["compiled"], device):
+        once(
+            "compiled",
+            json.dumps(manifest),
+            lambda folder: shutil.unpack_archive(bundle / "compiled.tar.xz", folder),
+        )
     return [path for path in paths if path]
 
 
@@ -140,24 +172,9 @@ def once(name: str, content: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def unpack_text(bundle: Path, folder: Path) -> None:
-    with tarfile.open(bundle / "text.tar.xz") as text:
-        checked = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python before 3.11.4
-        text.extractall(folder, **checked)
-
-
 def unpack_wheels(bundle: Path, folder: Path) -> None:
     for path in (bundle / "wheels").iterdir():
-        with zipfile.ZipFile(path) as wheel:
-            wheel.extractall(folder)
-
-
-def check_whole(bundle: Path, manifest: dict[str, Any]) -> None:
-    """Exit with the reason if a file is missing or has another size."""
-    for name, size in manifest["files"].items():
-        path = bundle / name
-        if not path.exists() or path.stat().st_size != size:
-            sys.exit(f"{path}: missing or cut short; bring the bundle here again")
+        shutil.unpack_archive(path, folder, "zip")
 
 
 def check_python(bundle: Path, manifest: dict[str, Any]) -> None:
@@ -170,6 +187,18 @@ def check_python(bundle: Path, manifest: dict[str, Any]) -> None:
             f"make it again where there is a network (make gpu-bundle GPU_PYTHON={here[0]} "
             f"GPU_MACHINE={here[1]}), or call this with python{held[0]}"
         )
+
+
+def fits(compiled: dict[str, str], device: str) -> bool:
+    """Tell whether compiled code is of use here, and say why not."""
+    here = {"device": device, "torch": version("torch") if find_spec("torch") else "none"}
+    if compiled != here:
+        print(
+            f"the bundle's compiled code is for {compiled['device']} and torch {compiled['torch']}, this is "
+            f"{device} and torch {here['torch']}: all is compiled here, a minute or more for each row",
+            flush=True,
+        )
+    return compiled == here
 
 
 def read(path: Path) -> dict[str, Any]:

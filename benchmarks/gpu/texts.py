@@ -7,7 +7,6 @@ is learned and nothing is encoded.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,15 @@ from bundle import DATASET, FOLDER
 
 from spider.config import Dataset, StageSpec
 from spider.data.metadata import DTYPE, build_metadata, load_metadata
-from spider.data.packing import Packing, pack
+from spider.data.packing import pack
 from spider.files import write_json
 from spider.sources.mock import MOCK, make_mock_data
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens
 
-#: Ids of made-up text, fewer in a rehearsal.
-IDS = 100_000 if "--rehearse" in sys.argv else 4_000_000
+IDS = 4_000_000
+"""Ids of made-up text."""
 #: Median and spread of a document's ids (log-normal). Documents of 2,048 and more have a quarter of all ids.
 MEDIAN, SPREAD = 561, 0.8
 
@@ -31,8 +30,8 @@ MEDIAN, SPREAD = 561, 0.8
 def text_for(spec: StageSpec) -> Path:
     """Return the folder of encoded text for a stage, packed if its rows are packed."""
     folder = corpus()[1] if spec.model.vocab_size is None else made_ids(spec.model.vocab_size)
-    if spec.settings.packing == "best_fit":
-        packed(folder, spec.settings.seq_len)
+    if spec.settings.packing == "best_fit" and not (folder / f"packed-{spec.settings.seq_len}.json").exists():
+        pack(folder, spec.settings.seq_len)
     return folder
 
 
@@ -44,12 +43,6 @@ def corpus() -> tuple[str, Path]:
     mock = FOLDER / "results/shards" / MOCK
     make_mock_data(mock)
     return MOCK, mock
-
-
-def packed(folder: Path, seq_len: int) -> Packing:
-    """Return the plan of a dataset's rows, which is made once."""
-    plan = folder / f"packed-{seq_len}.json"
-    return Packing.read(plan) if plan.exists() else pack(folder, seq_len)
 
 
 def made_ids(vocab_size: int, count: int = IDS) -> Path:
