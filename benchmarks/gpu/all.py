@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -60,25 +60,15 @@ def main() -> int:
         return 0
     deadline = time.monotonic() + 60 * chosen.minutes
     folder = FOLDER / "nodevice" if chosen.nodevice else FOLDER
-    machine = {"device": "none", "memory": 150.8e9} if chosen.nodevice else device()
+    machine = {"device": None, "memory": 150.8e9} if chosen.nodevice else device()
     kept = Kept(chosen.json or folder / "figures.json", {"cpu": processor(), **machine})
     environment = {**os.environ, **bundle.caches(folder / "compiled"), "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(bundle.unpack(device=machine["device"]))
     if chosen.nodevice:
         environment |= nodevice.environment(folder)
-    sides = [(name, name, ROOT) for name in ROWS]
-    if chosen.other:
-        other = chosen.other.resolve()
-        beside = {name: (name + OTHER, name, other) for name, row in ROWS.items() if row.beside}
-        sides = [side for one in sides for side in (one, beside.get(one[0])) if side]
     missing = False
-    for name, own, tree in sides:
-        row, code = ROWS[own], code_digest(tree)
-        left = deadline - time.monotonic()
-        if not any(fnmatch(name, pattern) for pattern in chosen.rows):
-            continue
-        if chosen.nodevice and row.real:
-            continue
+    for name, own, tree in sides(chosen):
+        row, code, left = ROWS[own], code_digest(tree), deadline - time.monotonic()
         if kept.has(name, code) and not chosen.again:
             print(f"{name}: there already: {kept.line(name)}", flush=True)
         elif row.gigabytes > machine["memory"] / 1e9:
@@ -89,13 +79,23 @@ def main() -> int:
         else:
             kept.rows[name] = {"code": code, **state()}
             path = f"{tree}{os.pathsep}{environment['PYTHONPATH']}"
-            command = [sys.executable, __file__, "--row", own]
             limit = left if chosen.nodevice else min(row.seconds, left)
-            run(name, command, {**environment, "GPU_TREE": str(tree), "PYTHONPATH": path}, limit, kept)
+            run(name, own, {**environment, "GPU_TREE": str(tree), "PYTHONPATH": path}, limit, kept)
     return kept.summarize(missing)
 
 
-def run(name: str, command: list[str], environment: Mapping[str, str], seconds: float, kept: Kept) -> None:
+def sides(chosen: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
+    """Yield each row that is asked for: its name, that in the table, and the tree that it runs."""
+    for own, row in ROWS.items():
+        both = [(own, ROOT)]
+        if chosen.other and row.beside:
+            both.append((own + OTHER, chosen.other.resolve()))
+        for name, tree in both if not (chosen.nodevice and row.real) else ():
+            if any(fnmatch(name, pattern) for pattern in chosen.rows):
+                yield name, own, tree
+
+
+def run(name: str, own: str, environment: Mapping[str, str], seconds: float, kept: Kept) -> None:
     """Run a row's process and keep its figures as they come; after its time kill it with all that it started.
 
     A row that has figures when it is killed keeps them. If this process dies, the row's does too.
@@ -103,20 +103,18 @@ def run(name: str, command: list[str], environment: Mapping[str, str], seconds: 
     log = FOLDER / f"logs/{name.replace(' ', '_')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     process = subprocess.Popen(
-        command,
+        [sys.executable, __file__, "--row", own],
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         start_new_session=True,
         preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # when the parent dies
+        **output,
     )
     timer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
     timer.start()
     tail: list[str] = []
-    with log.open("w") as file:
+    with log.open("w", buffering=1) as file:
         for line in process.stdout or ():
             file.write(line)
             if line.startswith(MARK):
@@ -125,8 +123,8 @@ def run(name: str, command: list[str], environment: Mapping[str, str], seconds: 
                 tail = [*tail[-20:], line.strip()]
     timer.cancel()
     if process.wait() and "line" not in kept.rows[name]:
-        killed = process.returncode == -signal.SIGKILL
-        kept.add(name, {"error": f"killed after {seconds:.0f} s" if killed else tail[-1], "tail": tail})
+        ended = f"ended with status {process.returncode} after {time.monotonic() - began:.0f} s"
+        kept.add(name, {"error": (tail or [ended])[-1], "tail": tail})
     kept.add(name, {"took": round(time.monotonic() - began, 1)})
     print(f"{name}: {kept.line(name)} ({kept.rows[name]['took']} s)", flush=True)
     kept.print_goals()
@@ -170,7 +168,7 @@ class Kept:
 
     def print_goals(self) -> None:
         """Print the goals whose figure is new."""
-        for line in goals_of(self.rows) if self.machine["device"] != "none" else ():
+        for line in goals_of(self.rows) if self.machine["device"] else ():
             if line not in self._printed:
                 self._printed.add(line)
                 print(f"    goal: {line}", flush=True)

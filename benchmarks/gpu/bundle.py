@@ -41,8 +41,7 @@ MOST = 60e6
 """Largest size of a bundle in bytes."""
 
 #: The wheels are unpacked if one of these modules is missing.
-MODULES = ["torchao", "pydantic", "yaml", "click", "psutil", "tqdm", "safetensors", "rich"]
-MODULES += ["tiktoken", "pytest", "pytest_timeout", "xdist", "hypothesis"]
+MODULES = ["torchao", "pydantic", "yaml", "psutil", "safetensors", "rich", "tiktoken", "xdist", "hypothesis"]
 PLACES = {"text": f"results/shards/{DATASET}", "site": "site", "compiled": "compiled/inductor"}
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 

@@ -55,11 +55,11 @@ class Counted:
         self.library = ctypes.CDLL(os.environ["NODEVICE"])
         self.recorder = Recorder(PLACE / "kernels", self.library)
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         self.library.nodevice_reset()
         self.recorder.reset()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.library.nodevice_dump(bytes(PLACE / "counts.txt"))
         self.sums, self.work = nodevice.read((PLACE / "counts.txt").read_text())
         self.sums["waits"] -= 1  # that after the step

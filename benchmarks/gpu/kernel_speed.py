@@ -26,15 +26,13 @@ from kernels import switch
 
 FLUSHED = 512 * 10**6
 
-Calls = dict[str, tuple[Callable[..., Any], Sequence[Any]]]
-
 
 class First(TorchDispatchMode):
     """Keep the arguments of the first call of each of the project's ops."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Calls = {}
+        self.calls: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {}
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op.namespace == "spider" and op.name() not in self.calls:

@@ -30,6 +30,8 @@ COPY, SMALLEST = 3.6e12, 2.2e-6
 RATES = {"products": 620e12, "grouped products": 480e12, "attention": 300e12, "attention backward": 220e12}
 #: A product with a side under NARROW is slower. Of the rows that experts multiply, FILLED belong to a token.
 NARROW, NARROW_PRODUCT, FILLED = 512, 370e12, 0.92
+CUBLAS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
+"""Ops whose products the runtime counts."""
 #: Keys that attention computes at a time, so those beyond the last one too.
 TILE = 128
 
@@ -101,24 +103,29 @@ def kernels_of(graph: GraphLowering) -> list[tuple[str, int, int]]:
             if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
                 continue
             if isinstance(node, ExternKernelSchedulerNode):
-                found += [called for op in node.node.origins for called in extern(op)]
+                name = str(getattr(node.node, "op_overload", None) or node.node.python_kernel_name)
+                found += [
+                    extern(op) for op in node.node.origins if last(op.target) == last(name) not in CUBLAS
+                ]
             else:
                 moved = node.get_read_write_buffers_sizes()
                 found.append(("compiled elementwise and reductions", int(moved), 0))
     return found
 
 
-def extern(op: torch.fx.Node) -> list[tuple[str, int, int]]:
+def last(op: Any) -> str:
+    """Return the name of an op or kernel without its library and overload."""
+    return str(op).removesuffix(".default").rpartition(".")[2]
+
+
+def extern(op: torch.fx.Node) -> tuple[str, int, int]:
     """Return kind, bytes and FLOPs of an op that Inductor calls and does not write."""
     name = str(op.target)
-    inputs = [node.meta["val"] for node in op.all_input_nodes if "val" in node.meta]
-    inputs = [x for x in inputs if isinstance(x, torch.Tensor)]
-    results = [x for x in tree_leaves(op.meta.get("val")) if isinstance(x, torch.Tensor)]
-    moved = sum(x.nbytes for x in [*inputs, *results])
-    if re.search(r"aten\.(mm|addmm|bmm|baddbmm|_scaled_mm)\b", name) or not inputs:
-        return []
+    values = [node.meta.get("val") for node in (*op.all_input_nodes, op)]
+    inputs = [x for x in tree_leaves(values[:-1]) if isinstance(x, torch.Tensor)]
+    moved = sum(x.nbytes for x in tree_leaves(values) if isinstance(x, torch.Tensor))
     if "grouped_mm" in name:  # (P, D) by (E, D, F), or for the gradient of the weights (D, P) by (P, F)
-        return [("grouped products", moved, int(2 * FILLED * prod(inputs[0].shape) * inputs[1].shape[-1]))]
+        return "grouped products", moved, int(2 * FILLED * prod(inputs[0].shape) * inputs[1].shape[-1])
     if "attention" in name or "attn" in name:
         backward = "backward" in name
         query = inputs[backward]  # a backward's first tensor is the gradient
@@ -130,5 +137,5 @@ def extern(op: torch.fx.Node) -> list[tuple[str, int, int]]:
         window = next((a[0] for a in op.args if isinstance(a, list | tuple) and len(a) == 2), -1)
         keys = length if window < 0 else min(window, length)
         flops = (10 if backward else 4) * rows * query.shape[-1] * (keys - keys**2 / length / 2 + TILE / 2)
-        return [("attention backward" if backward else "attention", moved, int(flops))]
-    return [(f"op {name.removesuffix('.default')}", moved, 0)]
+        return "attention backward" if backward else "attention", moved, int(flops)
+    return f"op {name.removesuffix('.default')}", moved, 0

@@ -71,12 +71,6 @@ def made_ids(vocab_size: int, count: int = IDS) -> Path:
         counts = {"tokens": len(ids), "documents": len(lengths), "bytes": int(tokens.bytes_of[ids].sum())}
         record = {"file": f"{split}/000.bin", "part": "000", **counts, **dataset.encoding()}
         write_json(name.with_suffix(".json"), record | {"tokenizer": tokens.digest})
-    build_metadata(
-        folder,
-        folder.name,
-        dataset,
-        source={"kind": "made-up ids"},
-        parts=["000"],
-        tokenizer=folder / TOKENIZER,
-    )
+    source, tokenizer = {"kind": "made-up ids"}, folder / TOKENIZER
+    build_metadata(folder, folder.name, dataset, source=source, parts=["000"], tokenizer=tokenizer)
     return folder

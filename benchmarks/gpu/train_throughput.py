@@ -14,10 +14,10 @@ Figures that say why a step takes its time, and what it gives:
     weights          Sum of the bits of all weights after the timed steps. Two rows whose steps should be
                      the same must agree in it.
 
-Peak memory is the allocator's after the first steps, beside what ``spider describe`` counts. That is the
-memory of tensors. The allocator's rounding, workspaces and short-lived tensors of a backward pass come on
-top. MFU counts neither recomputation nor what the model skips, except on packed rows, where it counts whole
-rows. It is a share of the dense peak of the row's own arithmetic.
+Peak memory is the allocator's, beside what ``spider describe`` counts. That is the memory of tensors. The
+allocator's rounding, workspaces and short-lived tensors of a backward pass come on top. MFU counts neither
+recomputation nor what the model skips, except on packed rows, where it counts whole rows. It is a share of
+the dense peak of the row's own arithmetic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from trainings import config_of, spec_of, train
 
-from spider.config import StageSpec
 from spider.describe import describe as describe_run
 from spider.model import build_model
 from spider.training import loop
@@ -60,13 +59,17 @@ def measure(
     """
     config = config_of(what, changes)
     spec = spec_of(config)
-    inspected = Counted() if nodevice.ACTIVE else Profiled() if torch.cuda.is_available() else None
+    inspected = None
+    if torch.cuda.is_available():
+        inspected = (
+            Counted() if nodevice.ACTIVE else Profiled(activities=[torch.profiler.ProfilerActivity.CUDA])
+        )
     ends, cpu, host, found = [time.perf_counter()], [time.process_time()], [], {}
     original = loop.Trainer._forward_backward
 
-    def watched(trainer: Any, *arguments: Any) -> Any:
+    def watched(trainer: Any, *arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        measured = original(trainer, *arguments)
+        measured = original(trainer, *arguments, **options)
         host.append(time.perf_counter() - began)
         found["parameters"] = list(trainer.model.parameters())
         return measured
@@ -81,11 +84,13 @@ def measure(
             found["graphs"] = counters["stats"]["unique_graphs"]
         if number == settle + steps:
             found["peak"] = torch.cuda.max_memory_allocated() if inspected else 0
-            found["weights"] = sum(p.view(torch.int32).sum().item() for p in found.pop("parameters"))
+            found["weights"] = sum(
+                p.detach().flatten().view(torch.uint8).sum().item() for p in found.pop("parameters")
+            )
             if inspected:
-                inspected.begin()
+                inspected.__enter__()
         elif number > settle + steps and inspected:
-            inspected.end()
+            inspected.__exit__(None, None, None)
 
     order = patch.object(loop, "make_deterministic", lambda *_: None) if any_order else nullcontext()
     with patch.object(loop.Trainer, "_forward_backward", watched), order:
@@ -114,17 +119,8 @@ def measure(
         yield {**figures, "line": describe(figures)}
 
 
-class Profiled:
+class Profiled(torch.profiler.profile):
     """The kernels of a step, by torch's profiler."""
-
-    def __init__(self) -> None:
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-
-    def begin(self) -> None:
-        self.profiler.__enter__()
-
-    def end(self) -> None:
-        self.profiler.__exit__(None, None, None)
 
     def figures(self) -> dict[str, Any]:
         """Return name, seconds and calls of each kernel, copy and memory set, the longest first, and sums.
@@ -132,22 +128,17 @@ class Profiled:
         A graph's annotations ("## Call CompiledFxGraph") span kernels and would count their time again.
         """
         took, parts = defaultdict[str, list[float]](list), defaultdict[str, float](float)
-        for event in self.profiler.events():
+        for event in self.events():
             if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
                 took[event.name].append(event.time_range.elapsed_us() / 1e6)
         for name, of in took.items():
             parts[group_of(name)] += sum(of)
         kernels = sorted(((name, sum(of), len(of)) for name, of in took.items()), key=lambda one: -one[1])
-        launches = sum(len(of) for of in took.values())
-        return {
-            "kernels": kernels,
-            "parts": parts,
-            "launches": launches,
-            "kernel_seconds": sum(parts.values()),
-        }
+        sums = {"launches": sum(map(len, took.values())), "kernel_seconds": sum(parts.values())}
+        return {"kernels": kernels, "parts": parts, **sums}
 
 
-def mfu(spec: StageSpec, seconds: float) -> float | None:
+def mfu(spec: Any, seconds: float) -> float | None:
     """Return the model's FLOP/s over the device's peak, or None for an unknown device."""
     with torch.device("meta"):
         model = build_model(spec.model)
@@ -168,7 +159,7 @@ def describe(row: dict[str, Any]) -> str:
     words = [f"{row['tokens_per_second']:,.0f} {row['unit']}/s, {ms['seconds']} a step"]
     words.append(f"the host returns after {ms['host_seconds']}, {ms['cpu_seconds']} of CPU")
     if "launches" in row:
-        parts = sorted(row["parts"].items(), key=lambda part: -part[1])
+        parts = sorted(row["parts"].items(), key=lambda part: -part[1])[:12]
         named = ", ".join(f"{name} {1000 * of:.1f}" for name, of in parts)
         words.append(f"{row['launches']:,} launches, {ms['kernel_seconds']} of kernels ({named})")
     peak, described = row["peak_memory"] / 1e9, row["described_memory"] / 1e9

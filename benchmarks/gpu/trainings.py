@@ -48,6 +48,7 @@ def config_of(what: str, changes: dict[str, Any] | None = None, **settings: Any)
     if isinstance(run["model"], str):
         run["model"] = {"preset": run["model"]}
     run["model"]["ngram"] = None
+    run.pop("evaluation", None)
     shape = {"defaults": HEADLINE} if what == "headline" else {}
     run = merged(run, merged({**BF16, **shape}, changes or {}))
     run["stages"] = [{"name": "steps", "ckpt_minutes": None, **(settings or ENDLESS)}]

@@ -1,7 +1,6 @@
-"""Test the questions to a GPU: rehearse all of them on a CPU, and check what is kept, skipped and refused."""
+"""Test the questions to a GPU: rehearse them at tiny sizes on a CPU, and check what is kept and refused."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -11,21 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.forkserver import python
-
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks/gpu"
+#: A training at a tiny size without a compiler.
+SMALL = {"precision": "fp32", "compile": False}
+PACKED = {"seq_len": 64, "micro_batch": 2, "grad_accum": 2, "packing": "best_fit", "attend": "document"}
 
 
 @pytest.fixture
-def questions(gpu_benchmarks):
-    import questions
+def everything(gpu_benchmarks, monkeypatch, tmp_path):
+    """all.py, whose text and logs lie in a folder of the test."""
+    import all as everything
+    import others
+    import texts
+    import trainings
 
-    return questions
+    for module in (everything, others, texts, trainings):
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "gpu")
+    return everything
 
 
 @pytest.fixture
-def bundle(questions, monkeypatch, tmp_path):
+def bundle(everything, monkeypatch, tmp_path):
     import bundle
 
     monkeypatch.setattr(bundle, "FOLDER", tmp_path / "gpu")
@@ -33,195 +39,209 @@ def bundle(questions, monkeypatch, tmp_path):
     return bundle
 
 
-def ask(folder, script, *options):
-    """Run a script that works in ``folder``; return its exit status and output."""
-    command = [python(), GPU / f"{script}.py", "--json", folder / "figures.json", *options]
-    environment = {**os.environ, "GPU_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+# ------------------------------------------------------------------------------------------------ the rows
 
 
-@pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory):
-    """Rehearse all questions once; return the folder and the output."""
-    folder = tmp_path_factory.mktemp("gpu")
-    status, output = ask(folder, "all", "--rehearse")
-    assert status == 0, output
-    return folder, output
+def test_the_first_steps_of_a_training_are_measured(everything):
+    import train_throughput
+
+    (row,) = train_throughput.measure("smoke", SMALL, steps=2, settle=1)
+    assert len(row["steps"]) == 3 and 0 < row["host_seconds"] < row["seconds"] * 1.5
+    assert row["described_memory"] > 0 and row["unit"] == "bytes" and row["mfu"] is None
+    assert row["line"].startswith(row["shape"]) and "the host returns after" in row["line"]
+    (again,) = train_throughput.measure("smoke", SMALL, steps=2, settle=1, any_order=True)
+    assert again["weights"] == row["weights"] != 0
+    (other,) = train_throughput.measure("smoke", {**SMALL, "defaults": {"lr": 1e-5}}, steps=2, settle=1)
+    assert other["weights"] != row["weights"]
 
 
-def kept(folder):
-    return json.loads((folder / "figures.json").read_text())["questions"]
+def test_a_gpt_on_packed_rows_of_made_up_ids_is_measured(everything, monkeypatch):
+    import texts
+    import train_throughput
+
+    monkeypatch.setattr(texts.made_ids, "__defaults__", (80_000,))
+    size = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "short_window": 16}
+    changes = {**SMALL, "model": size, "defaults": PACKED}
+    (row,) = train_throughput.measure("gpt-d12", changes, steps=2, settle=1)
+    assert (row["unit"], row["compiled_again"], row["shape"]) == ("tokens", 0, "2 x 2 x 64")
 
 
-def assert_every_kernel_is_measured(rows):
-    found = {name.removeprefix("odd, "): row["ways"] for name, row in rows.items()}
-    assert found.keys() >= {"layer", "experts", "expand backward", "reduce backward", "cast_rows_fp8"}
-    assert found["expand"].keys() == {"twin", "kernel", "loop", "compiled", "copy"}
-    assert found["layer"].keys() >= {"loop", "torch", "torch compiled", "kernels", "kernels fp8 compiled"}
-    assert found["experts"].keys() == {"bf16", "bf16 compiled", "fp8", "fp8 compiled"}
-    for ways in found.values():
-        assert all(of["us"] > 0 and of["replayed_us"] is None for of in ways.values())
+def test_a_way_that_fails_says_why(everything):
+    import train_throughput
+
+    with pytest.raises(Exception, match="precision: fp8 cannot run on cpu"):
+        next(train_throughput.measure("smoke", {"precision": "fp8", "compile": False}))
 
 
-def test_every_question_is_rehearsed_on_a_cpu(rehearsed):
-    folder, output = rehearsed
-    rows = kept(folder)
-    scripts = {path.stem for path in GPU.glob("*.py") if "questions.Question(" in path.read_text()}
-    assert rows.keys() == scripts and all(rows.values())
-    assert output.count("These figures mean nothing") == len(scripts) and "FAILED" not in output
-    assert_every_kernel_is_measured(rows["kernel_speed"])
-    compared = rows["determinism"]
-    trained = {"training, fp32", "training, gpt, fp32", "killed, fp32"}
-    assert compared.keys() == trained | {"gradients", "gradients, gpt"}
-    assert all(row["differ"] == [] and row["compared"] > 4 for row in compared.values())
-    assert compared["killed, fp32"]["kills"] == 1
-    *slices, evaluation = rows["training"].values()
-    assert [row["finished"] for row in slices] == [False] * (len(slices) - 1) + [True]
-    assert slices[-1]["to_step"] == 20 and evaluation["bpb"] > 0
-    assert rows["train_throughput"]["smoke, bf16, parts"]["described_memory"]["total"] > 0
-    small = rows["train_throughput"]["small gpt, bf16, documents"]
-    assert (small["unit"], small["compiled_again"], small["shape"]) == ("tokens", 0, "2 x 2 x 64")
-
-
-def test_a_script_alone_measures_nothing_again(rehearsed):
-    folder, _ = rehearsed
-    before = kept(folder)
-    status, output = ask(folder, "training", "--rehearse")
-    assert status == 0 and kept(folder) == before
-    assert output.count("there already") == 1  # the evaluation; a finished training begins no slice
-
-
-def test_a_function_that_runs_apart_returns_its_result_or_its_error(questions):
-    assert questions.apart(math.sqrt, 4.0) == 2.0
-    with pytest.raises(RuntimeError, match=r"expected a nonnegative input|math domain error"):
-        questions.apart(math.sqrt, -1.0)
-    with pytest.raises(RuntimeError, match="ended with exit status 3"):
-        questions.apart(os._exit, 3)
-    with pytest.raises(RuntimeError, match=r"hangs: not done in 1 s"):
-        questions.apart(time.sleep, 60.0, seconds=1)
-
-
-def test_a_training_that_is_to_be_killed_saves_by_steps_whatever_the_preset_does(questions):
-    import trainings
-
-    for rehearse in (False, True):
-        settings = trainings.short_training("bf16", rehearse).settings
-        assert settings.ckpt_minutes is None and settings.ckpt_every * 4 <= settings.max_steps
-
-
-def no_goals(rows):
-    return []
-
-
-def chosen(questions, path, *options):
-    return questions.parser("Asks.").parse_args(["--rehearse", "--json", str(path), *options])
-
-
-def test_a_row_is_kept_as_it_ends_and_a_failed_one_tried_again_when_the_code_has_changed(
-    questions, tmp_path, capsys, monkeypatch
-):
-    path, calls = tmp_path / "figures.json", []
-
-    def once(name, fails=False):
-        calls.append(name)
-        if fails:
-            raise ValueError("first line\nout of memory")
-        return {"figure": 1}
-
-    def all_rows():
-        question = questions.Question("asked", chosen(questions, path), no_goals)
-        question.measure("a", 1, lambda: once("a"), lambda row: "one")
-        assert "a" in json.loads(path.read_text())["questions"]["asked"]
-        question.measure("b", 1, lambda: once("b", fails=True), lambda row: "two")
-        assert question.end() == 0
-
-    all_rows()
-    all_rows()
-    assert calls == ["a", "b"]
-    assert "b: FAILED, ValueError: out of memory" in capsys.readouterr().out
-    monkeypatch.setattr(questions, "code_digest", lambda: "changed")
-    all_rows()
-    assert calls == ["a", "b", "b"] and "a: there already, of other code: one" in capsys.readouterr().out
-
-
-def test_a_row_that_would_not_end_in_time_is_left_for_another_call(questions, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(questions, "device", lambda rehearse: {"device": "a GPU", "torch": "2.11"})
-    asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json"), "--minutes", "1"])
-    question = questions.Question("asked", asked, no_goals)
-    assert question.measure("long", 90, dict, str) is None
-    assert question.measure("short", 5, lambda: {"figure": 1}, str) is not None
-    assert question.end() == questions.MISSING
-    assert "long: left for another call, it takes up to 90 s" in capsys.readouterr().out
-
-
-def test_a_test_that_fails_on_the_device_is_named(questions, tmp_path):
+def test_every_op_that_the_model_calls_is_timed_forward_and_backward(everything, monkeypatch):
     import kernel_speed
 
+    # On a CPU the model takes torch's way around some ops; here it calls some.
+    monkeypatch.setattr("spider.model.spider.chunking.use_triton", lambda x: True)
+    *_, row = kernel_speed.measure("smoke", SMALL, repeats=2)
+    names = {name.removeprefix("spider::") for name in row["ops"]}
+    assert names >= {"segment_sum", "segment_expand"}  # each is the other's backward
+    assert all(of.keys() == {"bytes", "kernel", "torch", "copy"} for of in row["ops"].values())
+    assert all(of["bytes"] > 0 for of in row["ops"].values())
+
+
+def test_the_host_and_a_warm_up_are_measured(everything, monkeypatch):
+    import others
+
+    monkeypatch.setattr("spider.training.warmup._GEMM_SECONDS", 0.05)
+    monkeypatch.setattr("spider.training.warmup._STEP_SECONDS", 0.05)
+    (row,) = others.measure("host", size=32)
+    assert row["ns_of_a_turn"] > 0 and row["tflops"] > 0
+    (row,) = others.measure("warm-up", what="smoke", changes={"compile": False})
+    assert row["precision"] == "fp32" and "a micro-batch" in row["line"]
+
+
+def test_a_test_that_fails_on_the_device_is_named(everything, tmp_path):
+    import others
+
     (tmp_path / "test_it.py").write_text("def test_that(): assert 1 == 2\ndef test_fine(): pass\n")
-    found = kernel_speed.tests(str(tmp_path), workers=1)
-    assert "1 failed, 1 passed" in found["summary"] and "test_it.py::test_that" in found["error"]
+    (found,) = others.measure("tests", where=str(tmp_path), workers=1)
+    assert "1 failed, 1 passed" in found["line"] and "test_it.py::test_that" in found["error"]
 
 
-def test_rows_of_two_devices_never_share_a_file(questions, tmp_path):
-    path = tmp_path / "figures.json"
-    path.write_text(json.dumps({"machine": {"device": "NVIDIA H200"}, "questions": {}}))
-    with pytest.raises(SystemExit, match="holds figures of NVIDIA H200, this is cpu; move it away or name"):
-        questions.Question("asked", chosen(questions, path), no_goals)
+def test_every_row_can_be_trained_with_its_settings(everything):
+    import rows
+    import trainings
+
+    new = {"graphs"}  # keys that this version's configuration may not have yet
+    for name, row in rows.ROWS.items():
+        if "what" in row.arguments and not new & row.arguments.get("changes", {}).keys():
+            config = trainings.config_of(row.arguments["what"], row.arguments.get("changes"))
+            spec = trainings.spec_of(config)
+            assert spec.settings.max_steps == 10**6, name
+            if name.startswith("headline"):
+                assert spec.tokens_per_step == 448 * 256
+        assert row.seconds < 8 * 60 and not (row.same and row.same not in rows.ROWS)
+    spec = trainings.spec_of(trainings.config_of("gpt-d12"))
+    assert spec.tokens_per_step == 524_288 and spec.settings.seq_len == 2048 and spec.compile
+    assert (spec.model.vocab_size, spec.model.windows, spec.model.short_window) == (32_768, "SSSL", 1024)
+    with pytest.raises(SystemExit, match=r"nothing: no preset; choose headline or one of .*spider-1b"):
+        trainings.config_of("nothing")
 
 
-def test_without_a_gpu_a_question_says_why_and_what_to_do(questions, tmp_path, monkeypatch):
-    def driver():
-        raise RuntimeError(
-            "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"
-        )
+def test_goals_are_told_beside_the_figures_that_decide_them(gpu_benchmarks):
+    import rows
 
-    monkeypatch.setattr("torch.cuda.init", driver)
-    asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json")])
-    with pytest.raises(SystemExit, match=r"finds no GPU: The NVIDIA driver .* is too old .*--rehearse runs"):
-        questions.Question("asked", asked, no_goals)
+    def row(speed, **more):
+        return {"tokens_per_second": speed, "peak_memory": 25e9, "described_memory": 24e9, **more}
 
-
-def test_goals_are_told_beside_the_figures_of_a_device(questions, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(questions, "device", lambda rehearse: {"device": "a GPU", "torch": "2.11"})
-    asked = questions.parser("Asks.").parse_args(["--json", str(tmp_path / "f.json")])
-
-    def goals(rows):
-        figure = rows["a"]["figure"] if "a" in rows else None
-        return [questions.goal("at least 2", figure, lambda x: x >= 2)]
-
-    question = questions.Question("asked", asked, goals)
-    question.measure("a", 1, lambda: {"figure": 3}, lambda row: "three")
-    assert "    goal: at least 2: met (3)" in capsys.readouterr().out
-    assert questions.goal("x", None, bool)["outcome"] == "not measured"
-    assert questions.goal("x", 1.0, lambda x: x > 1)["outcome"] == "missed (1)"
+    found = {
+        "headline": row(150e3, weights=7),
+        "headline, other": row(50e3),
+        "headline, again": row(1, weights=8),
+    }
+    told = list(rows.goals_of(found))
+    assert "headline: 200,000 bytes/s: missed (1.5e+05)" in told
+    assert "headline: 2.5 times the other checkout's: met (3)" in told
+    assert "headline, again: the same weights as headline: missed" in told
+    assert "headline: peak within 5% of described: met (1.042)" in told
+    assert not any("gpt" in line or "fp8" in line for line in told) and not list(rows.goals_of({}))
 
 
-def test_a_script_that_outlasts_its_time_is_killed_with_what_it_started(questions, tmp_path, capsys):
-    import all as everything
+# ------------------------------------------------------------------------------------------------ what is kept
 
-    script = tmp_path / "slow.py"
-    script.write_text(
-        "import subprocess, sys, pathlib\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "pathlib.Path(sys.argv[1]).write_text(str(child.pid))\n"
-        "child.wait()\n"
-    )
-    command = [sys.executable, str(script), str(tmp_path / "pid")]
-    assert everything.run(command, dict(os.environ), 3) == questions.MISSING
-    assert "slow: killed, its time is over" in capsys.readouterr().out
-    child = Path("/proc") / (tmp_path / "pid").read_text()
+
+@pytest.fixture
+def machine(everything, monkeypatch, tmp_path):
+    """A machine whose rows are small scripts; return a function that calls all.py there."""
+    rows_of_all = dict(everything.ROWS)
+    monkeypatch.setattr(everything.bundle, "unpack", lambda device: [])
+    monkeypatch.setattr(everything, "device", lambda: {"device": "a GPU", "memory": 50e9})
+    monkeypatch.setattr(everything, "nvidia_smi", lambda query: ["12, python, 300"])
+
+    def call(rows, *options, **parts):
+        table = {name: rows_of_all["headline"]._replace(module=code, **parts) for name, code in rows.items()}
+        monkeypatch.setattr(everything, "ROWS", table)
+        scripts = tmp_path / "all.py"
+        scripts.write_text(f"import sys, time, os\nexec({rows!r}[sys.argv[2]])\n")
+        monkeypatch.setattr(everything, "__file__", str(scripts))
+        monkeypatch.setattr(sys, "argv", ["all.py", "--json", str(tmp_path / "f.json"), *options])
+        return everything.main()
+
+    return call
+
+
+GOOD = 'print("FIGURES", \'{"figure": 1, "line": "one"}\')'
+
+
+def kept(tmp_path):
+    return json.loads((tmp_path / "f.json").read_text())["rows"]
+
+
+def test_a_row_is_kept_with_the_machines_state_and_a_failed_one_tried_again_when_the_code_has_changed(
+    everything, machine, tmp_path, capsys, monkeypatch
+):
+    table = {"a": GOOD, "b": 'sys.exit("first line\\nout of memory")'}
+    assert machine(table) == 1
+    row = kept(tmp_path)["a"]
+    assert row["figure"] == 1 and row["took"] >= 0 and row["gpu_processes"] == ["12, python, 300"]
+    assert "cores" in row["cpu"] and len(row["load"]) == 3
+    out = capsys.readouterr().out
+    assert "b: FAILED, out of memory" in out and "beside other processes on the GPU: 12, python, 300" in out
+    assert machine(table) == 1
+    assert "a: there already: one" in (out := capsys.readouterr().out) and "b: there already" in out
+    monkeypatch.setattr(everything, "code_digest", lambda tree: "changed")
+    assert machine({**table, "b": GOOD}) == 0
+    assert "a: there already" in (out := capsys.readouterr().out) and "b: one (" in out
+
+
+def test_a_row_that_outlasts_its_time_is_killed_with_what_it_started_and_keeps_its_figures(
+    machine, tmp_path, capsys
+):
+    child = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n"
+    child += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n{GOOD}\nsys.stdout.flush()\n"
+    assert machine({"a": child + "time.sleep(60)", "b": "time.sleep(60)"}, seconds=3) == 1
+    assert kept(tmp_path)["a"]["line"] == "one" and "error" not in kept(tmp_path)["a"]
+    assert "b: FAILED, killed after 3 s" in capsys.readouterr().out
+    stat = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
     for _ in range(100):
-        if not child.exists() or "Z" in (child / "stat").read_text().split():
+        if not stat.exists() or "Z" in stat.read_text().split():
             return
         time.sleep(0.05)
-    pytest.fail("what the script started still runs")
+    pytest.fail("what the row started still runs")
+
+
+def test_a_row_that_would_not_end_in_time_is_left_for_another_call(machine, capsys):
+    assert machine({"long": GOOD}, "--minutes", "0.5") == 75
+    assert "long: left for another call, it takes up to 170 s" in capsys.readouterr().out
+
+
+def test_another_checkout_is_trained_right_behind(machine, tmp_path):
+    told = 'import json; print("FIGURES", json.dumps({"line": os.environ["GPU_TREE"]}))'
+    other = tmp_path / "other"
+    assert machine({"a": told, "b": told}, "--other", str(other), "--rows", "a*") == 0
+    rows = kept(tmp_path)
+    assert [(name, row["line"]) for name, row in rows.items()] == [("a", str(ROOT)), ("a, other", str(other))]
+    assert rows["a"]["code"] != rows["a, other"]["code"]
+
+
+def test_a_row_that_needs_more_memory_is_left_out(machine, capsys):
+    assert machine({"a": GOOD}, gigabytes=60) == 0
+    assert "a: left out, it needs 60 GB" in capsys.readouterr().out
+
+
+def test_rows_of_two_devices_never_share_a_file(machine, tmp_path):
+    (tmp_path / "f.json").write_text(json.dumps({"machine": {"device": "NVIDIA H200"}, "rows": {}}))
+    with pytest.raises(SystemExit, match="holds figures of NVIDIA H200, this is a GPU; move it away or name"):
+        machine({"a": GOOD})
+
+
+def test_without_a_gpu_all_says_why_and_what_to_do(tmp_path):
+    environment = {**os.environ, "PATH": "/nowhere", "GPU_FOLDER": str(tmp_path)}
+    command = [sys.executable, str(GPU / "all.py"), "--minutes", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "finds no GPU" in done.stderr and "--nodevice rehearses" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------ the bundle
 
 
-def small_bundle(bundle, folder, python=None):
+def small_bundle(bundle, folder, python=None, **more):
     """A bundle of one wheel and one file of text, as `make gpu-bundle` leaves it."""
     import platform
 
@@ -236,7 +256,7 @@ def small_bundle(bundle, folder, python=None):
     names = ["wheels/thing-1.0-py3-none-any.whl", "text.tar.xz"]
     files = {name: (folder / "bundle" / name).stat().st_size for name in names}
     here = ".".join(map(str, sys.version_info[:2]))
-    manifest = {"python": python or here, "machine": platform.machine(), "text": text, "files": files}
+    manifest = {"python": python or here, "machine": platform.machine(), "text": text, "files": files, **more}
     (folder / "bundle/manifest.json").write_text(json.dumps(manifest))
     return folder / "bundle"
 
@@ -281,10 +301,34 @@ def test_a_bundle_that_is_cut_short_is_refused(bundle, tmp_path):
         bundle.unpack(packed)
 
 
+def test_compiled_code_is_unpacked_for_its_device_and_torch_alone(bundle, tmp_path, monkeypatch, capsys):
+    for_h200 = {"device": "NVIDIA H200", "torch": "2.11.0"}
+    packed = small_bundle(bundle, tmp_path, compiled=for_h200)
+    (tmp_path / "code/fxgraph").mkdir(parents=True)
+    for name in ("graph", "choice.best_config"):
+        (tmp_path / "code/fxgraph" / name).write_text("compiled")
+    with bundle.tarfile.open(packed / "compiled.tar.xz", "w:xz") as tar:
+        tar.add(tmp_path / "code/fxgraph", "fxgraph", filter=bundle.without_choices)
+    monkeypatch.setattr(bundle, "version", lambda package: "2.11.0")
+    there = tmp_path / "gpu/compiled/inductor/fxgraph"
+    bundle.unpack(packed)
+    bundle.unpack(packed, device="NVIDIA H100 80GB HBM3")
+    assert not there.exists()
+    said = capsys.readouterr().out
+    assert "is for NVIDIA H200 and torch 2.11.0, this is NVIDIA H100 80GB HBM3 and torch 2.11.0" in said
+    bundle.unpack(packed, device="NVIDIA H200")
+    assert [path.name for path in there.iterdir()] == ["graph"] and not capsys.readouterr().out
+
+
 def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {bundle.plain(line.partition("==")[0]) for line in lines if "==" in line}
-    assert {bundle.plain(name) for name in bundle.PACKAGES} <= pinned
+
+    def plain(name):
+        return name.lower().replace("_", "-").replace(".", "-")
+
+    pinned = {plain(line.partition("==")[0]) for line in lines if "==" in line}
+    wheels = bundle.WHEELS.read_text().splitlines()
+    assert {plain(name) for name in wheels if not name.startswith("#")} <= pinned
     left_out = ["pyarrow", "numba", "mlflow", "snakemake", "datasets", "huggingface_hub", "scipy", "pandas"]
     code = f"import sys\nfor name in {left_out}: sys.modules[name] = None\n"
     code += "import spider.cli, spider.training.stage, spider.training.warmup, spider.evaluation.evaluate\n"

@@ -111,7 +111,7 @@ def test_a_wait_in_a_capture_is_refused_and_spoils_it(cuda, tmp_path, capfd):
 
 
 def test_memory_is_that_of_the_device_and_knows_where_it_is(cuda, tmp_path):
-    free, total, first, second = (ctypes.c_size_t() for _ in range(4))
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
     cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     most = ctypes.c_size_t(free.value - 1000)
     pointers = [ctypes.c_void_p() for _ in range(3)]
@@ -154,15 +154,25 @@ def test_a_report_tells_the_host_from_graphs(gpu_benchmarks):
     import nodevice
 
     work = [some_work(nodevice, "add", 5), some_work(nodevice, "product 2 x 3 x 4", 1, 20)]
-    row = {"sums": {"waits": 0}, "work": [*work, some_work(nodevice, "memory set", 2)], "parts": {"ops": 0.002}}
+    row = {
+        "sums": {"waits": 0},
+        "work": [*work, some_work(nodevice, "memory set", 2)],
+        "parts": {"ops": 0.002},
+    }
     lines = [line.split() for line in count.report(row, kernels=1).splitlines()]
     assert ["0", "waits"] in lines and ["2.00", "ms", "ops"] in lines
-    assert ["5", "0", "kernel"] in lines and ["1", "20", "product"] in lines and ["2", "0", "memory", "set"] in lines
+    assert (
+        ["5", "0", "kernel"] in lines
+        and ["1", "20", "product"] in lines
+        and ["2", "0", "memory", "set"] in lines
+    )
     assert lines[-1][:2] == ["1", "20"] and "product" in lines[-1]
 
 
 @pytest.mark.inductor
-def test_the_model_counts_bytes_and_flops_of_compiled_graphs_and_products(gpu_benchmarks, tmp_path, monkeypatch):
+def test_the_model_counts_bytes_and_flops_of_compiled_graphs_and_products(
+    gpu_benchmarks, tmp_path, monkeypatch
+):
     """A CPU's graph: a product by torch's own library, and a kernel that Inductor writes."""
     import model
     import nodevice

@@ -63,6 +63,17 @@ EXPORT cublasStatus_t cublasSgemv_v2(cublasHandle_t handle, cublasOperation_t t,
                                      const float *x, int incx, const float *beta, float *y, int incy) {
     return product(STREAM, m, 1, n, 1);
 }
+EXPORT cublasStatus_t cublasDgemv_v2(cublasHandle_t handle, cublasOperation_t t, int m, int n, const double *alpha, const double *A, int lda,
+                                     const double *x, int incx, const double *beta, double *y, int incy) {
+    return product(STREAM, m, 1, n, 1);
+}
+EXPORT cublasStatus_t cublasDgemmStridedBatched(GEMM, const double *alpha, const double *A, int lda, long long sa, const double *B, int ldb,
+                                                long long sb, const double *beta, double *C, int ldc, long long sc, int count) {
+    return product(STREAM, m, n, k, count);
+}
+EXPORT cublasStatus_t cublasDdot_v2(cublasHandle_t handle, int n, const double *x, int incx, const double *y, int incy, double *result) {
+    return product(STREAM, 1, 1, n, 1);
+}
 EXPORT cublasStatus_t cublasSdot_v2(cublasHandle_t handle, int n, const float *x, int incx, const float *y, int incy, float *result) {
     return product(STREAM, 1, 1, n, 1);
 }

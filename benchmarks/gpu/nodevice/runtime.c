@@ -16,6 +16,9 @@
    host sends out and reads back stay what they are. Events are always 1 ms apart, so whatever is timed takes
    the same time.
 
+   What fails. torch finds NVRTC, which compiles its rarer elementwise kernels (torch.special.entr in eager
+   code), by its file and not through this library, and it crashes. CUPTI and cuDNN look for a real driver.
+
    Captures. Work for a stream that is being captured becomes part of a graph. As on a GPU, a wait for such a
    stream, and in the modes `global` and `thread_local` any call that could wait, is an error there: it is
    printed, the capture is void, and cudaStreamEndCapture fails. One capture at a time is supported.
