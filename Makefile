@@ -7,6 +7,9 @@ ARGS ?=
 JOBS ?= 4
 GPU_PYTHON ?= 3.12
 GPU_MACHINE ?= x86_64
+GPU_DEVICE ?= NVIDIA H200
+# A Python with torch for CUDA, of the version GPU_PYTHON: then the bundle carries compiled code for GPU_DEVICE.
+CUDA_PYTHON ?=
 BIN := .venv/bin
 # `--snakefile` ends the list of files that `--configfile` takes, so that targets may follow in ARGS.
 SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" "$(BIN)/snakemake" $(if $(CONFIG),--configfile "$(CONFIG)") --snakefile Snakefile
@@ -60,7 +63,8 @@ findings:
 	done; exit $$status
 
 gpu-bundle: .venv/run-ready
-	@"$(BIN)/python" benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE)
+	@"$(BIN)/python" benchmarks/gpu/bundle.py --python $(GPU_PYTHON) --machine $(GPU_MACHINE) \
+		--device "$(GPU_DEVICE)" $(if $(CUDA_PYTHON),--cuda-python "$(CUDA_PYTHON)")
 
 clean:
 	@printf "Remove results/, .snakemake/ and .venv/, trained models included? [y/N] "; \

@@ -56,8 +56,8 @@ def main() -> None:
     wheels, text, compiled = (BUNDLE / name for name in ("wheels", "text.tar.xz", "compiled.tar.xz"))
     shutil.rmtree(wheels, ignore_errors=True)
     download(wheels, chosen.python, chosen.machine)
-    manifest: dict[str, Any] = {"python": chosen.python, "machine": chosen.machine}
-    manifest["text"] = pack(encode(), text)
+    digest = pack(encode(), text)
+    manifest: dict[str, Any] = {"python": chosen.python, "machine": chosen.machine, "text": digest}
     files = [*sorted(wheels.iterdir()), text]
     if chosen.cuda_python:
         manifest["compiled"] = compile_rows(chosen.cuda_python, chosen.device, compiled)
@@ -192,11 +192,9 @@ def fits(compiled: dict[str, str], device: str) -> bool:
     """Tell whether compiled code is of use here, and say why not."""
     here = {"device": device, "torch": version("torch") if find_spec("torch") else "none"}
     if compiled != here:
-        print(
-            f"the bundle's compiled code is for {compiled['device']} and torch {compiled['torch']}, this is "
-            f"{device} and torch {here['torch']}: all is compiled here, a minute or more for each row",
-            flush=True,
-        )
+        held = f"the bundle's compiled code is for {compiled['device']} and torch {compiled['torch']}"
+        what = "all is compiled here, a minute or more for each row"
+        print(f"{held}, this is {device} and torch {here['torch']}: {what}", flush=True)
     return compiled == here
 
 

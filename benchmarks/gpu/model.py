@@ -71,9 +71,10 @@ class Recorder:
         unknown = 0
         for (capture, key), calls in self.calls.items():
             calls *= self.library.nodevice_launched(capture) if capture else 1
-            path = self.folder / f"{key}.json"
-            unknown += 0 if path.exists() else calls
-            for kernel in json.loads(path.read_text()) if path.exists() else ():
+            if not (notes := self.folder / f"{key}.json").exists():
+                unknown += calls
+                continue
+            for kernel in json.loads(notes.read_text()):
                 kernels[tuple(kernel)] += calls
         for of in work:
             if of.kind == "product":

@@ -29,9 +29,7 @@ def host(size: int = 8192) -> dict[str, Any]:
     for _ in range(10**6):
         pass
     loop = time.perf_counter() - began
-    launch, product, copy = (
-        timed(call, n) for call, n in ((lambda: small + small, 3000), (lambda: a @ a, 10), (b.clone, 10))
-    )
+    launch, product, copy = timed(lambda: small + small, 3000), timed(lambda: a @ a, 10), timed(b.clone, 10)
     found = {"ns_of_a_turn": 1000 * loop, "us_of_a_launch": 1e6 * launch, "torch": torch.__version__}
     found |= {"tflops": 2e-12 * size**3 / product, "terabytes_per_second": 2e-12 * b.nbytes / copy}
     return {**found, "line": ", ".join(f"{name} {of}" for name, of in found.items())}

@@ -143,7 +143,7 @@ def test_goals_are_told_beside_the_figures_that_decide_them(gpu_benchmarks):
     assert not any("gpt" in line or "fp8" in line for line in told) and not list(rows.goals_of({}))
 
 
-# ------------------------------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------------------------- what is kept
 
 
 @pytest.fixture

@@ -57,17 +57,12 @@ def check_torch() -> None:
     found = find_spec("torch")
     about = runpy.run_path(str(Path(found.origin).with_name("version.py"))) if found and found.origin else {}
     if about.get("cuda") is None:
-        sys.exit(
-            f"{sys.executable}: has {'torch without CUDA' if about else 'no torch'}, and only kernels "
-            "for CUDA can be counted; call this with a Python that has them (pip install "
-            f"torch=={WRITTEN_FOR}.0, 6 GB)"
-        )
+        has = "torch without CUDA" if about else "no torch"
+        there = f"call this with a Python that has them (pip install torch=={WRITTEN_FOR}.0, 6 GB)"
+        sys.exit(f"{sys.executable}: has {has}, and only kernels for CUDA can be counted; {there}")
     if not about["__version__"].startswith(f"{WRITTEN_FOR}."):
-        print(
-            f"torch {about['__version__']}: the runtime without a device was written for {WRITTEN_FOR}; if "
-            f"this fails, add to {SOURCES[0]} what it misses",
-            file=sys.stderr,
-        )
+        wrong = f"torch {about['__version__']}: the runtime without a device was written for {WRITTEN_FOR}"
+        print(f"{wrong}; if this fails, add to {SOURCES[0]} what it misses", file=sys.stderr)
 
 
 def includes() -> list[str]:
