@@ -124,7 +124,7 @@ def run(name: str, own: str, environment: Mapping[str, str], seconds: float, kep
     timer.cancel()
     if process.wait() and "line" not in kept.rows[name]:
         ended = f"ended with status {process.returncode} after {time.monotonic() - began:.0f} s"
-        kept.add(name, {"error": (tail or [ended])[-1], "tail": tail})
+        kept.add(name, {"error": tail[-1] if tail and process.returncode > 0 else ended, "tail": tail})
     kept.add(name, {"took": round(time.monotonic() - began, 1)})
     print(f"{name}: {kept.line(name)} ({kept.rows[name]['took']} s)", flush=True)
     kept.print_goals()

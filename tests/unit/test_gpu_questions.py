@@ -195,9 +195,11 @@ def test_a_row_that_outlasts_its_time_is_killed_with_what_it_started_and_keeps_i
 ):
     child = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n"
     child += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n{GOOD}\nsys.stdout.flush()\n"
-    assert machine({"a": child + "time.sleep(60)", "b": "time.sleep(60)"}, seconds=3) == 1
+    assert (
+        machine({"a": child + "time.sleep(60)", "b": "print(1, flush=True); time.sleep(60)"}, seconds=3) == 1
+    )
     assert kept(tmp_path)["a"]["line"] == "one" and "error" not in kept(tmp_path)["a"]
-    assert "b: FAILED, killed after 3 s" in capsys.readouterr().out
+    assert "b: FAILED, ended with status -9 after 3 s" in capsys.readouterr().out
     stat = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
     for _ in range(100):
         if not stat.exists() or "Z" in stat.read_text().split():
