@@ -1,8 +1,8 @@
 """Measure training: bytes or tokens a second, where the time goes, memory and MFU.
 
 A row trains the first steps by the trainer itself: text from the loader, ``grad_accum`` forward and backward
-passes, clipping and update. The first `SETTLE` steps do not count. A step lasts until the GPU has finished
-its work, and a row has the median of `STEPS`. One more step is profiled.
+passes, clipping and update. The first ``settle`` steps do not count. A step lasts until the GPU has finished
+its work, and a row has the median of ``steps``. One more step is profiled.
 
 Figures that say why a step takes its time, and what it gives:
     host_seconds     From the begin of forward and backward until both have returned, before any wait. Near
@@ -27,7 +27,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -45,17 +44,12 @@ from spider.model import build_model
 from spider.training import loop
 from spider.training.telemetry import peak_flops
 
-STEPS, SETTLE = 5, 3
 
-
-def measure(
-    what: str, changes: Any = None, any_order: bool = False, steps: int = STEPS, settle: int = SETTLE
-) -> Iterator[dict[str, Any]]:
+def measure(what: str, changes: Any = None, steps: int = 5, settle: int = 3) -> Iterator[dict[str, Any]]:
     """Yield the figures of one row: first those of the steps, then those of the profiled step.
 
     Args:
         what: see `config_of`, as ``changes``.
-        any_order: let torch's own kernels add in any order, which `make_deterministic` forbids.
     """
     config = config_of(what, changes)
     spec = spec_of(config)
@@ -72,6 +66,7 @@ def measure(
         measured = original(trainer, *arguments, **options)
         host.append(time.perf_counter() - began)
         found["parameters"] = list(trainer.model.parameters())
+        found["cut"] = f"{trainer.micro_batches} x {trainer.windows // trainer.micro_batches}"
         return measured
 
     def on_step(number: int) -> None:
@@ -92,14 +87,13 @@ def measure(
         elif number > settle + steps and inspected:
             inspected.__exit__(None, None, None)
 
-    order = patch.object(loop, "make_deterministic", lambda *_: None) if any_order else nullcontext()
-    with patch.object(loop.Trainer, "_forward_backward", watched), order:
+    with patch.object(loop.Trainer, "_forward_backward", watched):
         train(spec, settle + steps + bool(inspected), on_step)
     timed = slice(settle, settle + steps)
     took, busy = ([after - before for before, after in itertools.pairwise(of)] for of in (ends, cpu))
-    settings, compiler, seconds = spec.settings, counters["inductor"], median(took[timed])
+    compiler, seconds = counters["inductor"], median(took[timed])
     figures = {
-        "shape": f"{settings.grad_accum} x {settings.micro_batch} x {settings.seq_len}",
+        "shape": f"{found['cut']} x {spec.settings.seq_len}",
         "steps": took,
         "seconds": seconds,
         "host_seconds": median(host[timed]),

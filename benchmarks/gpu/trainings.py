@@ -49,8 +49,10 @@ def config_of(what: str, changes: dict[str, Any] | None = None, **settings: Any)
         run["model"] = {"preset": run["model"]}
     run["model"]["ngram"] = None
     run.pop("evaluation", None)
-    shape = {"defaults": HEADLINE} if what == "headline" else {}
-    run = merged(run, merged({**BF16, **shape}, changes or {}))
+    changes = merged({**BF16, "defaults": HEADLINE} if what == "headline" else BF16, changes or {})
+    if "grad_accum" in changes.get("defaults", {}):  # in place of a shape that the device would decide
+        run["defaults"].pop("windows_per_step", None)
+    run = merged(run, changes)
     run["stages"] = [{"name": "steps", "ckpt_minutes": None, **(settings or ENDLESS)}]
     return load_config(raw | {"runs": {name: run}})
 
@@ -77,4 +79,4 @@ def train(spec: StageSpec, steps: int, on_step: Callable[[int], None]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(Enough):
         stage.train(spec, folder, text_for(spec), on_step=after)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
