@@ -47,7 +47,7 @@ def main() -> None:
 
 
 class Counted:
-    """What the runtime without a device counts in a step, and the model's time of it."""
+    """Counts what a step asks of the runtime without a device, and models its time."""
 
     def __init__(self) -> None:
         from model import Recorder

@@ -36,7 +36,7 @@ def host(size: int = 8192) -> dict[str, Any]:
 
 
 def timed(call: Callable[[], Any], count: int) -> float:
-    """Return the seconds of a call, of which many are queued."""
+    """Return the seconds of a call when many are queued."""
     for last in (3, count):
         began = time.perf_counter()
         for _ in range(last):
