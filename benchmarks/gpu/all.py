@@ -25,9 +25,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -102,26 +102,27 @@ def run(name: str, own: str, environment: Mapping[str, str], seconds: float, kep
     """
     log = FOLDER / f"logs/{name.replace(' ', '_')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--row", own],
-        env=environment,
-        start_new_session=True,
-        preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # when the parent dies
-        **output,
-    )
-    timer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
-    timer.start()
-    tail: list[str] = []
-    with log.open("w", buffering=1) as file:
-        for line in process.stdout or ():
-            file.write(line)
-            if line.startswith(MARK):
-                kept.add(name, json.loads(line.removeprefix(MARK)))
-            elif line.strip():
-                tail = [*tail[-20:], line.strip()]
-    timer.cancel()
+    began, tail, text, running = time.monotonic(), [], "", True
+    with log.open("w") as out, log.open(errors="replace") as written:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--row", own],
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),  # when the parent dies
+        )
+        while running:
+            time.sleep(0.1)
+            running = process.poll() is None and time.monotonic() < began + seconds
+            *lines, text = (text + written.read()).split("\n")
+            for line in lines:
+                if line.startswith(MARK):
+                    kept.add(name, json.loads(line.removeprefix(MARK)))
+                elif line.strip():
+                    tail = [*tail[-20:], line.strip()]
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     if process.wait() and "line" not in kept.rows[name]:
         ended = f"ended with status {process.returncode} after {time.monotonic() - began:.0f} s"
         kept.add(name, {"error": tail[-1] if tail and process.returncode > 0 else ended, "tail": tail})

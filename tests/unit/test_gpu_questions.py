@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -206,6 +207,32 @@ def test_a_row_that_outlasts_its_time_is_killed_with_what_it_started_and_keeps_i
             return
         time.sleep(0.05)
     pytest.fail("what the row started still runs")
+
+
+def test_what_a_row_leaves_running_is_ended_with_it(machine, tmp_path):
+    """A compiler's worker, for example, which keeps the row's output open."""
+    assert machine({"a": f"import subprocess\nsubprocess.Popen(['sleep', '100'])\n{GOOD}"}) == 0
+    assert kept(tmp_path)["a"]["line"] == "one" and kept(tmp_path)["a"]["took"] < 60
+
+
+def test_if_all_is_killed_the_row_is_too_and_the_figures_so_far_are_kept(machine, tmp_path):
+    told = f"open({str(tmp_path / 'row')!r}, 'w').write(str(os.getpid()))\n{GOOD}\nsys.stdout.flush()\n"
+    told += "time.sleep(99)"
+    if (parent := os.fork()) == 0:
+        machine({"a": told})
+        os._exit(0)
+    while not ((tmp_path / "f.json").exists() and "line" in kept(tmp_path)["a"]):
+        time.sleep(0.05)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    stat = Path("/proc") / (tmp_path / "row").read_text() / "stat"
+    for _ in range(200):
+        if not stat.exists() or "Z" in stat.read_text().split():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the row still runs")
+    assert kept(tmp_path)["a"]["line"] == "one"
 
 
 def test_a_row_that_would_not_end_in_time_is_left_for_another_call(machine, capsys):
