@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TABLE = tomllib.loads(Path(__file__).with_name("rows.toml").read_text())
+WINDOWS = {"headline": 448, "gpt-d12": 256}
+"""Windows of a step."""
 OTHER = ", other"
 """Ends the name of a row that another checkout ran."""
 
@@ -29,7 +31,7 @@ def row_of(name: str, micro: int | None = None, **parts: Any) -> Row:
     """Return a row of the table."""
     known = {part: parts.pop(part) for part in Row._fields if part in parts}
     if micro:
-        shape = {"micro_batch": 448 // micro, "grad_accum": micro}
+        shape = {"micro_batch": WINDOWS[parts["what"]] // micro, "grad_accum": micro}
         parts["changes"] = {"defaults": shape, **parts.get("changes", {})}
     return Row(parts, **known)
 
