@@ -32,7 +32,7 @@ def row_of(name: str, micro: int | None = None, **parts: Any) -> Row:
     known = {part: parts.pop(part) for part in Row._fields if part in parts}
     if micro:
         shape = {"micro_batch": WINDOWS[parts["what"]] // micro, "grad_accum": micro}
-        parts["changes"] = {"defaults": shape, **parts.get("changes", {})}
+        parts.setdefault("changes", {}).setdefault("defaults", {}).update(shape)
     return Row(parts, **known)
 
 

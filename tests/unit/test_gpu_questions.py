@@ -120,7 +120,9 @@ def test_every_row_can_be_trained_with_its_settings(everything):
             if name.startswith("headline"):
                 assert spec.tokens_per_step == 448 * 256
             if name.startswith("gpt-d12"):
-                assert spec.tokens_per_step == 524_288
+                assert spec.tokens_per_step == 524_288 and spec.settings.grad_accum == (
+                    4 if "4 x" in name else 8
+                )
         assert row.seconds < 8 * 60 and not (row.same and row.same not in rows.ROWS)
     spec = trainings.spec_of(trainings.config_of("gpt-d12"))
     assert spec.tokens_per_step == 524_288 and spec.settings.seq_len == 2048 and spec.compile
