@@ -31,9 +31,12 @@ log = logging.getLogger(__name__)
 
 Inputs = dict[str, Tensor]
 """``tokens_BT``, ``labels_BT``, the model's other arguments, and ``weight``, by which a loss counts in its
-step."""
+step. Answers have their ``advantage_B`` and the number of their tokens, ``learned``."""
 Measured = dict[str, Tensor]
 """Scalars on the device by name: ``loss`` and the metrics of the forward pass."""
+
+#: Inputs that are no arguments of the model.
+_OF_LOSS = ("weight", "advantage_B", "learned")
 
 
 def why_eager(spec: StageSpec, device: torch.device, processes: int, *, compiled: bool) -> str | None:
@@ -52,38 +55,32 @@ def why_eager(spec: StageSpec, device: torch.device, processes: int, *, compiled
 
 
 def inputs_of(micro: Batch, device: torch.device, pad: int, spec: StageSpec) -> Inputs:
-    """Return the arguments of the model for a micro-batch, on the device.
+    """Return on the device the arguments of the model for a micro-batch, and what its loss needs beside them.
 
     They are contiguous, as the copies in `Graph` are, so that the model is compiled once for both.
     """
     tokens_BT, labels_BT = to_device(micro, device, pad)
     arguments = model_arguments(micro, device, spec.settings.attend == "document")
     inputs = {"tokens_BT": tokens_BT, "labels_BT": labels_BT, **arguments}
+    if micro.advantage_B is not None and micro.learned_BT is not None:
+        inputs["advantage_B"] = copied(micro.advantage_B, device)
+        inputs["learned"] = tokens_BT.new_full((), max(1, int(micro.learned_BT.sum())), dtype=torch.float32)
     return {name: tensor.contiguous() for name, tensor in inputs.items()}
 
 
 def loss_of(
-    model: nn.Module,
-    inputs: Inputs,
-    spec: StageSpec,
-    precision: Precision,
-    micro: Batch | None = None,
+    model: nn.Module, inputs: Inputs, spec: StageSpec, precision: Precision
 ) -> tuple[Tensor, Measured]:
-    """Return the mean loss of the targets of a micro-batch, and the metrics of its forward pass.
-
-    Args:
-        micro: the micro-batch itself, where its answers have rewards.
-    """
-    others = dict(inputs)
-    tokens_BT, labels_BT = others.pop("tokens_BT"), others.pop("labels_BT")
-    rewarded = micro is not None and micro.advantage_B is not None
-    reduction = "none" if rewarded else "mean"
+    """Return the mean loss of the targets of a micro-batch, and the metrics of its forward pass."""
+    arguments = {name: tensor for name, tensor in inputs.items() if name not in _OF_LOSS}
+    tokens_BT, labels_BT = arguments.pop("tokens_BT"), arguments.pop("labels_BT")
+    advantage_B = inputs.get("advantage_B")
+    reduction = "mean" if advantage_B is None else "none"
     with precision.autocast(tokens_BT.device):
-        out = model(tokens_BT, labels_BT, n_loops=spec.loops, reduction=reduction, **others)
-    if micro is None or micro.advantage_B is None or micro.learned_BT is None:
+        out = model(tokens_BT, labels_BT, n_loops=spec.loops, reduction=reduction, **arguments)
+    if advantage_B is None:
         return out.loss, out.metrics
-    advantage_B = copied(micro.advantage_B, tokens_BT.device)
-    return (out.loss.sum(1) * advantage_B).sum() / max(1, int(micro.learned_BT.sum())), out.metrics
+    return (out.loss.sum(1) * advantage_B).sum() / inputs["learned"], out.metrics
 
 
 @contextlib.contextmanager
@@ -174,7 +171,7 @@ class Passes:
         inputs["weight"] = inputs["tokens_BT"].new_full((), factor, dtype=torch.float32)
         if not self.graphed:
             with exchange_gradients(self._model, enabled=last):
-                return self._run(inputs, micro)
+                return self._run(inputs)
         if not self._began:  # this call compiles, and creates the gradients
             self._began = True
             return self._run(inputs)
@@ -188,9 +185,8 @@ class Passes:
             return self._run(inputs)
         return self._graph(inputs)
 
-    def _run(self, inputs: Inputs, micro: Batch | None = None) -> Measured:
-        arguments = {name: tensor for name, tensor in inputs.items() if name != "weight"}
-        loss, metrics = loss_of(self._model, arguments, self._spec, self._precision, micro)
+    def _run(self, inputs: Inputs) -> Measured:
+        loss, metrics = loss_of(self._model, inputs, self._spec, self._precision)
         (loss * inputs["weight"]).backward()
         return {"loss": loss.detach(), **metrics}
 

@@ -206,7 +206,7 @@ def _products(spec: StageSpec, device: torch.device, data: Path | None = None) -
     precision = decide("auto", spec.fp8_recipe, device, None)
     with torch.no_grad():
         batch = _random_batch(spec, model)
-        loss_of(model, inputs_of(batch, device, model.tokens.pad, spec), spec, precision, batch)
+        loss_of(model, inputs_of(batch, device, model.tokens.pad, spec), spec, precision)
     # A layer that a shallow model lacks computes what those of its name with another number do.
     like = {re.sub(r"\d+", "#", name): shapes for name, shapes in noted.items()}
     products: Products = defaultdict(dict)
@@ -335,7 +335,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, dat
     forget_peak(device)
 
     def passes(inputs: Inputs) -> dict[str, Tensor]:
-        loss_of(model, inputs, spec, precision, batch)[0].backward()
+        loss_of(model, inputs, spec, precision)[0].backward()
         return {}
 
     def step(passes: Callable[[Inputs], Any], free: bool) -> None:

@@ -29,8 +29,8 @@ def overflow(monkeypatch):
     update = Trainer._update
 
     def let(step: int, factor: float, average: bool = False) -> None:
-        def overflowing(self):
-            update(self)
+        def overflowing(self, *given):
+            update(self, *given)
             if self.progress.step + 1 == step and self.settings.lr == LR:
                 for tensor in (
                     self.ema.tensors() if average else dict(self.model.named_parameters())

@@ -36,13 +36,17 @@ def test_the_ema_averages_the_weights_since_its_start(dtype):
     for number in range(1, 8):
         with torch.no_grad():
             net.weight.add_(torch.randn_like(net.weight))
-        ema.update(number)
+        ema.update(number, torch.tensor(True))
         now = net.weight.detach().double()
         if number < 2:
             assert ema.tensors() == {}
         else:
             expected = now if expected is None else 0.75 * expected + 0.25 * now
             torch.testing.assert_close(ema.tensors()["ema.weight"].double(), expected)
+    with torch.no_grad():
+        net.weight.add_(1)
+    ema.update(8, torch.tensor(False))
+    torch.testing.assert_close(ema.tensors()["ema.weight"].double(), expected)
     assert ema.tensors()["ema.weight"].dtype == torch.float32 and set(ema.tensors()) == {
         "ema.weight",
         "ema.bias",

@@ -54,17 +54,24 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
     assert steps_in(tmp_path / "metrics.jsonl") == [1]
 
 
+FINITE = torch.tensor(True)
+
+
 def test_means_are_exact_through_a_checkpoint():
     torch.manual_seed(0)
     values = [{"loss": torch.randn(()), "depth": torch.randn((), dtype=torch.float64)} for _ in range(7)]
     whole, first = Means(), Means()
     for value in values:
-        whole.add(value)
+        whole.add(value, FINITE)
     for value in values[:3]:
-        first.add(value)
+        first.add(value, FINITE)
     rest = Means.restore(json.loads(json.dumps(first.plain())), torch.device("cpu"))
     for value in values[3:]:
-        rest.add(value)
+        rest.add(value, FINITE)
+    rest.add({"loss": torch.tensor(torch.nan), "depth": torch.tensor(1.0)}, ~FINITE)
     assert rest.read() == whole.read()
     assert whole.read()["loss"] == pytest.approx(sum(v["loss"].item() for v in values) / 7)
     assert Means().read() == {}
+    skipped = Means()
+    skipped.add({"loss": torch.tensor(torch.inf)}, ~FINITE)
+    assert skipped.read() == {} and skipped.plain()["count"] == 0
