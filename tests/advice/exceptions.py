@@ -44,7 +44,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # GPU memory: tests/unit/cli/test_train.py
     # test_the_remedy_for_running_out_of_memory_continues_the_stage.
     "training/memory.py": (
-        "set micro_batch: {} and grad_accum: {}. The stage then goes on from its last checkpoint",
+        "set {}. The stage then goes on from its last checkpoint",
     ),
     # A diverged training with a checkpoint:
     # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed

@@ -249,6 +249,12 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.defaults.ckpt_minutes": OUT},
         ),
         (
+            "windows_per_step; leave one of them out",
+            {"runs.r.defaults.windows_per_step": 8, "runs.r.defaults.grad_accum": 2},
+            {"runs.r.defaults.windows_per_step": OUT},
+            {"runs.r.defaults.grad_accum": OUT},
+        ),
+        (
             "is a stream, without a train split; leave it out",
             WEB | {"runs.r.evaluation.train_bytes": 1000},
             {"runs.r.evaluation.train_bytes": OUT},
