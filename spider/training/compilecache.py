@@ -55,6 +55,14 @@ def load(warmup: Path, device: torch.device) -> None:
         log.warning("compile: %s; compiling again", error)
 
 
+def compiler_failed(error: BaseException) -> str | None:
+    """Return what happened and what to do if torch's compiler raised an error, else None."""
+    if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        return None
+    reason = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
+    return f"torch {torch.__version__} cannot compile this model here ({reason}); set compile: false"
+
+
 def _processors(device: torch.device) -> str:
     """Return what machine code depends on: the processor, a digest of its instruction sets, and the GPU."""
     name = features = platform.machine()

@@ -314,6 +314,8 @@ class Trainer:
             if ran_out(error):
                 where = f"at step {progress.global_step}"
                 raise TrainingError(out_of_memory(self.spec, self.world.size, where, error)) from error
+            if failed := compilecache.compiler_failed(error):
+                raise TrainingError(failed) from error
             raise
         self.model.after_step(updated=finite)
         self.optimizer.zero_grad(free=not self.passes.graphed)

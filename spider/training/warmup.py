@@ -179,6 +179,8 @@ def _fitting(
         try:
             measured[kind] = measure(kind)
         except RuntimeError as error:
+            if compiler := compilecache.compiler_failed(error):
+                raise TrainingError(f"in the warm-up, {what}: {compiler}") from error
             if not ran_out(error):
                 raise
             failed = str(error)

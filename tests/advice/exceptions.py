@@ -43,9 +43,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     # GPU memory: tests/unit/cli/test_train.py
     # test_the_remedy_for_running_out_of_memory_continues_the_stage.
-    "training/memory.py": (
-        "set {}. The stage then goes on from its last checkpoint",
-    ),
+    "training/memory.py": ("set {}. The stage then goes on from its last checkpoint",),
+    # A compiler that fails: tests/unit/training/test_compilecache.py.
+    "training/compilecache.py": ("cannot compile this model here ({}); set compile: false",),
     # A diverged training with a checkpoint:
     # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed
     "training/loop.py": ("move {} away and ",),

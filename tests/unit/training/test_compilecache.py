@@ -7,7 +7,9 @@ import time
 
 import pytest
 
-from spider.training import compilecache
+from spider.errors import TrainingError
+from spider.training import compilecache, loop
+from spider.training.stage import train
 from tests.forkserver import python
 
 # The function leaves and enters autocast, as the model's router does, and has a backward pass.
@@ -73,3 +75,15 @@ def test_a_damaged_archive_is_an_error(tmp_path, monkeypatch, bytes_):
     with pytest.raises(ValueError, match=r"warmup\.compile-cache: damaged .*warm up again"):
         compilecache.unpack(archive)
     assert list((tmp_path / "torch").iterdir()) == []
+
+
+def test_a_compiler_that_fails_is_named_with_the_remedy(tmp_path, make_spec, shards, monkeypatch):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fail(*given, **options):
+        raise BackendCompilerFailed(lambda: None, RuntimeError("PassManager::run failed"), None)
+
+    monkeypatch.setattr(loop.Trainer, "_forward_backward", fail)
+    with pytest.raises(TrainingError, match=r"cannot compile this model here .*PassManager.*compile: false"):
+        train(make_spec(), tmp_path, shards)
+    assert compilecache.compiler_failed(RuntimeError("other")) is None
