@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from spider.config import StageSpec, merged
 from spider.config.spec import largest_divisor
 from spider.processes.bounds import memory_bytes
 from spider.training.memory import meta_model, training_memory
-from spider.training.precision import decide
+from spider.training.precision import decide, device_name
 from spider.training.warmup_record import Kind, Warmup
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ def fitted(
     Args:
         processes: processes that share the windows of a step.
         began: manifest of the stage's own checkpoint, whose choice it keeps.
-        warmup: record of the warm-up on such a device.
+        warmup: record of the warm-up, which counts if it ran on such a device.
     """
     if not is_open(spec):
         return spec
@@ -69,7 +68,7 @@ def fitted(
         own = StageSpec.model_validate(began.spec)
         choice = Choice(own.micro_batch(began.processes), own.model.recomputes)
         why = "as the stage began"
-    elif warmup is not None and warmup.micro_batch is not None:
+    elif warmup is not None and warmup.micro_batch is not None and warmup.device == device_name(device):
         choice = Choice(warmup.micro_batch, warmup.checkpointing)
         why = "as the warm-up chose"
     else:
@@ -105,13 +104,19 @@ def choose(spec: StageSpec, processes: int, kind: Kind, device_type: str, memory
     most = spec.micro_batch(processes)
     ways = _WAYS if spec.model.recomputes == "auto" else (spec.model.recomputes,)
 
-    def fits(windows: int, way: str | bool) -> bool:
-        changed = with_choice(spec, Choice(windows, way))
-        only = {"micro_batch": windows, "grad_accum": 1, "windows_per_step": windows * processes}
-        changed = changed.model_copy(update={"settings": changed.settings.model_copy(update=only)})
-        return training_memory(meta_model(changed), changed, kind, device_type)["total"] <= SHARE * memory
+    def limit(way: str | bool) -> int:
+        """Return the most windows that fit, of `most` or below; 0 if none do."""
+        changed = with_choice(spec, Choice(most, way))
+        model = meta_model(changed)
 
-    limits = [_largest(most, partial(fits, way=way)) if is_auto else most * fits(most, way) for way in ways]
+        def fits(windows: int) -> bool:
+            only = {"micro_batch": windows, "grad_accum": 1, "windows_per_step": windows * processes}
+            alone = changed.model_copy(update={"settings": changed.settings.model_copy(update=only)})
+            return training_memory(model, alone, kind, device_type)["total"] <= SHARE * memory
+
+        return _largest(most, fits) if is_auto else most * fits(most)
+
+    limits = list(map(limit, ways))
     cuts = [largest_divisor(share, max(1, limit)) for limit in limits]
     least = min(share, -(-_LEAST_TOKENS // spec.settings.seq_len))
     enough = [i for i, cut in enumerate(cuts) if limits[i] and cut >= least]

@@ -93,6 +93,8 @@ def test_a_stage_takes_the_choice_of_its_warm_up(tmp_path, make_spec, monkeypatc
     taken = fitted(spec, 1, CPU, warmup=record)
     assert record.micro_batch == taken.settings.micro_batch < 24
     assert taken.model.recomputes == record.checkpointing != "auto"
+    elsewhere = record.model_copy(update={"device": "NVIDIA H200"})
+    assert fitted(spec, 1, CPU, warmup=elsewhere).settings.micro_batch == 24
 
 
 def test_a_step_in_other_micro_batches_is_the_same_stage(make_spec):
