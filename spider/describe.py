@@ -326,7 +326,8 @@ def render(run: dict[str, Any]) -> None:
     console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
     if (fits := run["device_memory"]) is not None:
         cuts = "; ".join(
-            f"{stage['stage']} micro_batch {stage['micro_batch']}, checkpointing {stage['checkpointing']}"
+            f"{stage['stage']} micro_batch {stage['micro_batch']}, "
+            f"checkpointing {stage['checkpointing'] or 'none'}"
             for stage in run["stages"]
         )
         console.print(f"auto, on a device of {quantity(fits, 'B')} (--memory names another): {cuts}.")

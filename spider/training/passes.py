@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from spider.config import StageSpec
 from spider.data.loader import Batch, copied, model_arguments, to_device
+from spider.errors import TrainingError
 from spider.processes.parallel import exchange_gradients, sum_gradients
 from spider.processes.world import World
+from spider.training.memory import ran_out
 from spider.training.precision import Precision
 
 log = logging.getLogger(__name__)
@@ -143,6 +145,9 @@ class Passes:
 
     Attributes:
         graphed: whether they are replayed.
+
+    Raises:
+        TrainingError: the passes cannot be captured, for example because the host waits inside of them.
     """
 
     def __init__(
@@ -176,14 +181,26 @@ class Passes:
             self._began = True
             return self._run(inputs)
         if self._graph is None:
-            began = time.perf_counter()
-            self._graph = Graph(self._run, inputs)
-            log.info("CUDA graph: captured in %.1f s", time.perf_counter() - began)
+            self._graph = self._capture(inputs)
         if not self._graph.takes(inputs):
             shape = " x ".join(map(str, inputs["tokens_BT"].shape))
             log.warning("CUDA graph: launching a micro-batch of %s by itself, as others are larger", shape)
             return self._run(inputs)
         return self._graph(inputs)
+
+    def _capture(self, inputs: Inputs) -> Graph:
+        began = time.perf_counter()
+        try:
+            graph = Graph(self._run, inputs)
+        except RuntimeError as error:
+            if ran_out(error):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            raise TrainingError(
+                f"CUDA graph: the passes of this model cannot be captured here ({reason}); set graphs: off"
+            ) from error
+        log.info("CUDA graph: captured in %.1f s", time.perf_counter() - began)
+        return graph
 
     def _run(self, inputs: Inputs) -> Measured:
         loss, metrics = loss_of(self._model, inputs, self._spec, self._precision)

@@ -46,6 +46,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/memory.py": ("set {}. The stage then goes on from its last checkpoint",),
     # A compiler that fails: tests/unit/training/test_compilecache.py.
     "training/compilecache.py": ("cannot compile this model here ({}); set compile: false",),
+    # A GPU: tests/unit/training/test_passes.py::test_passes_that_cannot_be_captured_name_the_switch.
+    "training/passes.py": ("cannot be captured here ({}); set graphs: off",),
     # A diverged training with a checkpoint:
     # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed
     "training/loop.py": ("move {} away and ",),

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from spider.config import StageSpec
-from spider.data.loader import Batch
-from spider.training import loop
+from spider.errors import TrainingError
+from spider.training import loop, passes
 from spider.training.loop import Trainer
-from spider.training.passes import Graph, side_stream, why_eager
+from spider.training.passes import Graph, why_eager
 from spider.training.stage import train
 from tests.unit.training.outcomes import outcome
 from tests.unit.training.test_divergence import without_loss
@@ -79,6 +79,15 @@ def test_a_micro_batch_of_another_shape_is_called(tmp_path, make_spec, shards, r
     assert "a micro-batch of 2 x" in caplog.text
 
 
+def test_passes_that_cannot_be_captured_name_the_switch(tmp_path, make_spec, shards, replayed, monkeypatch):
+    def refuse(*given):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(passes, "Graph", refuse)
+    with pytest.raises(TrainingError, match=r"cannot be captured here .*is capturing\); set graphs: off"):
+        train(make_spec(max_steps=4), tmp_path, shards)
+
+
 def test_a_captured_function_reads_new_inputs_and_adds_to_the_same_gradients():
     weight = torch.ones(3, requires_grad=True)
 
@@ -110,8 +119,3 @@ def test_what_is_launched_kernel_by_kernel_says_why(make_spec, changes, reason):
     assert (why is None) if reason is None else reason in why
     assert "not compiled" in why_eager(make_spec(), GPU, 1, compiled=False)
     assert "CPU" in why_eager(make_spec(), torch.device("cpu"), 1, compiled=True)
-
-
-def test_a_cpu_has_no_streams():
-    with side_stream(torch.device("cpu"), enabled=True):
-        assert Batch is not None
