@@ -104,10 +104,10 @@ def _try_attention(device: torch.device) -> None:
     """Attend within two sequences, in all of one and in a window, forward and backward."""
     from torch.nn.attention.varlen import varlen_attn
 
-    x_MHK = torch.zeros(256, 2, 128, dtype=torch.bfloat16, device=device, requires_grad=True)
-    offset_S = torch.tensor([0, 100, 256], dtype=torch.int32, device=device)
+    x_MHK = torch.zeros(192, 2, 128, dtype=torch.bfloat16, device=device, requires_grad=True)
+    offset_S = torch.tensor([0, 100, 192], dtype=torch.int32, device=device)
     for window in (-1, 64):
-        y_MHK = varlen_attn(x_MHK, x_MHK, x_MHK, offset_S, offset_S, 256, 256, window_size=(window, 0))
+        y_MHK = varlen_attn(x_MHK, x_MHK, x_MHK, offset_S, offset_S, 192, 192, window_size=(window, 0))
         assert isinstance(y_MHK, torch.Tensor), "without return_aux there is one result"
         torch.autograd.grad(y_MHK, x_MHK, torch.zeros_like(y_MHK))
     torch.cuda.synchronize(device)

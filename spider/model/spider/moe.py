@@ -107,7 +107,10 @@ class MoE(nn.Module):
         return y, RouterStats(routing.count_E.long(), aux, z)
 
     def casts(self) -> dict[str, Tensor]:
-        """Return the router's weights as its products take them, as a buffer for several calls."""
+        """Return the weights of the router as products take them, a buffer for several calls; empty for bf16
+        weights, which are one piece."""
+        if self.router.weight.dtype != torch.float32:
+            return {}
         return {"router_cut": cut_weights(self.router.weight)}
 
     @torch.no_grad()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 from tests.forkserver import python
 
 CODE = """
@@ -28,5 +30,6 @@ torch.testing.assert_close(got, want)
 """
 
 
+@pytest.mark.inductor
 def test_choices_hold_after_a_compilation_and_are_part_of_the_key():
     subprocess.run([python(), "-c", CODE], check=True)
