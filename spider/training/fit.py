@@ -76,7 +76,8 @@ def fitted(
         kind = decide(spec.precision, spec.fp8_recipe, device, None).kind
         choice = choose(spec, processes, kind, device.type, total)
         why = f"the most that fits into {SHARE:.0%} of {total / 1e9:.1f} GB"
-    log.info("micro_batch: %d windows, checkpointing: %s; %s", *choice, why)
+    way = choice.checkpointing or "none"
+    log.info("micro_batch: %d windows, checkpointing: %s; %s", choice.micro_batch, way, why)
     return with_choice(spec, choice)
 
 
