@@ -132,7 +132,7 @@ class StageSpec(RunSettings):
     @property
     def windows_per_step(self) -> int:
         """Windows of an optimizer step, over all processes."""
-        return windows_of(self.settings.model_dump(include=set(CUT)))
+        return windows_of(vars(self.settings))
 
     @property
     def tokens_per_step(self) -> int:
