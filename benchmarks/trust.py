@@ -1,11 +1,9 @@
 """Measure what the commands about a result find, and how long they take.
 
     python benchmarks/trust.py diff        # 40 pairs of runs that differ in one thing
-    python benchmarks/trust.py bisect      # the guilty one of 8 settings, in at most 4 trainings
     python benchmarks/trust.py audit       # twenty planted frauds, and twenty clean runs
     python benchmarks/trust.py order       # batches found again, and the cost of their digests
     python benchmarks/trust.py splits      # 100 MB of text searched for held-out documents
-    python benchmarks/trust.py checkout    # runs made again from their records, with uncommitted code
 
 Each measurement is a function ``measure_NAME`` in ``benchmarks/trust_NAME.py``, which prints a table.
 """

@@ -138,10 +138,6 @@ class Results:
     def forecast(self, ladder: str) -> Path:
         return self.root / "ladders" / ladder / "forecast.json"
 
-    def bisection(self, one: str, other: str) -> Path:
-        """Return the configuration of the runs between two runs."""
-        return self.root / "bisect" / f"{one}-{other}.yaml"
-
     @property
     def verdicts(self) -> Path:
         """Return the file of all verdicts."""

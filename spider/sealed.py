@@ -55,12 +55,6 @@ def writing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def check_new(folder: Path) -> None:
-    """Raise `ValueError` if a folder that a command is to make exists, and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: exists and is not an empty folder; name a new one")
-
-
 def remove(folder: Path) -> None:
     """Delete a folder; a kill leaves it whole or under a hidden name."""
     shutil.rmtree(_hide(folder), ignore_errors=True)

@@ -206,7 +206,7 @@ def _replay(claim: Claim, stretches: list[_Stretch], read: str) -> Finding:
             if job and (edited := claim.lineage.edited(job)):
                 reason = (
                     f"{stretch} ends with other bytes, and the code has changed since; run the audit with "
-                    "PYTHONPATH set to a folder of `spider checkout`"
+                    "PYTHONPATH set to a worktree of the commit and patch that `spider why` names"
                 )
                 return _finding("skipped", reason, [*wrong, *edited])
             return _finding("failed", f"{stretch} trained again ends with other bytes", wrong)

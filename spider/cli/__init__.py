@@ -29,7 +29,7 @@ from spider.cli.data import data
 from spider.cli.doctor import doctor
 from spider.cli.harness import harness
 from spider.cli.order import batch, seen
-from spider.cli.provenance import checkout, diff, why
+from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.trace import trace
 from spider.cli.verdicts import attempt, compare, verdicts
@@ -61,7 +61,6 @@ _COMMANDS = (
     diff,
     why,
     trace,
-    checkout,
     compare,
     attempt,
     verdicts,

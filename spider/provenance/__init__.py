@@ -2,5 +2,4 @@
 
 lineage.py       the jobs that led to a file, found by the digests of inputs and outputs
 differences.py   the first causes of a difference between two results
-checkout.py      code, configuration and environment of a result, restored into a folder
 """

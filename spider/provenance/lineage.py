@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spider.codefiles import code_files, short_digest
 from spider.files import read_json, sha256
 from spider.results import StageFolder
@@ -124,30 +122,6 @@ class Lineage:
         python, *lines = path.read_text("utf-8").splitlines()
         pairs = (line.partition("==") for line in lines)
         return {"Python": python.removeprefix("# Python "), **{name: version for name, _, version in pairs}}
-
-    def configuration(self, job: Run) -> dict[str, Any]:
-        """Return the snapshot of the configuration that a job read.
-
-        Raises:
-            ValueError: it is not here.
-        """
-        name = job.tags.get("spider.snapshot")
-        path = self.root / "configs" / f"{name}.yaml"
-        if not name or not path.is_file():
-            raise ValueError(
-                f"{path if name else job.name}: the configuration of this job is not here; "
-                "only jobs of a workflow have a snapshot"
-            )
-        config: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
-        return config
-
-    def base(self, config: dict[str, Any]) -> Path:
-        """Return the folder where the relative paths of a configuration begin.
-
-        Without a relative name of the results folder in the configuration, it is the current folder.
-        """
-        named = Path(config.get("results", "results"))
-        return Path.cwd() if named.is_absolute() else self.root.resolve().parents[len(named.parts) - 1]
 
 
 def result_of(folder: Path) -> Path:

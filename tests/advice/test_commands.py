@@ -14,7 +14,6 @@ from spider.cli import cli
 from spider.config import load_config
 from spider.config.data import source_class
 from spider.results import write_config
-from spider.sealed import check_new
 from tests.unit.small_training import DEFAULTS, MODEL
 
 from .followed import advised, changed, check_said, refused
@@ -203,11 +202,3 @@ def test_the_configuration_of_a_source_of_ones_own_is_passed(here, monkeypatch):
     configure(datasets__toy={"source": {"kind": "tests.sources.toy", "file": "toy.parquet"}})
     load_config(Path("config.yaml"))  # as the command does
     source_class("tests.sources.toy")
-
-
-def test_a_new_folder_is_named(here):
-    (here / "old").mkdir()
-    (here / "old/file").touch()
-    with refused("sealed.py", "exists and is not an empty folder; name a new one"):
-        check_new(here / "old")
-    check_new(here / "new")
