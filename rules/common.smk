@@ -24,7 +24,6 @@ from spider import progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
-from spider.data.store import is_stored
 from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
 from spider.files import digest
@@ -288,7 +287,6 @@ def items_of(jobs):
             name = job.wildcards.dataset
             item = parts_of(name)[job.wildcards.part]
             downloads = HERE and job.rule.name.startswith("download")
-            downloads = downloads and not is_stored(CONFIG, name, job.wildcards.part)
             if downloads or CONFIG.datasets[name].source.own_files(item):
                 items.setdefault(name, []).append(item)
         elif job.rule.name == "train" and HERE and stage_spec(job.wildcards).stream:

@@ -25,7 +25,6 @@ import yaml
 from spider.cluster import advice, partitions
 from spider.config import Config
 from spider.config.listing import once
-from spider.data.store import is_stored
 from spider.files import read_json
 from spider.processes.bounds import bounds
 from spider.report.formatting import quantity
@@ -261,8 +260,7 @@ def _dataset(config: Config, results: Results, name: str, sizes: Sizes) -> tuple
     items = [
         item
         for part, item in config.parts(name).items()
-        if source.own_files(item)
-        or not (encoded or results.raw(config.raw(name), part).exists() or is_stored(config, name, part))
+        if source.own_files(item) or not (encoded or results.raw(config.raw(name), part).exists())
     ]
     if not items and not source.STREAMED:
         return "ok", f"{source.description}: already there"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from spider.cli import cleaning, decontaminate
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
-from spider.data.store import Entry, entry_of, raw_entry
 from spider.files import read_json, sha256, write_json
 from spider.results import root_of
-from spider.tracking import Job
 
 
 @click.group()
@@ -54,23 +51,12 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     if own:
         del params["item"]  # the files are inputs
     origin = output.with_suffix(".json")  # metadata.json will contain it
-    entry = raw_entry(session.config, dataset, part)
     with session.tracked("download", f"{dataset}/{part}", params, own, [output, origin]) as job:
-        _shared(entry, {"parquet": output}, job, lambda: spec.source.fetch(part, output, spec))
+        spec.source.fetch(part, output, spec)
         size = output.stat().st_size
         write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
         job.metric("bytes", size)
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
-
-
-def _shared(entry: Entry | None, outputs: dict[str, Path], job: Job, make: Callable[[], object]) -> None:
-    """Take the outputs of a job from the store, or make them and put them there."""
-    if entry and entry.take(outputs):
-        job.tag("spider.store", entry.path)
-        return
-    make()
-    if entry:
-        entry.put(outputs)
 
 
 @command("tokenizer")
@@ -108,7 +94,7 @@ def _removed(session: Session, dataset: str, part: str) -> Path | None:
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
     from spider.cleaning.evidence import decisions
-    from spider.data.encode import FORMAT, encode_part
+    from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
 
@@ -119,22 +105,12 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
     removed = _removed(session, dataset, part)
     inputs = [file, *filter(None, [tokenizer_file, removed])]
-    entry = None
     with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, [*files.values()]) as job:
         if spec.source.TOKENS:
             spec.source.import_part(file, folder, part, spec)
         else:
-            if session.config.store and file.exists():
-                digests = [one.digest for one in job.inputs]
-                of = {"part": part, "inputs": digests, "settings": spec.encoding()}
-                entry = entry_of(session.config, "shards", {"encoder": FORMAT, **of})
-
-            def make() -> None:
-                tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-                encode_part(file, folder, part, spec, tokens, *decisions(removed))
-
-            raw_rows = {f"{split}.rows": folder / split / f"{part}.rows" for split in spec.splits}
-            _shared(entry, files | raw_rows, job, make)
+            tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
+            encode_part(file, folder, part, spec, tokens, *decisions(removed))
         for split in spec.splits:
             counts = read_json(files[f"{split}.json"])
             if split == "train":

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from spider.config.removed import remedy_for
 from spider.files import digest
 from spider.record import key_path
 
@@ -86,7 +87,8 @@ class Block(BaseModel):
                 return block
         for one in errors:
             if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-                one["type"] = _message(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
+                hint = f"unknown key{nearest(one['loc'][0], cls.model_fields)}"
+                one["type"] = PydanticCustomError("unknown_key", "{error}", {"error": hint})
         raise ValidationError.from_exception_data("block", errors)
 
     @classmethod
@@ -164,7 +166,9 @@ def explain(error: Any) -> str:
     where = key_path(error["loc"])
     kind = error["type"]
     context = error.get("ctx", {})
-    if kind == "value_error":
+    if kind == "unknown_key" and (remedy := remedy_for(where)):
+        return f"{where}: was removed; {remedy}"
+    if kind in ("value_error", "unknown_key"):
         return f"{where}: {context['error']}"
     text = _PLAIN.get(kind) or _PLAIN.get(kind.partition("_")[0]) or error["msg"]
     text = "must be positive" if context.get("gt") == 0 else text.format(**context)

@@ -96,11 +96,6 @@ class Source(Block):
         """Bytes of text that the configuration limits the source to, or None."""
         return None
 
-    @property
-    def pinned(self) -> bool:
-        """Whether the settings alone decide the content of a part, so that results folders can share it."""
-        return False
-
     def resolve(self, dataset: Dataset) -> Path | None:
         """Write the lock file of the source, with a network, and return its path or None without one."""
         return None

@@ -38,8 +38,6 @@ class Config(Block):
 
     results: str = "results"
     """Folder of all results."""
-    store: str | None = None
-    """Folder of downloaded and encoded parts that several results folders share (null: none)."""
     strict_code: bool = False
     """true: run a finished job again if a module that it imported was edited since."""
     datasets: dict[Name, Dataset]

@@ -5,7 +5,6 @@ A parquet file is kept as it is. Any other file is imported like a file of the u
 
 from __future__ import annotations
 
-import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -48,10 +47,6 @@ class HubSource(TakingSource):
         if self.lock and self.take is None:
             decides["hash"] = self.contents()[item]
         return decides | imported(dataset) if self._is_imported(item) else decides
-
-    @property
-    def pinned(self) -> bool:
-        return self.lock is not None or re.fullmatch("[0-9a-f]{40}", self.revision) is not None
 
     def locked(self) -> Lock | None:
         """Return the lock file, or None if only names of files are given.

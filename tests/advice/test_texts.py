@@ -17,7 +17,6 @@ import pytest
 
 from spider.config import ConfigError, TokenizerConfig
 from spider.data.encode import documents, encode_part
-from spider.data.store import MANIFEST, Entry
 from spider.data.take import Section, take_files
 from spider.data.tokenizer import learn
 from spider.sources.local import LocalSource, all_texts, files_of, import_local
@@ -25,7 +24,7 @@ from spider.sources.pydocs import Harvest, installed_files
 from tests.unit.data.test_pydocs import PROSE, write_distribution
 from tests.unit.small_datasets import dataset
 
-from .followed import advised, check_said, refused
+from .followed import check_said, refused
 
 LINES = b'{"text": "one two three", "url": "a"}\n'
 
@@ -275,18 +274,6 @@ def test_a_missing_raw_text_is_downloaded_first():
     Path("mine.jsonl").write_bytes(LINES)
     import_local(Path("mine.jsonl"), Path("a.parquet"), dataset())
     encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
-
-
-def test_an_entry_of_the_store_is_deleted_and_made_again(caplog):
-    Path("made").write_bytes(parquet())
-    entry = Entry(Path("store"), "raw", {"item": 1})
-    entry.put({"parquet": Path("made")})
-    (entry.path / MANIFEST).write_text('{"format": 9}')
-    assert not entry.take({"parquet": Path("taken")})
-    advised(caplog.text, "data/store.py", "delete its folder")
-    shutil.rmtree(entry.path)
-    entry.put({"parquet": Path("made")})
-    assert entry.take({"parquet": Path("taken")})
 
 
 def test_a_package_whose_files_are_missing_is_reinstalled():

@@ -15,7 +15,6 @@ import torch
 import yaml
 
 from spider.config import load_config
-from spider.data.store import raw_entry
 from spider.doctor import obstacles
 from tests.forkserver import spider
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
@@ -204,7 +203,3 @@ def test_what_is_encoded_needs_no_hub(doctor):
     (shards / "metadata.json").write_text("{}")
     found = doctor(HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
     assert found["data text"][0] == "ok" and found["data text"][1].endswith("already there")
-    shards.joinpath("metadata.json").unlink()
-    doctor.config["store"] = str(doctor.folder / "store")
-    raw_entry(load_config(doctor.config), "text", "000").path.mkdir(parents=True)
-    assert doctor(HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")["data text"] == found["data text"]

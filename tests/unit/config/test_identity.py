@@ -120,7 +120,7 @@ def test_the_settings_of_a_dataset_are_recorded_in_one_order():
     assert repr(dataset.changed()) == "{'source': {'kind': 'pydocs'}, 'validation': 0.02}"
 
 
-def test_license_language_temp_and_store_are_in_no_digest():
+def test_license_language_and_temp_are_in_no_digest():
     """They do not decide the text. A stream is tested too, because the stage contains its dataset."""
     source = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
     for_card = {"license": "mit", "language": "en"}
@@ -130,7 +130,6 @@ def test_license_language_temp_and_store_are_in_no_digest():
     plain["runs"] = {"r": run}
     changed = {**plain, "datasets": {name: one | for_card for name, one in plain["datasets"].items()}}
     changed["datasets"]["held"]["temp"] = True
-    changed["store"] = "store"
     before = load_config(plain)
     after = load_config(changed)
     assert after.datasets["d"].license == "mit"

@@ -17,7 +17,7 @@ from test_take import configuration, environment, fails, fetch, parquet, resolve
 
 from spider.config import ConfigError, load_config
 from spider.files import read_json
-from tests.forkserver import python, spider
+from tests.forkserver import python
 
 ROWS = [{"text": f"Document {i}. " + "words " * 40, "id": f"<{i}>"} for i in range(300)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -112,26 +112,6 @@ def test_only_parquet_files_have_row_groups(kind):
     reader = "a stream" if kind == "stream" else "take"
     with pytest.raises(ConfigError, match=rf"source.files: {reader} reads only parquet .*gz\); "):
         load_config(config)
-
-
-def test_a_part_from_the_store_is_downloaded_once_and_its_record_says_so(hub, tmp_path):
-    # A job of a workflow starts no sender of records.
-    variables = environment(hub, tmp_path) | {"SPIDER_WORKFLOW": "1", "SPIDER_TRACKING": "on"}
-    config = configuration(files=["data/b.jsonl.gz"]) | {"store": str(tmp_path / "store")}
-    for results in ("first", "second"):
-        Path("config.yaml").write_text(json.dumps(config | {"results": results}))
-        outputs = f"{results}/raw/texts/000.parquet"
-        for words in (["download", "texts", "000", "--output", outputs], ["encode", "texts", "000", outputs]):
-            command = [spider(), "--config", "config.yaml", "data", *words]
-            done = subprocess.run(command, env=variables, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert done.stderr.count("taken from the store") == (results == "second")
-        records = [read_json(path) for path in Path(results).rglob("jobs/*.json")]
-        tagged = [record["tags"].get("spider.store") for record in records]
-        assert len(tagged) == 2 and all(tagged) == (results == "second")
-        hub.unavailable = -1
-    for path in ("raw/texts/000.parquet", "shards/texts/train/000.bin", "shards/texts/train/000.json"):
-        assert Path("first", path).read_bytes() == Path("second", path).read_bytes()
 
 
 def test_the_first_parquet_file_is_looked_at(hub, tmp_path):
