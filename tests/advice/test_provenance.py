@@ -43,7 +43,8 @@ def jobs() -> Iterator[tuple[object, ...]]:
     yield *config, "data", "download", "toy", "000", "--output", "results/raw/toy/000.parquet"
     yield *config, "data", "encode", "toy", "000", "results/raw/toy/000.parquet"
     yield *config, "data", "index", "toy", "--output", "results/shards/toy/metadata.json"
-    yield *config, "train", "r/a", "--threads", 1
+    for command in ("train", "evaluate"):
+        yield *config, command, "r/a", "--threads", 1
 
 
 def git(folder: Path, *words: object) -> str:
