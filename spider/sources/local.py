@@ -1,7 +1,7 @@
 """Import the user's own files: each becomes a parquet file with the configured columns.
 
 A parquet file is linked. Every other file is read a few megabytes at a time and written as parquet, so memory
-does not grow with the file; only the largest document has to fit.
+does not grow with the file; only the largest document, or an array of JSON, has to fit.
 
 JSON and CSV are read by the standard library instead of pyarrow. The readers of pyarrow reject a document
 larger than a block, ids of mixed types, and bytes that are not UTF-8, and their errors lack the line.
@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -39,8 +39,10 @@ log = logging.getLogger(__name__)
 
 #: Size of a row group: bytes of text, and rows.
 FLUSH_BYTES, FLUSH_ROWS = 16 << 20, 100_000
-#: Characters of a JSON array that are read at a time.
+#: Bytes of a text that are read at a time.
 CHUNK = 1 << 20
+#: Bytes of the largest JSON array, which memory holds whole.
+MOST_ARRAY = 200_000_000
 #: Rows of a table that are decoded at a time.
 TABLE_ROWS = 1000
 #: Most keys of rows in a message.
@@ -396,33 +398,26 @@ def _without_surrogates(text: str | None) -> str | None:
 def _rows(source: Path, kind: str) -> Iterator[Row]:
     """Yield the rows of a JSON or CSV file; errors begin with the file and the line."""
     with _opened(source) as f:
-        read: Callable[[BinaryIO], Iterator[Row]] = _table if kind == ".csv" else _lines
-        if kind == ".json" and f.peek(1).lstrip().startswith(b"["):
-            read = _elements
+        array = kind == ".json" and f.peek(1).lstrip().startswith(b"[")
+        rows = _table(f) if kind == ".csv" else _elements(f, source) if array else _lines(f)
         try:
-            yield from read(f)
+            yield from rows
         except _Malformed as error:
             other = " (a .json file holds an array of objects, or one object a line)"
-            hint = other if kind == ".json" and read is _lines else ""
+            hint = other if kind == ".json" and not array else ""
             raise ValueError(f"{source}, {error}; correct the file{hint}") from None
 
 
-_PLAIN, _LONG = json.JSONDecoder(), json.JSONDecoder(parse_int=str)
-
-
-def _decoded(text: str, at: int | None = None) -> Any:
-    """Decode JSON, or the value at a place and its end.
-
-    Python reads no integer of more than 4,300 digits, so all integers beside one become text.
-    """
+def _decoded(text: str) -> Any:
+    """Decode JSON. Python reads no integer of more than 4,300 digits, so beside one all become text."""
     try:
-        return _PLAIN.decode(text) if at is None else _PLAIN.raw_decode(text, at)
+        return json.loads(text)
     except json.JSONDecodeError:
         raise
     except ValueError:
-        return _LONG.decode(text) if at is None else _LONG.raw_decode(text, at)
+        return json.loads(text, parse_int=str)
     except RecursionError:
-        raise json.JSONDecodeError("too many brackets in each other", text, at or 0) from None
+        raise json.JSONDecodeError("too many brackets in each other", text, 0) from None
 
 
 class _Malformed(Exception):
@@ -443,100 +438,18 @@ def _lines(f: BinaryIO) -> Iterator[Row]:
         yield Row(f"line {number}", value, malformed)
 
 
-def _elements(f: BinaryIO) -> Iterator[Row]:
-    """Yield the elements of a JSON array; memory holds one at a time."""
-    array = _Array(f)
-    array.expect("[", "'['")
-    number = 0
-    while number == 0 or array.peek() != "]":
-        if number:
-            array.expect(",", "',' or ']'")
-        elif array.peek() == "]":
-            break
-        number += 1
-        array.peek()
-        yield Row(f"element {number} (line {array.line})", array.value(), False)
-    array.expect("]", "']'")
-    array.expect("", "the end of the file")
-
-
-class _Array:
-    """The text of a JSON array. Only the part around the next character is held in memory."""
-
-    def __init__(self, f: BinaryIO) -> None:
-        self._file = io.TextIOWrapper(f, encoding="utf-8", errors="surrogateescape", newline="")
-        self._text = ""
-        self._ended = False
-        self._at = 0  # the next character
-        # An earlier character, and its line and column:
-        self._counted = 0
-        self._line = 1
-        self._column = 1
-
-    @property
-    def line(self) -> int:
-        """Line of the next character."""
-        self._line, self._column = self._position(self._at)
-        self._counted = self._at
-        return self._line
-
-    def peek(self) -> str:
-        """Skip whitespace and return the next character, or "" at the end of the file."""
-        while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in " \t\r\n":
-                    return self._text[self._at]
-                self._at += 1
-            if not self._more():
-                return ""
-
-    def expect(self, character: str, description: str) -> None:
-        """Skip a character; raise an error if another one is next."""
-        if self.peek() != character:
-            self._fail(f"Expecting {description}", self._at)
-        self._at += len(character)
-
-    def value(self) -> Any:
-        """Decode the next value, and read more if the text in memory ends inside it.
-
-        Only a number can be cut off without an error, and an element must not be a number anyway.
-        """
-        while True:
-            try:
-                value, end = _decoded(self._text, self._at)
-            except json.JSONDecodeError as error:
-                # If a word or an escape is cut off, the error is at most this far from the end.
-                cut_off = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
-                ahead = error.pos - self._at
-                if not (cut_off and self._more()):
-                    self._fail(error.msg, self._at + ahead)
-                continue
-            self._at = end
-            return value
-
-    def _fail(self, problem: str, at: int) -> None:
-        line, column = self._position(at)
-        raise _Malformed(f"line {line}: not valid JSON ({problem} at column {column})")
-
-    def _position(self, at: int) -> tuple[int, int]:
-        """Return the line and column of a character in the text in memory."""
-        lines = self._text.count("\n", self._counted, at)
-        if lines:
-            return self._line + lines, at - self._text.rfind("\n", self._counted, at)
-        return self._line, self._column + at - self._counted
-
-    def _more(self) -> bool:
-        """Drop the text before the next character and read more; return False at the end of the file."""
-        if self._ended:
-            return False
-        left = self._text[self._at :]
-        self._line, self._column = self._position(self._at)
-        new = self._file.read(max(CHUNK, len(left)))
-        self._text = left + new
-        self._at = 0
-        self._counted = 0
-        self._ended = not new
-        return bool(new)
+def _elements(f: BinaryIO, source: Path) -> Iterator[Row]:
+    """Yield the elements of a JSON array, which is read whole."""
+    raw = f.read(MOST_ARRAY + 1)
+    if len(raw) > MOST_ARRAY:
+        remedy = "write one object a line, as `jq -c '.[]'` does"
+        raise ValueError(f"{source}: an array of more than {MOST_ARRAY // 10**6} MB; {remedy}")
+    try:
+        elements = _decoded(raw.decode("utf-8", "surrogateescape"))
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg} at column {error.colno}"
+        raise _Malformed(f"line {error.lineno}: not valid JSON ({problem})") from None
+    yield from (Row(f"element {number}", value, False) for number, value in enumerate(elements, 1))
 
 
 def _table(f: BinaryIO) -> Iterator[Row]:

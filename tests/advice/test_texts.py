@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.metadata
 import io
+import json
 import resource
 import shutil
 from pathlib import Path
@@ -274,6 +275,16 @@ def test_a_missing_raw_text_is_downloaded_first():
     Path("mine.jsonl").write_bytes(LINES)
     import_local(Path("mine.jsonl"), Path("a.parquet"), dataset())
     encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
+
+
+def test_a_large_array_is_written_as_lines(monkeypatch):
+    monkeypatch.setattr("spider.sources.local.MOST_ARRAY", 100)
+    rows = [{"text": "one two three", "id": str(i)} for i in range(9)]
+    Path("a.json").write_text(json.dumps(rows))
+    with refused("sources/local.py", "write one object a line, as `jq -c '.[]'` does"):
+        import_local(Path("a.json"), Path("a.parquet"), dataset())
+    Path("a.json").write_text("\n".join(map(json.dumps, rows)))
+    import_local(Path("a.json"), Path("a.parquet"), dataset())
 
 
 def test_a_package_whose_files_are_missing_is_reinstalled():
