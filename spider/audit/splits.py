@@ -287,7 +287,7 @@ def _told(claim: Claim, quick: bool) -> Step:
     for name, config in claim.spec.evaluation.tasks.items():
         if not isinstance(config, JsonlTask):
             continue
-        (task,) = tasks(name, config.model_copy(update={"shots": 0, "chat": False}), [])
+        (task,) = tasks(name, config.model_copy(update={"shots": 0, "chat": False}))
         asked = [one for one in task.questions if len(one.choices) > 1 or _words(one) >= ASKED_WORDS]
         told = sum(map(_is_told, asked))
         if told >= TOLD * len(asked) and len(asked) >= TOLD_LEAST:

@@ -218,7 +218,6 @@ class Config(Block):
         for spec in self._learners(dataset) if settings and settings.tasks else []:
             for name, task in spec.evaluation.tasks.items():
                 found.setdefault(tuple(task.files()), (name, task))
-        found.pop((), None)  # tasks that are made from held-out text
         return list(found.values())
 
     def _learners(self, dataset: str) -> Iterator[StageSpec]:

@@ -15,30 +15,7 @@ from spider.config.block import Block, Positive, wrong_key
 from spider.errors import reported
 
 
-class _Task(Block):
-    def files(self) -> list[str]:
-        """Return the files that the task is read from; the model is scored again after an edit of one."""
-        return []
-
-    def questions(self) -> list[str]:
-        """Return those of the files that hold questions, as lines of JSON."""
-        return self.files()
-
-
-class TextTask(_Task):
-    """Questions with four choices, made from the scored text (docs/evaluation.md)."""
-
-    kind: Literal["cloze", "induction", "copy"]
-    """cloze: the true continuation of a document among three from other documents. induction: the end of a
-    random word that occurred before, among the ends of three other words. copy: the passage that continues a
-    cue, among four passages that the model read before."""
-    items: Positive = 200
-    """Number of questions."""
-    chat: bool = False
-    """Ask as a user's turn, with a letter for each choice. The answer is the letter of the largest logit."""
-
-
-class JsonlTask(_Task):
+class JsonlTask(Block):
     """Your own questions, one JSON object in a line. A question has the keys ``query, choices, gold``, or
     ``context_options, continuation, gold``, or ``context, continuation``. The last kind is answered right if
     greedy decoding gives the continuation. Files of MMLU, ARC (``question, choices, answer``) and GSM8K
@@ -64,6 +41,11 @@ class JsonlTask(_Task):
         return self
 
     def files(self) -> list[str]:
+        """Return the files that the task is read from; the model is scored again after an edit of one."""
+        return [self.file]
+
+    def questions(self) -> list[str]:
+        """Return those of the files that hold questions, as lines of JSON."""
         return [self.file]
 
 
@@ -80,7 +62,7 @@ class _Bundle(BaseModel, frozen=True):
     icl_tasks: list[CoreEntry]
 
 
-class CoreTask(_Task):
+class CoreTask(Block):
     """Tasks of nanochat's evaluation bundle: ``core.yaml``, ``eval_data/`` and ``eval_meta_data.csv``."""
 
     kind: Literal["core"]
@@ -196,9 +178,9 @@ def _below(folder: Path) -> list[Path]:
     return found
 
 
-TaskConfig = Annotated[TextTask | JsonlTask | CoreTask, Field(discriminator="kind")]
+TaskConfig = Annotated[JsonlTask | CoreTask, Field(discriminator="kind")]
 
 
 def in_chat_form(task: TaskConfig) -> bool:
     """Return whether the questions are asked as a user's turn."""
-    return not isinstance(task, CoreTask) and task.chat
+    return isinstance(task, JsonlTask) and task.chat

@@ -171,7 +171,7 @@ def evaluate_foreign(
     scored = _of_bytes(scored, len(text))
     carried = carried and _of_bytes(carried, len(text))
     results = {"foreign": _described(foreign, model, reading.seq_len, len(changed))}
-    if found := answered(model, documents, reading, settings, converses=False):
+    if found := answered(model, reading, settings, converses=False):
         results["tasks"] = found
     size_D = text.lengths()
     evaluation = Evaluation(

@@ -1,9 +1,8 @@
-"""Make or read multiple-choice questions. Each has several continuations of a text, and one is correct.
+"""Read multiple-choice questions. Each has several continuations of a text, and one is correct.
 
-Questions are made from held-out text by a seed (`cloze`, `induction`, `copy`), read from lines of JSON, or
-read from a folder in the layout of nanochat's CORE bundle. They are bytes, so they do not depend on a model.
-
-In chat form the choices are part of the question, each after a letter, and the letters are the answers.
+They are lines of JSON, or a folder in the layout of nanochat's CORE bundle. Questions are bytes, so they do
+not depend on a model. In chat form the choices are part of the question, each after a letter, and the letters
+are the answers.
 """
 
 from __future__ import annotations
@@ -17,22 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spider.config.tasks import CoreTask, JsonlTask, TaskConfig, TextTask
+from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
 from spider.errors import reported
 from spider.evaluation.rewards import NUMBER, last_number
 
-#: Number of bytes of a cloze question's context, of its choices, and of the cue and the choices of a copy
-#: question. A small model can answer them, and they fit into a short window.
-CLOZE_CONTEXT = 120
-CHOICE = 24
-CUE = 24
-#: Number of bytes between the passages of a copy question and its cue: more than a short window holds.
-COPY_DISTANCE = 1024
-#: Number of bytes of a made-up word, and of the text between its two occurrences.
-_WORD = 16
-_GAP = 64
-#: Letters of made-up words.
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 #: CORE's seeds: for the choice of items and for the shots of each.
 _CORE_ORDER = 1337
 _SHOTS_SEED = 1234
@@ -66,20 +53,13 @@ class Task(NamedTuple):
     """Longest answer that the model writes."""
 
 
-def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator[Task]:
+def tasks(name: str, config: TaskConfig) -> Iterator[Task]:
     """Yield the task of a configuration, or the tasks of a folder.
 
-    Args:
-        documents: The documents of the held-out text.
-
     Raises:
-        ValueError: there is too little text, or a file or folder is missing or malformed (with the line).
+        ValueError: a file or folder is missing or malformed (with the line).
     """
-    if isinstance(config, TextTask):
-        make = {"cloze": _cloze, "induction": _induction, "copy": _copy}[config.kind]
-        task = Task(name, list(make(name, config.items, documents)), 1 / 4, chat=config.chat)
-        yield _in_chat_form(task) if config.chat else task
-    elif isinstance(config, JsonlTask):
+    if isinstance(config, JsonlTask):
         path = Path(config.file)
         examples = [_parsed(row, where, "" if config.chat else " ") for where, row in _rows(path)]
         chosen = range(len(examples))[: config.items]
@@ -89,7 +69,7 @@ def tasks(name: str, config: TaskConfig, documents: Sequence[bytes]) -> Iterator
         yield from _core(name, config)
 
 
-def _in_chat_form(task: Task, answer_bytes: int = 0) -> Task:
+def _in_chat_form(task: Task, answer_bytes: int) -> Task:
     """Return a task whose choices are a part of the question; the answers are their letters."""
     questions = [_lettered(task.name, one) if len(one.choices) > 1 else one for one in task.questions]
     return task._replace(questions=questions, chat=True, answer_bytes=answer_bytes)
@@ -115,85 +95,6 @@ def is_right(written: str, expected: str) -> bool:
     if not NUMBER.fullmatch(expected):
         return written == expected
     return last_number(written) == last_number(expected)
-
-
-# ------------------------------------------------------------------------------------- questions from text
-
-
-def _stretches(name: str, documents: Sequence[bytes], size: int, count: int) -> list[bytes]:
-    """Return all stretches of ``size`` bytes, one after the other, without those that hold a blank line."""
-    found = [
-        document[at : at + size]
-        for document in documents
-        for at in range(0, len(document) - size + 1, size)
-        if b"\n\n" not in document[at : at + size]
-    ]
-    if len(found) < min(count, 4):
-        raise ValueError(
-            f"evaluation.tasks.{name}: {len(found)} stretches of {size} bytes in the text that is scored; "
-            "raise evaluation.max_bytes"
-        )
-    return found
-
-
-def _cloze(name: str, items: int, documents: Sequence[bytes]) -> Iterator[Question]:
-    found = _stretches(name, documents, CLOZE_CONTEXT + CHOICE, items)
-    rng = random.Random("0 cloze")
-    for whole in rng.sample(found, min(items, len(found))):
-        right = whole[CLOZE_CONTEXT:]
-        others: list[bytes] = []
-        while len(others) < 3:
-            other = rng.choice(found)[CLOZE_CONTEXT:]
-            if other != right and other not in others:
-                others.append(other)
-            elif len({one[CLOZE_CONTEXT:] for one in found}) < 4:
-                raise ValueError(f"evaluation.tasks.{name}: the text is too uniform for three other endings")
-        yield _shuffled(rng, whole[:CLOZE_CONTEXT], right, others)
-
-
-def _induction(name: str, items: int, documents: Sequence[bytes]) -> Iterator[Question]:
-    half = _WORD // 2
-    found = _stretches(name, documents, _GAP, items)
-    rng = random.Random("0 induction")
-    for _ in range(items):
-        word, *others = ("".join(rng.choices(_LETTERS, k=_WORD)).encode() for _ in range(4))
-        gap = rng.choice(found)
-        context = b" ".join([word, gap, word[:half]])
-        yield _shuffled(rng, context, word[half:], [other[half:] for other in others])
-
-
-def _copy(name: str, items: int, documents: Sequence[bytes]) -> Iterator[Question]:
-    """Yield questions whose four choices all occur in the context; the correct one follows the cue there.
-
-    Other passages fill the distance between the choices and the cue.
-    """
-    size = CUE + CHOICE
-    found = _stretches(name, documents, size, items)
-    by_cue = {one[:CUE]: one for one in found}
-    distinct = list({one[CUE:]: one for one in by_cue.values()}.values())
-    between = -(-COPY_DISTANCE // (size + 1))
-    if len(distinct) < 4 + between:
-        raise ValueError(
-            f"evaluation.tasks.{name}: {len(distinct)} different stretches of {size} bytes in the text that "
-            f"is scored, {4 + between} are needed; raise evaluation.max_bytes"
-        )
-    rng = random.Random("0 copy")
-    for _ in range(items):
-        passages = rng.sample(distinct, 4 + between)
-        filler = b"\n".join(passages[4:])[:COPY_DISTANCE]
-        right = rng.choice(passages[:4])
-        context = b"\n".join([*passages[:4], filler, right[:CUE]])
-        others = [one[CUE:] for one in passages[:4] if one != right]
-        yield _shuffled(rng, context, right[CUE:], others)
-
-
-def _shuffled(rng: random.Random, context: bytes, right: bytes, others: list[bytes]) -> Question:
-    choices = [right, *others]
-    rng.shuffle(choices)
-    return Question((context,) * len(choices), tuple(choices), choices.index(right))
-
-
-# ------------------------------------------------------------------------------------ questions from files
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -41,26 +41,23 @@ from spider.tokens.turns import TURN
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the accuracy of each task; None if the configuration lists no tasks."""
-    return answered(
-        subject.model, subject.text.documents(), subject.reading, settings, converses=subject.converses
-    )
+    return answered(subject.model, subject.reading, settings, converses=subject.converses)
 
 
 def answered(
     model: Model,
-    documents: Sequence[bytes],
     reading: Reading,
     settings: EvaluationConfig,
     *,
     converses: bool,
 ) -> Result | None:
-    """Return the accuracy of a model in each task, which may be made from these documents.
+    """Return the accuracy of a model in each task.
 
     ``converses`` states whether the model has learned from conversations.
     """
     if not settings.tasks:
         return None
-    found, notes = read_tasks(settings, documents, converses)
+    found, notes = read_tasks(settings, converses)
     if any(task.bundle for task in found):
         notes.append("CORE is the mean of the column 'centered, per token' over the tasks of a bundle.")
     return Result(
@@ -73,17 +70,14 @@ def answered(
     )
 
 
-def read_tasks(
-    settings: EvaluationConfig, documents: Sequence[bytes], converses: bool
-) -> tuple[list[Task], list[str]]:
+def read_tasks(settings: EvaluationConfig, converses: bool) -> tuple[list[Task], list[str]]:
     """Return the tasks of a configuration, and a note if some are left out.
 
     Args:
-        documents: The documents of the held-out text.
         converses: Whether the model has learned from conversations. Tasks in chat form are for such models.
     """
     asked = {name: one for name, one in settings.tasks.items() if converses or not in_chat_form(one)}
-    found = [task for name, config in asked.items() for task in tasks(name, config, documents)]
+    found = [task for name, config in asked.items() for task in tasks(name, config)]
     left = ", ".join(name for name in settings.tasks if name not in asked)
     reason = "not asked, because this stage has not learned from conversations yet"
     return found, [f"{left}: {reason}."] if left else []

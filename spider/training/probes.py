@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spider import files
-from spider.config.tasks import TextTask
 from spider.evaluation.questions import Task
 from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
-from spider.evaluation.text import Text
 from spider.model.reading import Reading
 from spider.training.state import Progress
 from spider.training.validation import Validation
@@ -30,7 +28,7 @@ class Probes:
     """Run the tasks and write the samples of a stage.
 
     Raises:
-        ValueError: A task cannot be read, or the text for its questions is missing.
+        ValueError: A task cannot be read.
     """
 
     validation: Validation
@@ -44,11 +42,7 @@ class Probes:
         settings = self.spec.settings
         self.tasks: list[Task] = []
         if settings.tasks_every:
-            evaluation, documents = self.spec.evaluation, list[bytes]()
-            if any(isinstance(task, TextTask) for task in evaluation.tasks.values()):
-                text = Text.of(self.validation.text(), self.validation.model.tokens)
-                documents = text.documents()
-            found, notes = read_tasks(evaluation, documents, self.converses)
+            found, notes = read_tasks(self.spec.evaluation, self.converses)
             self.tasks = [one._replace(questions=one.questions[: settings.tasks_items]) for one in found]
             for note in notes:
                 log.info("%s", note)

@@ -14,7 +14,6 @@ import pytest
 
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
-from spider.config.tasks import TextTask
 from spider.data.encode import encode_part
 from spider.data.groups import balanced
 from spider.data.metadata import build_metadata
@@ -26,7 +25,6 @@ from spider.evaluation.checkpoints import _chosen
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.mixer import check_tokens, prime_stream
-from spider.evaluation.questions import tasks
 from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model.reading import Reading
@@ -44,21 +42,6 @@ from .test_configuration import BASE
 from .test_training import encoded
 
 WINDOWS = Reading(seq_len=16, overlap=0.5, batch=3)
-
-
-def test_tasks_are_made_of_more_text():
-    document = b"".join(b"%d is a number of many. " % (i * i) for i in range(2000))
-    for kind in ("cloze", "copy"):
-        task = TextTask(kind=kind, items=3)
-        with refused("evaluation/questions.py", "{} stretches of {} bytes in the text that is scored; raise"):
-            list(tasks("t", task, [document[:100]]))
-        assert list(tasks("t", task, [document]))
-    task = TextTask(kind="copy", items=3)
-    with refused(
-        "evaluation/questions.py", "in the text that is scored, {} are needed; raise evaluation.max_bytes"
-    ):
-        list(tasks("t", task, [document[:700]]))
-    assert list(tasks("t", task, [document]))
 
 
 def test_test_time_training_learns_all_parameters_or_at_a_lower_rate():

@@ -62,3 +62,12 @@ def forget(record: Path, **changes: object) -> None:
     plain = json.loads(record.read_text())
     plain[KEY] |= changes
     record.write_text(json.dumps(plain if changes else {k: v for k, v in plain.items() if k != KEY}))
+
+
+def questions(path: Path, count: int = 30) -> dict[str, Any]:
+    """Write questions with four choices, and return the settings of their task."""
+    rows = [
+        {"query": f"fox {i}", "choices": ["dog", "cat", "jumps", "over"], "gold": i % 4} for i in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return {"kind": "jsonl", "file": str(path)}

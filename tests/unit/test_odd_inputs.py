@@ -73,7 +73,7 @@ def test_rows_of_questions(row, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, (QUESTION, row))))
     with pytest.raises(ValueError) as error:
-        list(tasks("t", JsonlTask(kind="jsonl", file=str(path)), []))
+        list(tasks("t", JsonlTask(kind="jsonl", file=str(path))))
     assert said(error).startswith(f"{path}, line 2: choices must be a list")
 
 
@@ -82,7 +82,7 @@ def test_lines_of_questions(text, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError) as error:
-        list(tasks("t", JsonlTask(kind="jsonl", file=str(path)), []))
+        list(tasks("t", JsonlTask(kind="jsonl", file=str(path))))
     assert said(error).startswith(f"{path}, line 1: not valid JSON (")
 
 
@@ -110,11 +110,11 @@ def bundle(folder: Path, **changes: Any) -> CoreTask:
     ids=str,
 )
 def test_tables_of_tasks(changes, tmp_path):
-    assert len(list(tasks("core", bundle(tmp_path), []))) == 1
+    assert len(list(tasks("core", bundle(tmp_path)))) == 1
     task = bundle(tmp_path, **changes)
     assert task.files() == [f"{tmp_path}/core.yaml", f"{tmp_path}/eval_meta_data.csv"]
     with pytest.raises(ValueError) as error:
-        list(tasks("core", task, []))
+        list(tasks("core", task))
     assert said(error).startswith(
         f"{tmp_path}/core.yaml: must be YAML with the key icl_tasks, a list of tasks: "
     )
@@ -134,7 +134,7 @@ def test_tables_of_baselines(text, reason, tmp_path):
     task = bundle(tmp_path)
     (tmp_path / "eval_meta_data.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ValueError) as error:
-        list(tasks("core", task, []))
+        list(tasks("core", task))
     assert said(error).startswith(f"{tmp_path}/eval_meta_data.csv: the baselines cannot be read: ")
     assert reason in str(error.value)
 

@@ -75,7 +75,7 @@ def web(workflow):
         "other": local | {"source": {"kind": "local", "files": ["other.jsonl"]}},
     }
     workflow.run["data"] = "web"
-    tasks = {"quiz": {"kind": "jsonl", "file": "quiz.jsonl"}, "cloze": {"kind": "cloze"}}
+    tasks = {"quiz": {"kind": "jsonl", "file": "quiz.jsonl"}}
     workflow.run["evaluation"] |= {"data": "other", "tasks": tasks}
     workflow.expected = {
         named["upper"]: ("tasks/quiz", "quiz.jsonl, line 1"),

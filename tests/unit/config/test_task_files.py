@@ -39,7 +39,7 @@ def test_a_bundle_is_all_files_that_its_questions_are_read_from(tmp_path, monkey
             return before(path, *args, **options)
 
         monkeypatch.setattr(Path, name, note)
-    assert [one.name for one in tasks("core", task, [])] == ["core/first", "core/second"]
+    assert [one.name for one in tasks("core", task)] == ["core/first", "core/second"]
     assert {str(tmp_path / "core.yaml"), str(tmp_path / "eval_data/second.jsonl")} < read
     assert set(task.files()) == read | {str(tmp_path / "eval_meta_data.csv")}
 
@@ -52,7 +52,7 @@ def test_a_bundle_that_is_missing_or_malformed_is_watched_where_it_should_be(tmp
         (tmp_path / "core.yaml").write_text(text)
         assert task.files() == expected
         with pytest.raises(ValueError, match=r"core.yaml: .*icl_tasks"):
-            list(tasks("core", task, []))
+            list(tasks("core", task))
 
 
 def test_tasks_for_the_harness_are_their_folder_and_the_data_that_they_name(tmp_path):

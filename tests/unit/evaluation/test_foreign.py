@@ -51,7 +51,7 @@ from tests.transformers_models import (
     without_alphabet,
 )
 from tests.unit.hf.small_exports import exported, models
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, questions
 
 TEXTS = [
     f"Sentence number {i} says that {i * i} is the square of {i}. Größe {i % 7}, as readers may check."
@@ -82,12 +82,11 @@ def folders(tmp_path_factory):
 
 
 def spec(**evaluation):
-    tasks = {"mine": {"kind": "induction", "items": 8}} if evaluation.pop("asks", False) else {}
     run = {
         "data": "sentences",
         "model": "tiny",
         "stages": [{"name": "main", "max_steps": 20}],
-        "evaluation": {"max_bytes": MAX_BYTES, "batch": 8, "tasks": tasks, **evaluation},
+        "evaluation": {"max_bytes": MAX_BYTES, "batch": 8, **evaluation},
     }
     sentences = {"source": {"kind": "pydocs"}, "validation": 0.5}
     return load_config({"datasets": {"sentences": sentences}, "runs": {"demo": run}}).stage("demo", "main")
@@ -183,7 +182,13 @@ def test_bytes_of_any_kind_are_kept_by_tokenizers_of_bytes(folders):
 
 
 def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(folders, data, tmp_path):
-    found = scored(folders[byte_level], data, tmp_path, spec(asks=True), window=24)
+    found = scored(
+        folders[byte_level],
+        data,
+        tmp_path,
+        spec(tasks={"mine": questions(tmp_path / "q.jsonl", 8)}),
+        window=24,
+    )
     raw = b"".join(documents(data))
     assert len(raw) == found.bytes == MAX_BYTES
     details = found.results["foreign"].details
@@ -250,7 +255,13 @@ def test_a_tokenizer_that_changes_the_text_is_refused_unless_that_is_allowed(fol
     with pytest.raises(ValueError, match=r"Document 0 has b'S.*tokens stand for b's.*--allow-lossy"):
         scored(folders[lower_casing], data, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found = scored(folders[lower_casing], data, tmp_path, spec(asks=True), allow_lossy=True)
+    found = scored(
+        folders[lower_casing],
+        data,
+        tmp_path,
+        spec(tasks={"mine": questions(tmp_path / "q.jsonl", 8)}),
+        allow_lossy=True,
+    )
     other = scored(folders[byte_level], data, tmp_path)
     assert not found.lossless and found.text_sha256 != other.text_sha256
     tokenizer = AutoTokenizer.from_pretrained(folders[lower_casing])

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from spider.config import EvaluationConfig
-from spider.config.tasks import CoreTask, JsonlTask, TextTask
+from spider.config.tasks import CoreTask, JsonlTask
 from spider.data.chat import opening
-from spider.evaluation.questions import COPY_DISTANCE, CUE, Question, Task, is_right, tasks
+from spider.evaluation.questions import Question, Task, is_right, tasks
 from spider.evaluation.tasks import read_tasks, run_task, run_tasks
 from spider.model.reading import Reading
 from spider.tokens import BYTES
@@ -23,7 +23,6 @@ from tests.unit.evaluation.toys import Bigram, Toy
 
 WORDS = ["quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "boil", "tea"]
 RNG = np.random.default_rng(0)
-DOCUMENTS = [" ".join(RNG.choice(WORDS, 300)).encode() for _ in range(6)]
 
 
 class Knows(Toy):
@@ -48,6 +47,17 @@ class Knows(Toy):
         return SimpleNamespace(logits=logits)
 
 
+def made_up(tmp_path, **settings):
+    """Return a task of 40 questions, each with another text of words and four words to choose from."""
+    rows = []
+    for _ in range(40):
+        choices = RNG.choice(WORDS, 4, replace=False).tolist()
+        rows.append(
+            {"query": " ".join(RNG.choice(WORDS, 9)), "choices": choices, "gold": int(RNG.integers(4))}
+        )
+    return JsonlTask(kind="jsonl", file=str(jsonl(tmp_path / "made.jsonl", *rows)), **settings)
+
+
 def answer(model, task, window=512):
     return run_task(model, task, Reading(seq_len=window, batch=16))
 
@@ -59,17 +69,8 @@ def column(row, title):
 @pytest.mark.parametrize(
     "tokens", [BYTES, BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273)])]
 )
-@pytest.mark.parametrize(
-    "config",
-    [
-        TextTask(kind="cloze", items=40),
-        TextTask(kind="induction", items=40),
-        TextTask(kind="copy", items=40),
-    ],
-    ids=lambda config: config.kind,
-)
-def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, tokens):
-    (task,) = tasks("it", config, DOCUMENTS)
+def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(tokens, tmp_path):
+    (task,) = tasks("it", made_up(tmp_path))
     assert len(task.questions) == 40 and task.chance == 0.25
     whole = [q.contexts[q.gold] + q.choices[q.gold] for q in task.questions]
     known = answer(Knows(whole, tokens), task)
@@ -78,19 +79,6 @@ def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(config, t
     assert known.error == 0
     first = np.mean([q.gold == 0 for q in task.questions])
     assert nothing.value == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
-    assert next(tasks("it", config, DOCUMENTS)) == task, "the seed decides the questions"
-
-
-def test_all_choices_of_a_copy_question_occur_at_the_same_distance():
-    (task,) = tasks("it", TextTask(kind="copy", items=10), DOCUMENTS)
-    for question in task.questions:
-        (context,) = set(question.contexts)
-        cue, right = context[-CUE:], question.choices[question.gold]
-        assert context.count(cue) == 2 and cue + right in context
-        ends = [context.index(choice) + len(choice) for choice in question.choices]
-        assert min(len(context) - CUE - end for end in ends) == COPY_DISTANCE + 2
-    with pytest.raises(ValueError, match=r"tasks\.it: 7 different stretches of 48 bytes .* 25 are needed"):
-        next(tasks("it", TextTask(kind="copy"), [b"two words " * 12, b"and more! " * 30]))
 
 
 def test_costs_equal_sums_by_hand_per_byte_and_per_id():
@@ -139,7 +127,7 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
         {"context": "say", "continuation": "it"},
     ]
     path = jsonl(tmp_path / "t.jsonl", *rows)
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=2), [])
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=2))
     first, second, third = task.questions
     assert first.contexts[0].endswith(b"\n\nQ1 ") and first.contexts[0].count(b"\n\n") == 2
     assert b"x z\n\n" in first.contexts[0] and b"say it\n\n" in first.contexts[0]
@@ -173,19 +161,17 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
 def test_malformed_lines_are_reported_with_their_number(tmp_path, row, message):
     path = jsonl(tmp_path / "t.jsonl", row)
     with pytest.raises(ValueError, match=f"t.jsonl, {message}"):
-        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path)), []))
+        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path))))
 
 
 def test_impossible_tasks_are_refused(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", {"context": "a", "continuation": "b"})
     with pytest.raises(ValueError, match=r"t.jsonl: 1 shots need 2 questions, there are 1"):
-        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=1), []))
+        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=1)))
     with pytest.raises(ValueError, match=r"none.jsonl: cannot be read"):
-        list(tasks("mine", JsonlTask(kind="jsonl", file=str(tmp_path / "none.jsonl")), []))
-    with pytest.raises(ValueError, match=r"tasks.it: 0 stretches of 144 bytes in the text .* raise eval"):
-        list(tasks("it", TextTask(kind="cloze"), [b"short"]))
+        list(tasks("mine", JsonlTask(kind="jsonl", file=str(tmp_path / "none.jsonl"))))
     with pytest.raises(ValueError, match=r"no core.yaml; evaluation.tasks.it.folder must name"):
-        list(tasks("it", CoreTask(kind="core", folder=str(tmp_path)), []))
+        list(tasks("it", CoreTask(kind="core", folder=str(tmp_path))))
 
 
 def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
@@ -199,7 +185,7 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
         '- {label: lm, dataset_uri: lm.jsonl, num_fewshot: [0], continuation_delimiter: "\\n"}\n'
     )
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\nlm,0\n")
-    mc, lm = tasks("core", CoreTask(kind="core", folder=str(tmp_path), items=4), [])
+    mc, lm = tasks("core", CoreTask(kind="core", folder=str(tmp_path), items=4))
     assert (mc.name, mc.chance, len(mc.questions)) == ("core/mc", 0.33, 4)
     random.Random(1337).shuffle(rows)
     for i, (row, question) in enumerate(zip(rows[:4], mc.questions, strict=True)):
@@ -212,7 +198,7 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     assert re.fullmatch(rb"c\d\n", lm.questions[0].contexts[0]) and lm.chance == 0
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\n")
     with pytest.raises(ValueError, match=r"eval_meta_data.csv: no baseline of the task 'lm'"):
-        list(tasks("core", CoreTask(kind="core", folder=str(tmp_path)), []))
+        list(tasks("core", CoreTask(kind="core", folder=str(tmp_path))))
 
 
 def test_core_is_the_mean_of_centered_accuracy_by_mean_nats_per_token():
@@ -267,7 +253,7 @@ def known_answers(task, answers, tokens):
 @pytest.mark.parametrize("tokens", [BYTES, PAIRS])
 def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(tmp_path, tokens):
     path = jsonl(tmp_path / "t.jsonl", *FORMATS)
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True), [])
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True))
     asked = task.questions[0].contexts[0].decode()
     assert asked.startswith("What is the sky?\n\nA. blue\nB. green\n\n") and "letter" in asked
     assert [one.choices for one in task.questions[:2]] == [(b"A", b"B"), (b"A", b"B", b"C", b"D")]
@@ -278,10 +264,10 @@ def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(t
     assert answer(known_answers(task, right[:3] + wrong[3:], tokens), task).value == 0.5
 
 
-def test_the_logits_of_the_letters_decide_alone():
+def test_the_logits_of_the_letters_decide_alone(tmp_path):
     """After ASSISTANT a bigram table gives the same letter to every question."""
     model = Bigram()
-    (task,) = tasks("it", TextTask(kind="cloze", items=40, chat=True), DOCUMENTS)
+    (task,) = tasks("it", made_up(tmp_path, chat=True))
     letter = int(model.table_VV[ASSISTANT, list(b"ABCD")].argmax())
     found = answer(model, task, window=600)
     assert found.value == np.mean([q.gold == letter for q in task.questions]) and task.chance == 0.25
@@ -290,7 +276,7 @@ def test_the_logits_of_the_letters_decide_alone():
 
 def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginning(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", {"question": "x" * 90, "answer": "12"})
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True, answer_bytes=1), [])
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True, answer_bytes=1))
     model = known_answers(task, [b"12"], BYTES)
     assert answer(model, task).value == 0 and answer(model, task._replace(answer_bytes=2)).value == 1
     short = answer(model, task._replace(answer_bytes=2), window=70)
@@ -320,10 +306,10 @@ def test_tasks_in_chat_form_are_for_models_that_learned_from_conversations(tmp_p
     path = jsonl(tmp_path / "t.jsonl", FORMATS[0])
     plain = {"kind": "jsonl", "file": str(path)}
     settings = EvaluationConfig(tasks={"plain": plain, "mine": {**plain, "chat": True}})
-    found, (note,) = read_tasks(settings, [], False)
+    found, (note,) = read_tasks(settings, False)
     assert [task.name for task in found] == ["plain"]
     assert note == "mine: not asked, because this stage has not learned from conversations yet."
-    found, notes = read_tasks(settings, [], True)
+    found, notes = read_tasks(settings, True)
     assert [task.name for task in found] == ["plain", "mine"] and notes == []
 
 
@@ -333,6 +319,6 @@ def test_questions_without_a_chat_form_are_refused(tmp_path):
     for row, reason in ((schema, "choices after different contexts"), (many, "27 choices")):
         path = jsonl(tmp_path / "t.jsonl", row)
         with pytest.raises(ValueError, match=f"mine: a question with {reason} has no chat form: b'"):
-            list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True), []))
+            list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True)))
     with pytest.raises(ValueError, match="a question in chat form has no shots; leave shots or chat out"):
         JsonlTask(kind="jsonl", file="t.jsonl", chat=True, shots=1)

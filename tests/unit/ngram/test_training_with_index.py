@@ -19,7 +19,7 @@ from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate
 from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
-from spider.evaluation.text import Text, validation_stream
+from spider.evaluation.text import validation_stream
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Reading
@@ -33,6 +33,7 @@ from spider.training.metrics import read_rows
 from spider.training.stage import train
 from tests.unit.ngram.small_index import CONFIG, make_shards
 from tests.unit.ngram.texts import documents
+from tests.unit.small_datasets import questions
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 from tests.unit.training.transfers import check_step_does_not_wait
@@ -293,10 +294,10 @@ def test_validation_during_training_uses_the_index_of_the_evaluation(results, sh
     assert read_rows(stage.metrics)[-1].metrics["val/bpb"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_questions_and_samples_during_training_read_the_full_index(results, shards, both, make_spec):
+def test_questions_and_samples_in_training_read_the_full_index(results, shards, both, make_spec, tmp_path):
     """The scored text is in neither index, and training goes on with the split index."""
     spec = make_spec(max_steps=2)
-    evaluation = {"tasks": {"recall": {"kind": "induction", "items": 30}}, "sample_bytes": 40}
+    evaluation = {"tasks": {"recall": questions(tmp_path / "q.jsonl")}, "sample_bytes": 40}
     settings = spec.settings.model_copy(update={"tasks_every": 1, "samples_every": 1})
     changes = {"settings": settings, "evaluation": EvaluationConfig(**evaluation)}
     asked = spec.model_copy(update=changes)
@@ -304,8 +305,7 @@ def test_questions_and_samples_during_training_read_the_full_index(results, shar
     receipt = train(asked, folder, shards, indexes=both)
     assert receipt.weights == train(spec, folder.with_name("b"), shards, indexes=both).weights
     model = Checkpoint.at(folder).model()
-    documents = Text.of(validation_stream(shards, 10**6)[0], BYTES).documents()
-    found, _ = read_tasks(asked.evaluation, documents, False)
+    found, _ = read_tasks(asked.evaluation, False)
     (row,) = run_tasks(model, found, Reading(spec.window))
     assert read_rows(folder / "metrics.jsonl")[-1].metrics["val/tasks/recall"] == row.value
     text = as_text(written(model, asked, converses=False))

@@ -11,17 +11,15 @@ from spider.checkpoints.load import Checkpoint
 from spider.config import ConfigError, EvaluationConfig, load_config
 from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
-from spider.evaluation.text import Text, validation_stream
 from spider.model.reading import Reading
 from spider.report import figures
 from spider.report.stages import read_log
 from spider.results import StageFolder
 from spider.training.stage import train
 from tests.unit.evaluation.stages import write_stage
+from tests.unit.small_datasets import questions
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome, rows
-
-RECALL = {"kind": "induction", "items": 30}
 
 
 def probed(spec, evaluation, **settings):
@@ -46,8 +44,7 @@ def samples(folder):
 def answered(spec, folder, data, count, *, converses=False):
     """Return what the final checkpoint answers and writes, by the functions of the evaluation."""
     model = Checkpoint.at(folder).model()
-    tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes, model.tokens)
-    found, _ = read_tasks(spec.evaluation, Text.of(tokens_N, model.tokens).documents(), converses)
+    found, _ = read_tasks(spec.evaluation, converses)
     found = [task._replace(questions=task.questions[:count]) for task in found]
     read = run_tasks(model, found, Reading(spec.window, n_loops=spec.loops))
     texts = as_text(written(model, spec, converses=converses))
@@ -62,7 +59,7 @@ def asking(make_spec, tmp_path_factory):
     (folder / "eval_data/q.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (folder / "core.yaml").write_text("icl_tasks: [{label: q, dataset_uri: q.jsonl, num_fewshot: [0]}]")
     (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nq,33\n")
-    tasks = {"recall": RECALL, "core": {"kind": "core", "folder": str(folder)}}
+    tasks = {"recall": questions(folder / "recall.jsonl"), "core": {"kind": "core", "folder": str(folder)}}
     evaluation = {"tasks": tasks, "prompts": ["The fox "], "unconditioned": 1, "sample_bytes": 20}
     spec = make_spec(ema={"decay": 0.5, "start_step": 2})
     return probed(spec, evaluation, tasks_every=8, tasks_items=5, samples_every=8)
@@ -109,7 +106,10 @@ def test_a_resumed_training_answers_and_writes_the_same(tmp_path, asking, traine
 def test_a_model_of_conversations_is_asked_in_chat_form(tmp_path, talk, talk_spec):
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "How many?", "answer": "12"}))
     mine = {"kind": "jsonl", "file": str(tmp_path / "q.jsonl"), "chat": True, "answer_bytes": 8}
-    evaluation = {"tasks": {"recall": RECALL | {"chat": True}, "mine": mine}, "sample_bytes": 10}
+    evaluation = {
+        "tasks": {"recall": questions(tmp_path / "r.jsonl") | {"chat": True}, "mine": mine},
+        "sample_bytes": 10,
+    }
     spec = probed(talk_spec, evaluation, tasks_every=12, samples_every=12)
     train(spec, folder := tmp_path / "talk", talk)
     found, text = answered(spec, folder, talk, 500, converses=True)
@@ -146,7 +146,7 @@ def test_the_page_draws_a_curve_for_each_task_and_for_core_of_a_bundle(tmp_path)
             "stages[0].samples_every: parallel: fsdp shares the weights",
         ),
         (
-            {"evaluation": {"tasks": {"it": RECALL | {"chat": True}}}},
+            {"evaluation": {"tasks": {"it": {"kind": "jsonl", "file": "q.jsonl", "chat": True}}}},
             "evaluation.tasks.it.chat: no stage of the run learns from conversations; train a stage on data",
         ),
         (

@@ -27,7 +27,7 @@ from spider.training import loop
 from spider.training.stage import train
 from spider.training.state import Progress
 from spider.training.validation import SHARE, Validation
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, questions
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome, rows
 
@@ -138,7 +138,7 @@ def test_validation_tasks_and_samples_compile_no_second_graph(tmp_path, shards, 
     stages = [{"name": "a", "max_steps": 10}]
     settings = {"seq_len": 32, "micro_batch": 4, "ckpt_every": 5, "val_bytes": 300}
     run = {"data": "toy", "model": {"family": "tests.families.toy"}, "precision": "fp32", "compile": True}
-    run["evaluation"] = {"tasks": {"recall": {"kind": "induction", "items": 8}}, "sample_bytes": 9}
+    run["evaluation"] = {"tasks": {"recall": questions(tmp_path / "q.jsonl", 8)}, "sample_bytes": 9}
     found = []
     for every in (0, 5):
         torch._dynamo.reset()
