@@ -75,6 +75,7 @@ clean:
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv .venv
 	@echo "Installing Spider and its dependencies into .venv (some minutes, once)"
 	@$(PIP_INSTALL) --editable .
+	@mkdir -p build && "$(BIN)/spider" config schema > build/config.schema.json
 	@touch $@
 
 .venv/dev-ready: .venv/run-ready

@@ -1,4 +1,4 @@
-"""`spider config`: the schema of configurations."""
+"""`spider config`: all keys of a configuration, for editors and for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import click
 
 @click.group()
 def config() -> None:
-    """The schema of configurations."""
+    """All keys of a configuration, for editors and for people."""
 
 
 @config.command()
 def schema() -> None:
     """Print the JSON schema of configurations, for editors."""
-    from spider.config.json_schema import json_schema
+    from spider.config.reference import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
+
+
+@config.command()
+def reference() -> None:
+    """Print all keys with type, default and meaning, as Markdown."""
+    from spider.config.reference import reference
+
+    click.echo(reference(), nl=False)

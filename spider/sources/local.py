@@ -411,11 +411,12 @@ def _rows(source: Path, kind: str) -> Iterator[Row]:
 def _decoded(text: str) -> Any:
     """Decode JSON. Python reads no integer of more than 4,300 digits, so beside one all become text."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:
-        return json.loads(text, parse_int=str)
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:
+            return json.loads(text, parse_int=str)
     except RecursionError:
         raise json.JSONDecodeError("too many brackets in each other", text, 0) from None
 

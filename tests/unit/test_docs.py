@@ -2,7 +2,6 @@
 
 import ast
 import re
-import runpy
 from importlib import import_module
 from pathlib import Path
 
@@ -14,23 +13,17 @@ import yaml
 from spider.cli import cli
 from spider.cli.train import _read_settings
 from spider.config import (
-    Block,
     Config,
     ModelConfig,
     Run,
-    Source,
     Stage,
-    StageSettings,
-    StageSpec,
     families,
     load_config,
     presets,
     with_settings,
 )
 from spider.config.model import family_block, model_block
-from spider.config.run import RunSettings
-from spider.config.take import TakingSource
-from spider.config.tasks import _Task
+from spider.config.reference import reference
 from spider.model import build_model
 from spider.model.gpt.config import Config as GPTConfig
 from spider.training.memory import meta_model
@@ -44,40 +37,6 @@ CURRENT = [page for page in PAGES if page.name != "LOG.md"]
 
 def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
-
-
-REFERENCE = runpy.run_path(str(ROOT / "docs/config_reference.py"))
-BLOCKS = {title: block for blocks in REFERENCE["chapters"]().values() for title, block in blocks}
-
-
-def test_the_configuration_reference_agrees_with_the_schema():
-    assert (ROOT / "docs/config.md").read_text() == REFERENCE["reference"](), (
-        "run: python docs/config_reference.py > docs/config.md"
-    )
-
-
-@pytest.mark.parametrize("title", BLOCKS)
-def test_the_examples_of_the_reference_are_valid(title):
-    _, example = REFERENCE["example"](title)
-    if title == "(top level)":
-        load_config(example)
-    elif issubclass(BLOCKS[title], ModelConfig):
-        family_block(model_block(example))
-    else:
-        BLOCKS[title].model_validate(example)
-
-
-def test_the_reference_has_every_block():
-    """The reference has all blocks that a configuration may contain, without base classes."""
-    bases = {Source, TakingSource, ModelConfig, StageSettings, RunSettings, StageSpec, _Task}
-
-    def blocks(base):
-        for block in base.__subclasses__():
-            yield from blocks(block)
-            if block.__module__.startswith("spider."):
-                yield block
-
-    assert set(blocks(Block)) - set(BLOCKS.values()) - bases == set()
 
 
 def anchors(page: Path) -> set[str]:
@@ -130,7 +89,7 @@ def test_a_finding_states_what_was_guessed_and_seen_and_installs_pinned_packages
 @pytest.mark.parametrize("page", CURRENT[2:], ids=named)
 def test_a_page_begins_with_an_example(page):
     """The other tests check commands, YAML and Python of such examples."""
-    if page.name not in ("config.md", "glossary.md"):
+    if page.name != "glossary.md":
         beginning = page.read_text().split("\n## ")[0]
         assert re.search(r"^```(bash|yaml|python)$", beginning, re.M)
 
@@ -228,11 +187,9 @@ def completed(block: dict) -> dict:
 PROFILE_KEYS = {"executor"}
 
 
-#: Examples of configurations. The reference has examples of single blocks, which another test checks.
+#: Examples of configurations.
 CONFIGURATIONS = {
-    name: text
-    for name, text in examples("yaml").items()
-    if not PROFILE_KEYS & set(yaml.safe_load(text)) and not name.startswith("docs/config.md")
+    name: text for name, text in examples("yaml").items() if not PROFILE_KEYS & set(yaml.safe_load(text))
 }
 
 
@@ -263,10 +220,10 @@ def test_the_golf_page_names_each_variable_of_the_original_script_and_only_keys_
     rows = re.findall(r"^\| (`[A-Z].*?) \| (.*) \|$", page, re.M)
     variables = [name for row, _ in rows for name in re.findall(r"`([A-Z0-9_]+)`", row)]
     assert len(variables) == len(set(variables)) == 44
-    reference = (ROOT / "docs/config.md").read_text()
+    printed = reference()
     named = {word for _, key in rows for word in re.findall(r"`([a-z_.]+)`", key)}
     keys = {part for name in named for part in name.split(".") if part}
-    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", reference)] == []
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", printed)] == []
 
 
 def parsed(command: click.Command, arguments: list[str]) -> tuple[click.Command, list[str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from spider.config import load_config
+from spider.config.reference import reference
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/origins.md").read_text()
@@ -28,7 +29,7 @@ M-02 M-03 M-12 M-13 M-14 M-18
 IDS = _LISTED.split()
 
 #: The names of all keys of the configuration.
-KEYS = set(re.findall(r'"(\w+)": \{', (ROOT / "docs/config.schema.json").read_text()))
+KEYS = set(re.findall(r"^\| `(\w+)`", reference(), re.M))
 
 
 def exists(name: str) -> bool:
