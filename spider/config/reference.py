@@ -78,17 +78,20 @@ def reference() -> str:
     whole = _schema()
     blocks = {f"#/$defs/{name}": block for name, block in whole["$defs"].items()}
     lines = ["# Configuration reference", *_table(whole)]
-    waiting, seen = list(_references("", whole)), set[str]()
+    waiting, seen = [(path, name, "") for path, name in _references("", whole)], set[str]()
     while waiting:
-        path, name = waiting.pop(0)
+        path, name, of = waiting.pop(0)
         if name in seen:
             continue
         seen.add(name)
-        block = blocks[name]
-        if properties := block.get("properties"):
-            kinds = [f", {key}: {one['const']}" for key, one in properties.items() if "const" in one]
-            lines += ["", f"## `{path}{''.join(kinds)}`", *_table(block)]
-        waiting += _references(path, block)
+        for block in (blocks[name], *blocks[name].get("anyOf", ())):
+            if "title" in block and "properties" in block:
+                kinds = [
+                    f", {key}: {one['const']}" for key, one in block["properties"].items() if "const" in one
+                ]
+                of = "".join(kinds) or of
+                lines += ["", f"## `{path}{of}`", *_table(block)]
+            waiting += [(*one, of) for one in _references(path, block)]
     return "\n".join(lines) + "\n"
 
 
