@@ -46,11 +46,6 @@ def checked(function, *arguments):
 IS_MODULE = not workflow.modifier.is_main_snakefile()
 IS_DRY_RUN = workflow.output_settings.dryrun
 
-# A dry run removes no lock. Neither does a module, because the lock belongs to the workflow around it.
-PRESENCE = None
-if workflow.is_main_process:
-    PRESENCE = enter(Path.cwd(), change=not (IS_MODULE or IS_DRY_RUN))
-
 # A scheduler's job parses this file again, and the user may have edited the configuration by then. So the main
 # process hands its configuration down in a variable: the path of its snapshot, or in a module, whose handlers do
 # not run, the configuration itself. Each module has a variable of its own.
@@ -77,6 +72,8 @@ pathvars:
 # The workflow around a module may move the results folder by `prefix:` or `pathvars:`.
 RESULTS = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>/spider.json"))).parent
 checked(check_root, RESULTS)
+# Open until the process ends.
+ENTERED = enter(Path.cwd(), RESULTS) if workflow.is_main_process and not IS_DRY_RUN else None
 if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != "a":
     sys.exit(
         f"error: results: {CONFIG.results} is absolute, and a module's `prefix:` cannot move it; "

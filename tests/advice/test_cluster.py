@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from spider.cluster import one_word
-from spider.unlock import enter
-from tests.unit.test_unlock import killed, locks, started  # noqa: F401 (a fixture)
+from tests.unit.test_unlock import entered, killed, locks, started  # noqa: F401 (a fixture)
 
 from .followed import advised, refused
 
@@ -31,9 +30,9 @@ def test_an_environment_among_spaces_gets_a_link_without_one(tmp_path, monkeypat
 
 def test_a_workflow_goes_on_when_the_other_one_is_stopped(tmp_path, started, caplog):  # noqa: F811
     other = started("0")
-    enter(tmp_path)
+    entered(tmp_path)
     advised(caplog.text, "unlock.py", "wait for that process or stop it, and do not use --unlock")
     assert locks(tmp_path) == ["0.output.lock"]
     killed(other)
-    enter(tmp_path)
+    entered(tmp_path)
     assert not locks(tmp_path)

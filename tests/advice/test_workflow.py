@@ -15,7 +15,6 @@ from spider.data.shards import verify
 from spider.evaluation.records import Evaluation, Sample
 from spider.report.compare import Summary
 from spider.training.warmup_record import Warmup
-from spider.unlock import enter
 from tests.unit.small_datasets import flip
 from tests.workflow.conftest import PATIENCE, finished
 from tests.workflow.test_gpus import Machine, runs
@@ -50,18 +49,6 @@ def test_a_part_with_a_damaged_shard_is_encoded_again_and_a_failed_job_runs_agai
     verify(shards)
     trained(RECEIPT)
     assert trained.receipt("first") == first
-
-
-def test_the_lock_of_another_snakemake_is_removed_by_hand(trained, caplog):
-    locks = trained.folder / ".snakemake/locks"
-    locks.mkdir()
-    (locks / "0.output.lock").write_text("results/shards/text/metadata.json\n")
-    (trained.results / "shards/text/metadata.json").unlink()
-    assert "LockException" in trained("datasets/text", fails=True)
-    enter(trained.folder, change=False)
-    advised(caplog.text, "unlock.py", "If none is running here, remove the lock: snakemake --unlock")
-    trained("--unlock")
-    trained("datasets/text")
 
 
 def test_a_damaged_record_is_made_again_by_the_command_that_its_message_names(trained, monkeypatch):

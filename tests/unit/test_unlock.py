@@ -1,4 +1,4 @@
-"""Only the lock of a workflow that was killed is removed; the process that holds another is named."""
+"""Only the locks of workflows that were killed are removed; another one at work is named."""
 
 import os
 import signal
@@ -7,31 +7,30 @@ import sys
 
 import pytest
 
-from spider.unlock import enter
+from spider.unlock import FILE, enter
 
-#: A workflow: it enters, Snakemake locks the folder, the files of the lock are recorded; then it works.
+#: A workflow: it enters, Snakemake locks its files; then it works.
 WORKFLOW = """
 import sys, time
 from pathlib import Path
 from spider.unlock import enter
 
-present = enter(Path.cwd())
-(locks := Path(".snakemake/locks")).mkdir(exist_ok=True)
-(locks / f"{sys.argv[1]}.output.lock").write_text("results/a")
-if "unrecorded" not in sys.argv:
-    present.record_locks()
+entered = enter(Path.cwd(), Path("results"))
+(locks := Path(".snakemake/locks")).mkdir(parents=True, exist_ok=True)
+(locks / f"{sys.argv[1]}.output.lock").write_text("text.jsonl\\nresults/a\\n")
 print("locked", flush=True)
 time.sleep(600)
 """
 
 
 @pytest.fixture
-def started(tmp_path):
+def started(tmp_path, monkeypatch):
     """Start a workflow in the folder; all are killed at the end."""
+    monkeypatch.chdir(tmp_path)
     running = []
 
-    def start(*words):
-        command = [sys.executable, "-c", WORKFLOW, *words]
+    def start(name):
+        command = [sys.executable, "-c", WORKFLOW, name]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         running.append(process)
         assert process.stdout.readline() == "locked\n"
@@ -49,61 +48,41 @@ def killed(process):
     process.wait()
 
 
+def entered(folder):
+    """Enter and leave, as a workflow that ends at once."""
+    enter(folder, (folder / "results").relative_to(folder)).close()
+
+
 def locks(folder):
     return sorted(path.name for path in folder.glob(".snakemake/locks/*"))
 
 
-def locked_by_another_snakemake(folder):
-    (folder / ".snakemake/locks").mkdir(parents=True)
-    (folder / ".snakemake/locks/7.input.lock").write_text("somebody/elses/file")
-
-
-def test_the_lock_of_a_workflow_without_spider_stays(tmp_path, caplog):
-    locked_by_another_snakemake(tmp_path)
-    enter(tmp_path)
-    assert locks(tmp_path) == ["7.input.lock"]
-    assert "locked by a Snakemake without a record (7.input.lock)" in caplog.text
-
-
-def test_the_lock_of_a_killed_workflow_is_removed_and_no_other(tmp_path, started, caplog):
-    living, dead = started("0"), started("1")
-    locked = tmp_path / ".snakemake/locks/7.input.lock"
-    locked.write_text("somebody/elses/file")
+def test_the_locks_of_killed_workflows_are_removed_and_those_of_other_results_stay(tmp_path, started, caplog):
+    dead, living = started("0"), started("1")
+    other = tmp_path / ".snakemake/locks/7.output.lock"
+    other.write_text("elsewhere/results/a\n")
     killed(dead)
-    assert enter(tmp_path, change=False) is None
-    assert locks(tmp_path) == ["0.output.lock", "1.output.lock", "7.input.lock"]
-    assert f"process {dead.pid} on" in caplog.text and "the next run removes its lock" in caplog.text
-    caplog.clear()
-    enter(tmp_path)
-    assert locks(tmp_path) == ["0.output.lock", "7.input.lock"]
-    assert f"process {dead.pid} on" in caplog.text and "was killed; its lock is removed" in caplog.text
+    entered(tmp_path)
+    assert locks(tmp_path) == ["0.output.lock", "1.output.lock", "7.output.lock"]
     assert f"process {living.pid} on" in caplog.text and "do not use --unlock" in caplog.text
-
-
-def test_a_lock_of_the_same_name_that_another_snakemake_made_since_stays(tmp_path, started):
-    killed(started("0"))
-    lock = tmp_path / ".snakemake/locks/0.output.lock"
-    lock.unlink()
-    lock.write_text("somebody/elses/file")
-    os.utime(lock, (1, 1))
-    enter(tmp_path)
-    assert locks(tmp_path) == ["0.output.lock"]
-
-
-def test_a_lock_that_was_not_recorded_in_time_stays_with_the_remedy(tmp_path, started, caplog):
-    killed(started("0", "unrecorded"))
-    (record,) = tmp_path.glob(".snakemake/spider/*")
-    with open(record, "a") as file:
-        file.write('{"locks": {"0.outp')
-    enter(tmp_path)
-    assert locks(tmp_path) == ["0.output.lock"] and "snakemake --unlock" in caplog.text
-    assert not record.exists()
+    caplog.clear()
+    killed(living)
+    entered(tmp_path)
+    assert locks(tmp_path) == ["7.output.lock"]
+    assert "0.output.lock: left by a workflow that was killed, and removed" in caplog.text
 
 
 def test_a_workflow_that_ended_is_not_reported(tmp_path, started, caplog):
-    process = started("0")
-    (tmp_path / ".snakemake/locks/0.output.lock").unlink()
-    killed(process)
-    present = enter(tmp_path)
+    entered(tmp_path)
+    assert (tmp_path / "results" / FILE).exists()
+    entered(tmp_path)
     assert not caplog.text
-    assert [str(path) for path in tmp_path.glob(".snakemake/spider/*")] == [present.record.name]
+
+
+def test_a_disk_without_locks_gets_the_remedy(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert enter(tmp_path, tmp_path) is None
+    assert "this disk has no file locks (No locks available)" in caplog.text
