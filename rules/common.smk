@@ -72,8 +72,6 @@ pathvars:
 # The workflow around a module may move the results folder by `prefix:` or `pathvars:`.
 RESULTS = Path(workflow.modifier.modify_path(workflow.pathvars.apply("<results>/spider.json"))).parent
 checked(check_root, RESULTS)
-# Open until the process ends.
-ENTERED = enter(Path.cwd(), RESULTS) if workflow.is_main_process and not IS_DRY_RUN else None
 if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != "a":
     sys.exit(
         f"error: results: {CONFIG.results} is absolute, and a module's `prefix:` cannot move it; "
@@ -82,6 +80,8 @@ if Path(CONFIG.results).is_absolute() and workflow.modifier.modify_path("a") != 
 
 # Every job reads this file, which includes `--config` overrides. Its name is a digest of its text.
 SNAPSHOT = snapshot(RESULTS, config)
+# Open until the process ends.
+ENTERED = checked(enter, Path.cwd(), RESULTS) if workflow.is_main_process and not IS_DRY_RUN else None
 if workflow.is_main_process:
     os.environ[HANDED_DOWN] = packed(config if IS_MODULE else str(SNAPSHOT))
 

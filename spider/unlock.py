@@ -37,9 +37,16 @@ def enter(folder: Path, results: Path) -> IO[str] | None:
 
     Returns:
         The file that must stay open; None on a disk without kernel locks.
+
+    Raises:
+        ValueError: the results folder cannot be written.
     """
-    results.mkdir(parents=True, exist_ok=True)
-    lock = open(results / FILE, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of the process
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        lock = open(results / FILE, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of the process
+    except OSError:
+        remedy = "make it writable, or name another folder (results:)"
+        raise ValueError(f"results: {results.absolute()}: cannot be written; {remedy}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
