@@ -30,13 +30,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spider.data.blocks import damaged
 from spider.data.mixture import Mix, Mixture, read_of_each
 from spider.data.shards import Shards
-from spider.tokens import IGNORED
 
 if TYPE_CHECKING:
     from spider.data.packing import PackedRows
@@ -170,13 +167,13 @@ class Loader(Batches):
     def __init__(
         self,
         shards: Shards,
+        packed: PackedRows | None = None,
         *,
         seq_len: int,
         rows: int,
         seed: int,
         position: dict[str, Any] | None = None,
         lookup: NgramLookup | None = None,
-        packed: PackedRows | None = None,
         answers: bool = False,
         shuffled: bool = True,
         **share: int,
@@ -436,35 +433,3 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (x ^ (x >> np.uint64(31))) >> np.uint64(1)
-
-
-def model_arguments(batch: Batch, device: torch.device, documents: bool) -> dict[str, Tensor]:
-    """Return a model's keyword arguments for a batch; with ``documents``, the document of each token."""
-    arguments = {}
-    if batch.candidates_BTW is not None:
-        arguments["candidates_BTW"] = copied(batch.candidates_BTW, device)
-    if documents and batch.segments_BT is not None:
-        arguments["segments_BT"] = copied(batch.segments_BT, device).long()
-    return arguments
-
-
-def copied(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device.
-
-    A GPU copies from pinned memory while the host goes on; from other memory the host would wait for all
-    work that is queued before.
-    """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def to_device(batch: Batch, device: torch.device, pad: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of a batch, (B, T) int64 each; padding and targets not learned are `IGNORED`.
-
-    Rows move as uint16 and are widened on the device, which is a quarter of the traffic of int64.
-    """
-    rows = copied(batch.rows_BT1, device).long()
-    labels_BT = rows[:, 1:]
-    if batch.learned_BT is not None:
-        return rows[:, :-1], labels_BT.masked_fill(~copied(batch.learned_BT, device), IGNORED)
-    return rows[:, :-1], labels_BT.masked_fill(labels_BT == pad, IGNORED)

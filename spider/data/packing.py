@@ -277,3 +277,16 @@ class PackedRows:
                 segments_T1[at : at + length] = number
                 at += length
         return ids_BT1, segments_BT1
+
+
+class Opened(NamedTuple):
+    """The training text of a dataset, whose vocabulary is ``shards.vocabulary``."""
+
+    shards: Shards
+    packed: PackedRows | None
+
+
+def open_rows(folder: Path, packed: int | None) -> Opened:
+    """Open the training split of a dataset, and its plan of rows of ``packed`` targets (None: windows)."""
+    shards = Shards(folder, "train")
+    return Opened(shards, None if packed is None else PackedRows.open(folder, shards, packed))

@@ -73,9 +73,6 @@ class Fp8Parts:
     """The modules by name; each has an attribute ``fp8``, False at first."""
     runs_on: Callable[[torch.device], bool]
     """Whether a device supports them."""
-    example: Callable[[int, int, torch.device], tuple[nn.Module, Tensor]]
-    """Maps (windows, tokens of a window, device) to one such module with random weights and its input (M, K)
-    of the size of a forward pass. The warm-up times it."""
 
 
 class Inspector(Protocol):

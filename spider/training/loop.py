@@ -37,34 +37,23 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import step_of, steps
 from spider.checkpoints.save import Saver, set_aside
 from spider.config import StageSpec
-from spider.data.loader import (
-    Batch,
-    Batches,
-    Loader,
-    MixedLoader,
-    batch_digest,
-    digest_text,
-)
-from spider.data.metadata import load_metadata
+from spider.data.loader import Batch, Batches, Loader, MixedLoader, batch_digest, digest_text
 from spider.data.mixture import anew, mixes_of
-from spider.data.packing import PackedRows, most_documents
-from spider.data.shards import Shards
+from spider.data.packing import Opened, open_rows
 from spider.errors import DamagedShard, Diverged, Preempted, TrainingError
-from spider.model import build_model, choose_kernels
 from spider.model.layers import has_offsets
-from spider.processes.device import choose_attention, choose_tf32, make_deterministic
-from spider.processes.parallel import compile_forward, full_tensor, replicate, shard
+from spider.processes.parallel import full_tensor
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
+from spider.training.build import build, choose_arithmetic
 from spider.training.memory import check_fits, out_of_memory, ran_out
 from spider.training.metrics import MetricsLog
-from spider.training.optim import build_optimizer, narrow_weights
-from spider.training.passes import Passes, side_stream, why_eager
-from spider.training.precision import Precision, check_recipe, compiles, decide, device_name, fp8_layers
+from spider.training.passes import side_stream
+from spider.training.precision import Precision, check_recipe, decide, device_name, fp8_layers
 from spider.training.probes import Probes
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
@@ -128,61 +117,36 @@ class Trainer:
         self.precision = world.from_first(lambda: self._decide_precision(warmup))
 
         check_fits(spec, self.precision.kind, self.device, world.size)
-        make_deterministic(self.device, spec.deterministic)
-        choose_attention(self.device, deterministic=spec.deterministic)
-        choose_kernels(spec.kernels)
-        choose_tf32(spec.tf32)
+        choose_arithmetic(spec, self.device)
+        self._opened = {} if spec.stream else self._open_datasets(data)
+        tokens = next((one.shards.vocabulary for one in self._opened.values()), BYTES)
         torch.manual_seed(seed_of(spec.seed, "weights"))
-        vocabulary = BYTES if spec.stream else load_metadata(data).vocabulary
-        self.model = build_model(spec.model, vocabulary).to(self.device)
-        full_lookup = None
-        if spec.model.ngram is not None and indexes is not None:
-            from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
-
-            self.model.lookup = NgramLookup(indexes[0], spec.model.ngram, self.model.tokens)
-            full_lookup = NgramLookup(indexes[1], spec.model.ngram, self.model.tokens)
-        self.precision.prepare(self.model, sharded=world.size > 1 and spec.parallel == "fsdp")
-        narrow_weights(self.model, spec.optimizer)
-        compiled = compiles(spec, self.precision.kind, self.device)
-        eager = why_eager(spec, self.device, world.size, compiled=compiled)
-        wrapped: nn.Module = self.model
-        if world.size > 1 and spec.parallel == "fsdp":
-            shard(self.model, world)
-        elif world.size > 1 and eager:
-            wrapped = replicate(self.model, world)
-        self.passes = Passes(wrapped, spec, self.precision, world, graphed=eager is None)
-        if self.device.type == "cuda":
-            log.info(
-                "CUDA graph: %s", f"none, {eager}" if eager else "of forward and backward of a micro-batch"
-            )
-        self.optimizer = build_optimizer(
-            self.model,
-            spec.optimizer,
-            self.settings.lr,
-            self.precision.compute,
-            compiled=compiled,
-            world=world,
+        built = build(
+            spec,
+            self.precision,
+            world,
+            processes=world.size,
+            data=data,
+            tokens=tokens,
+            indexes=indexes,
+            warmup=warmup,
         )
+        self.model, full_lookup, self.passes, self.optimizer, compiled = built
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
         self.progress = self._load_start(parent)
         self.means = Means.restore(self.progress.means, self.device)
         self._finite: Later | None = None  # of the last step
-        self.sampler = None
-        self.answers = None
+        self.sampler: Sampler | None = None
+        self.answers: AnswerValidation | None = None
         if self.settings.objective == "reinforce":
             seeds = partial(seed_of, spec.seed, "rollouts", spec.index)
             self.sampler = Sampler(self.model, spec, seeds, partial(self.precision.autocast, self.device))
             if self.settings.val_every:
                 self.answers = AnswerValidation(data, self.sampler, world.rank, world.size)
-        self.loader = self._open(data)
-        self.model.most_documents = documents_in_a_row(spec, data)
-        if compiled:
-            if warmup:
-                compilecache.load(warmup, self.device)
-            compile_forward(self.model)
+        self.loader = self._start_loader()
         self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
-        tokenizer = data / TOKENIZER if vocabulary.digest else None
+        tokenizer = data / TOKENIZER if tokens.digest else None
         self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
         self.telemetry = Telemetry(
@@ -190,7 +154,7 @@ class Trainer:
             device_name(self.device),
             self.precision.kind,
             flops_per_token=flops / world.size,
-            learned=vocabulary.digest is not None,
+            learned=tokens.digest is not None,
         )
         self.validation = Validation(
             spec=spec,
@@ -591,49 +555,36 @@ class Trainer:
         before = self.world.from_first(lambda: read_parent(self.spec, parent, self.model.tokens))
         return self.state.start(before, end)
 
-    def _open(self, data: Path) -> Batches:
-        position = self.progress.position
-        seed = position["seed"] if position else seed_of(self.spec.seed, "order", self.spec.index)
-        order: dict[str, Any] = {
-            "rank": self.world.rank,
-            "world": self.world.size,
-            "seq_len": self.settings.seq_len,
-            "rows": self.windows,
-            "seed": seed,
-            "position": position,
-        }
-        if self.spec.stream is not None:
-            batches: Batches = self.spec.stream.source.batches(self.spec.stream, **order)
-            return batches
+    def _open_datasets(self, data: Path) -> dict[str, Opened]:
+        """Open the training text of each dataset, packed if the stage reads packed rows."""
+        packed = self.settings.seq_len if self.settings.packing == "best_fit" else None
+        return {name: open_rows(folder, packed) for name, folder in self.spec.folders(data).items()}
+
+    def _start_loader(self) -> Batches:
+        """Return the stage's batches, from its position on."""
+        spec, position = self.spec, self.progress.position
+        seed = position["seed"] if position else seed_of(spec.seed, "order", spec.index)
+        rows: dict[str, Any] = {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
+        share = {"rank": self.world.rank, "world": self.world.size}
+        if spec.stream is not None:
+            streamed: Batches = spec.stream.source.batches(spec.stream, **rows, **share, position=position)
+            return streamed
         if self.sampler is not None:
-            return Rollouts(Shards(data, "train"), self.sampler, **order)
-        if not self.spec.mixed:
-            return self._open_one(data, **order)
-        settings = {name: order[name] for name in ("seq_len", "rows", "seed")}
-        sources = {n: self._open_one(path, **settings) for n, path in self.spec.folders(data).items()}
-        share = {name: order[name] for name in ("rank", "world", "rows")}
+            shards = self._opened[spec.data].shards
+            return Rollouts(shards, self.sampler, **rows, **share, position=position)
+        rows |= {
+            "lookup": self.model.lookup,
+            "answers": self.settings.learn == "assistant",
+            "shuffled": self.settings.order == "shuffled",
+        }
+        if not spec.mixed:
+            return Loader(*self._opened[spec.data], **rows, **share, position=position)
+        sources = {name: Loader(*one, **rows) for name, one in self._opened.items()}
         if position and not self.progress.step:
             position = anew(position)
         windows = {name: source.windows for name, source in sources.items()}
-        (_, weights), *switches = mixes_of(self.spec, windows, self.progress.end)
-        return MixedLoader(sources, weights, switches, position=position, **share)
-
-    def _open_one(self, data: Path, **order: Any) -> Loader:
-        """Open the training split of a dataset."""
-        shards = Shards(data, "train")
-        packed = None
-        if self.settings.packing == "best_fit":
-            packed = PackedRows.open(data, shards, self.settings.seq_len)
-        answers = self.settings.learn == "assistant"
-        order["shuffled"] = self.settings.order == "shuffled"
-        return Loader(shards, packed=packed, lookup=self.model.lookup, answers=answers, **order)
-
-
-def documents_in_a_row(spec: StageSpec, data: Path | None) -> int | None:
-    """Return a bound on the documents of a row; None where attention does not end at documents."""
-    if data is None or spec.settings.attend == "row":
-        return None
-    return most_documents(spec.folders(data).values(), spec.settings.seq_len)
+        (_, weights), *switches = mixes_of(spec, windows, self.progress.end)
+        return MixedLoader(sources, weights, switches, rows=self.windows, **share, position=position)
 
 
 def seed_of(*parts: object) -> int:

@@ -18,14 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from spider.config import StageSpec
-from spider.data.loader import Batch, copied, model_arguments, to_device
+from spider.data.loader import Batch
 from spider.errors import TrainingError
 from spider.processes.parallel import exchange_gradients, sum_gradients
 from spider.processes.world import World
+from spider.tokens import IGNORED
 from spider.training.memory import ran_out
 from spider.training.precision import Precision
 
@@ -59,15 +61,37 @@ def why_eager(spec: StageSpec, device: torch.device, processes: int, *, compiled
 def inputs_of(micro: Batch, device: torch.device, pad: int, spec: StageSpec) -> Inputs:
     """Return on the device the arguments of the model for a micro-batch, and what its loss needs beside them.
 
-    They are contiguous, as the copies in `Graph` are, so that the model is compiled once for both.
+    Padding and targets that are not learned get the label `IGNORED`. Ids and numbers of documents move as
+    uint16 and are widened on the device, which is a quarter of the traffic of int64. All tensors are
+    contiguous, as the copies in `Graph` are, so that the model is compiled once for both.
     """
-    tokens_BT, labels_BT = to_device(micro, device, pad)
-    arguments = model_arguments(micro, device, spec.settings.attend == "document")
-    inputs = {"tokens_BT": tokens_BT, "labels_BT": labels_BT, **arguments}
-    if micro.advantage_B is not None and micro.learned_BT is not None:
-        inputs["advantage_B"] = copied(micro.advantage_B, device)
-        inputs["learned"] = tokens_BT.new_full((), max(1, int(micro.learned_BT.sum())), dtype=torch.float32)
+    wanted = {"rows_BT1", "learned_BT", "candidates_BTW", "advantage_B"}
+    wanted |= {"segments_BT"} if spec.settings.attend == "document" else set()
+    moved = {name: _copied(array, device) for name, array in micro.arrays().items() if name in wanted}
+    rows_BT1 = moved.pop("rows_BT1").long()
+    labels_BT = rows_BT1[:, 1:]
+    learned_BT = moved.pop("learned_BT") if "learned_BT" in moved else labels_BT != pad
+    inputs = {
+        "tokens_BT": rows_BT1[:, :-1],
+        "labels_BT": labels_BT.masked_fill(~learned_BT, IGNORED),
+        **moved,
+    }
+    if "segments_BT" in moved:
+        inputs["segments_BT"] = moved["segments_BT"].long()
+    if "advantage_B" in moved:
+        assert micro.learned_BT is not None, "answers say which of their tokens are learned"
+        inputs["learned"] = rows_BT1.new_full((), max(1, int(micro.learned_BT.sum())), dtype=torch.float32)
     return {name: tensor.contiguous() for name, tensor in inputs.items()}
+
+
+def _copied(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device.
+
+    A GPU copies from pinned memory while the host goes on. From other memory the host would wait for all work
+    that is queued before.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def loss_of(

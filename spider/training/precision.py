@@ -10,10 +10,10 @@ one outlier costs all other values their last bits. ``rowwise`` is more exact an
 operand needs other scales for each product. ``rowwise_with_gw_hp`` keeps the weight gradient in bf16, because
 its errors add up over steps: two of three products are narrow.
 
-``auto`` follows the warm-up's measurements. On a CPU it selects fp32 or bf16, by the time of a whole step. On
-a GPU it selects bf16, and fp8 for exactly the layers whose product was faster in it, casts included. Without
-a warm-up it selects fp32 on a CPU and bf16 on a GPU. ``fp8`` on a device without it is an error. Emulated fp8
-(right numbers, but slow) is for tests, and only code can request it.
+``auto`` follows the warm-up's times of whole steps: fp32 or bf16 on a CPU, and on a GPU bf16 or fp8, the
+latter in the large layers alone (`large_layers`). Without a warm-up it selects fp32 on a CPU and bf16 on a
+GPU. ``fp8`` on a device without it is an error. Emulated fp8 (right numbers, but slow) is for tests, and only
+code can request it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ from spider.processes.parallel import is_sharded
 from spider.training.warmup_record import Kind, Warmup
 
 log = logging.getLogger(__name__)
+
+#: Least inputs and outputs of a layer that `auto` runs in fp8. Below it casts cost more than fp8 gains.
+_LARGE = 1024
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,21 @@ def eligible(model: Model) -> frozenset[str]:
         and layer.in_features % 16 == layer.out_features % 16 == 0
         and not model.keeps_wide(name)
     )
+
+
+def large_layers(model: Model, device: torch.device) -> list[str]:
+    """Return the names of the layers that ``auto`` runs in fp8 if that makes a step faster; none without fp8.
+
+    They are the eligible linear layers that are large, and the family's own parts where the device has them.
+    """
+    if not has_fp8(device):
+        return []
+    names = eligible(model)
+    large = {
+        n for n, m in model.named_modules() if n in names and min(m.in_features, m.out_features) >= _LARGE
+    }
+    own = model.fp8_parts()
+    return sorted(large.union(own.layers if own is not None and own.runs_on(device) else ()))
 
 
 def fp8_layers(model: Model) -> str:

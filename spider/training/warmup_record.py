@@ -11,31 +11,6 @@ from spider.record import Record
 Kind = Literal["fp32", "bf16", "fp8"]
 
 
-class Timed(BaseModel, frozen=True):
-    """Times of an operation that some ``layers`` of the model compute."""
-
-    uses: int
-    """Calls in one forward pass."""
-    ms: dict[Kind, float]
-    """Milliseconds of forward and backward; fp8 only where the device has it and a layer may run in it."""
-    fastest: Kind
-    layers: list[str]
-
-
-class Product(Timed, frozen=True):
-    """Times of one distinct matrix product: M rows, K in, N out."""
-
-    m: int
-    k: int
-    n: int
-
-
-class Parts(Timed, frozen=True):
-    """Times of one of the layers that the family multiplies in fp8 itself, for ``tokens`` rows."""
-
-    tokens: int
-
-
 class Step(BaseModel, frozen=True):
     """Times and peak memory of forward, backward and update of one micro-batch."""
 
@@ -68,9 +43,7 @@ class Warmup(Record):
     reason: str
     fp8_recipe: str
     fp8_layers: list[str]
-    """Names of the layers that run in fp8."""
+    """Names of the layers that run in fp8 where ``precision: auto`` selects it."""
     step: dict[Kind, Step]
-    gemms: list[Product]
-    parts: Parts | None
     compile: Compiled | None
     seconds: float

@@ -89,7 +89,6 @@ def test_every_op_that_the_model_calls_is_timed_forward_and_backward(everything,
 def test_the_host_and_a_warm_up_are_measured(everything, monkeypatch):
     import others
 
-    monkeypatch.setattr("spider.training.warmup._GEMM_SECONDS", 0.05)
     monkeypatch.setattr("spider.training.warmup._STEP_SECONDS", 0.05)
     (row,) = others.measure("host", size=32)
     assert row["ns_of_a_turn"] > 0 and row["tflops"] > 0

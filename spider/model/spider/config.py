@@ -54,11 +54,6 @@ class BoundaryConfig(Block):
     """Spare rows of the core, as a share of the rows that a batch fills at ``rate``. They matter where shapes
     are static: in training on a GPU, or compiled."""
 
-    @property
-    def closed(self) -> float:
-        """Return the share of the bytes that close a patch; approximate for learned and whitespace."""
-        return {"none": 1.0, "fixed": 1 / self.stride}.get(self.kind, self.rate)
-
 
 class MoEConfig(Block):
     """Routed experts beside one shared expert, all SwiGLU."""

@@ -284,7 +284,7 @@ class Spider(interface.Model):
         return _WIDE.search(name) is not None
 
     def fp8_parts(self) -> Fp8Parts | None:
-        return fp8_parts(self, self.config, self.chunker.rows)
+        return fp8_parts(self, self.config)
 
     def flops_per_token(self, length: int, n_loops: int | None = None) -> float:
         rows = self.chunker.filled(length)

@@ -209,36 +209,9 @@ def _by_ops(
     return reduce_fused(y_PD, routing.gates_NK, mapping.token_to_pos_NK, mapping.pos_to_expert_P)
 
 
-class _Routed(Experts):
-    """Experts with a random routing of ``valid`` of the tokens, the load of a balanced router."""
-
-    def __init__(self, dim: int, config: MoEConfig, tokens: int, valid: int, device: torch.device) -> None:
-        super().__init__(dim, config)
-        self.to(device).init_weights()
-        nn.init.normal_(self.down, std=config.expert_hidden**-0.5)  # products with zeros take less time
-        self.valid = valid
-        logits_NE = torch.randn(tokens, config.experts, device=device)
-        valid_N = torch.rand(tokens).argsort().to(device) < valid
-        self.routing = route_torch(logits_NE, None, config.top_k, valid_N=valid_N)
-
-    def forward(self, x_ND: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x_ND, self.routing)
-
-
-def fp8_parts(model: nn.Module, config: SpiderConfig, rows: Callable[[int, int], int]) -> Fp8Parts | None:
-    """Return the experts that can run in fp8: in one grouped product, with widths that are multiples of 16.
-
-    Args:
-        rows: maps (windows, bytes of a window) to rows of the core.
-    """
-    moe, D = config.moe, config.hidden
-    if moe is None or moe.implementation != "grouped" or D % 16 or moe.expert_hidden % 16:
+def fp8_parts(model: nn.Module, config: SpiderConfig) -> Fp8Parts | None:
+    """Return the experts that can run in fp8: in a grouped product, with widths that are multiples of 16."""
+    moe = config.moe
+    if moe is None or moe.implementation != "grouped" or config.hidden % 16 or moe.expert_hidden % 16:
         return None
-
-    def example(windows: int, length: int, device: torch.device) -> tuple[nn.Module, Tensor]:
-        tokens = rows(windows, length)
-        valid = min(tokens, round(windows * (1 + length * config.boundary.closed)))
-        return _Routed(D, moe, tokens, valid, device), torch.randn(tokens, D, device=device)
-
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
-    return Fp8Parts(layers, runs_on, example)
+    return Fp8Parts({name: one for name, one in model.named_modules() if isinstance(one, Experts)}, runs_on)

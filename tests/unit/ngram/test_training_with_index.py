@@ -131,7 +131,6 @@ def test_an_index_of_other_data_or_splits_is_an_error(tmp_path, shards, both, ma
 
 
 def test_warm_up_measures_without_an_index_on_disk(tmp_path, make_spec, monkeypatch):
-    monkeypatch.setattr(warmup, "_GEMM_SECONDS", 0.02)
     monkeypatch.setattr(warmup, "_STEP_SECONDS", 0.02)
     assert warmup.warm_up(make_spec(), tmp_path / "warmup.json").step
 

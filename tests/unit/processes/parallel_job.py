@@ -35,7 +35,7 @@ from spider.files import digest
 from spider.model import build_model
 from spider.processes.parallel import exchange_gradients, full_tensor, local, replicate, shard
 from spider.processes.world import World, join
-from spider.training import loop, precision
+from spider.training import build, loop, precision
 from spider.training.stage import train
 
 
@@ -62,7 +62,7 @@ def train_one(job: dict[str, Any], world: World) -> None:
     loop.Loader, loop.MixedLoader = noting(Loader), noting(MixedLoader)
     with contextlib.suppress(Preempted), pytest.MonkeyPatch.context() as patch:
         if job.get("replayed"):
-            patch.setattr(loop, "why_eager", lambda *given, **options: None)
+            patch.setattr(build, "why_eager", lambda *given, **options: None)
         train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
     if job.get("record", True):

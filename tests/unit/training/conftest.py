@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spider.processes.parallel import compile_forward
-from spider.training import loop, warmup
+from spider.training import build
 from tests.unit.small_training import *  # noqa: F403 (fixtures)
 
 
@@ -29,8 +29,7 @@ def graphs(monkeypatch) -> Callable[[], set[str]]:
         found.clear()
         return now
 
-    for module in (loop, warmup):
-        monkeypatch.setattr(module, "compile_forward", partial(compile_forward, backend=backend))
+    monkeypatch.setattr(build, "compile_forward", partial(compile_forward, backend=backend))
     # Training sets them, so the fixture's end restores them.
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, os.environ.get(name, ""))

@@ -7,7 +7,7 @@ import torch
 
 from spider.config import StageSpec
 from spider.errors import TrainingError
-from spider.training import loop, passes
+from spider.training import build, passes
 from spider.training.loop import Trainer
 from spider.training.passes import Graph, why_eager
 from spider.training.stage import train
@@ -20,14 +20,14 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def replayed(monkeypatch) -> None:
     """Replay on this CPU, where the captured function is called with the inputs that stay in place."""
-    monkeypatch.setattr(loop, "why_eager", lambda *given, **options: None)
+    monkeypatch.setattr(build, "why_eager", lambda *given, **options: None)
 
 
 def both(spec: StageSpec, folder, data, monkeypatch) -> list:
     """Return the outcome of a training that calls its passes, and of one that replays them."""
     found = [outcome_of(spec, folder / "called", data)]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "why_eager", lambda *given, **options: None)
+        patch.setattr(build, "why_eager", lambda *given, **options: None)
         return [*found, outcome_of(spec, folder / "replayed", data)]
 
 

@@ -35,8 +35,6 @@ def measured(**said) -> Warmup:
     rest = {
         "fp8_recipe": "rowwise",
         "step": {},
-        "gemms": [],
-        "parts": None,
         "compile": None,
         "seconds": 0,
     }

@@ -25,7 +25,7 @@ from spider.sources.arithmetic import ArithmeticSource
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import TURN
-from spider.training import loop
+from spider.training import build
 from spider.training.loop import Trainer, seed_of
 from spider.training.metrics import read_rows
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
@@ -202,7 +202,7 @@ def test_a_killed_stage_continues_to_the_same_bytes(sums, tmp_path):
 
 def test_sampling_compiles_no_graph_of_a_compiled_spider(sums, tmp_path, monkeypatch):
     """Each prompt has another length, which as a graph of its own would use up the limit of the step's."""
-    monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
+    monkeypatch.setattr(build, "compile_forward", partial(compile_forward, backend="eager"))
     torch.compiler.reset()
     model = merged(SPIDER, {"moe": {"implementation": "loop"}})
     model_spec = spec(model=model, compile=True, rollouts={"samples": 4, "max_bytes": 3, "val_prompts": 8})

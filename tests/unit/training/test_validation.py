@@ -23,7 +23,7 @@ from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Reading
 from spider.processes.parallel import compile_forward
-from spider.training import loop
+from spider.training import build, loop
 from spider.training.stage import train
 from spider.training.state import Progress
 from spider.training.validation import SHARE, Validation
@@ -134,7 +134,7 @@ def test_a_resumed_training_has_the_same_validation_curve_and_best_checkpoint(
 
 def test_validation_tasks_and_samples_compile_no_second_graph(tmp_path, shards, monkeypatch):
     """Dynamo captures the graphs, and the backend runs them uncompiled."""
-    monkeypatch.setattr(loop, "compile_forward", partial(compile_forward, backend="eager"))
+    monkeypatch.setattr(build, "compile_forward", partial(compile_forward, backend="eager"))
     stages = [{"name": "a", "max_steps": 10}]
     settings = {"seq_len": 32, "micro_batch": 4, "ckpt_every": 5, "val_bytes": 300}
     run = {"data": "toy", "model": {"family": "tests.families.toy"}, "precision": "fp32", "compile": True}

@@ -15,99 +15,72 @@ from spider.evaluation.sample import sample
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.model.spider import moe
-from spider.training import precision, warmup
-from spider.training.loop import Trainer, documents_in_a_row
+from spider.training import build, precision, warmup
+from spider.training.build import documents_in_a_row
+from spider.training.loop import Trainer
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up
-from spider.training.warmup_record import Product, Step, Warmup
+from spider.training.warmup_record import Step, Warmup
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(warmup, "_GEMM_SECONDS", 0.1)
     monkeypatch.setattr(warmup, "_STEP_SECONDS", 0.1)
-    monkeypatch.setattr(warmup, "_FP8_LEAST", 16)
 
 
-def test_the_warm_up_times_every_distinct_product_and_selects_a_precision(tmp_path, make_spec, quick):
-    spec = make_spec(precision="auto")
-    record = warm_up(spec, tmp_path / "warmup.json")
+def test_the_warm_up_times_whole_steps_and_selects_a_precision(tmp_path, make_spec, quick):
+    record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
     assert record == Warmup.read(tmp_path / "warmup.json")
-    assert set(record.step) == {"fp32", "bf16"}
+    assert set(record.step) == {"fp32", "bf16"}  # a CPU does not support fp8
     assert record.precision in record.step and "fp32" in record.reason
-    assert record.fp8_layers == [] and record.parts is None
-    assert record.compile is None
+    assert record.fp8_layers == [] and record.compile is None
     assert all(s.peak_memory_mb > 0 and s.seconds > 0 for s in record.step.values())
-
-    shapes = {(g.m, g.k, g.n) for g in record.gemms}
-    assert len(shapes) == len(record.gemms)
-    up = dict(build_model(spec.model).named_modules())["prelude.0.ffn.up"]
-    assert (4 * 32, up.in_features, up.out_features) in shapes
-    for product in record.gemms:
-        assert set(product.ms) == {"fp32", "bf16"}  # a CPU does not support fp8
-        assert min(product.ms.values()) > 0 and product.fastest in product.ms
-        assert product.uses >= len(product.layers)
-
-
-def test_the_products_of_a_run_are_the_same_in_every_process(make_spec):
-    shapes = []
-    for seed in (0, 23):
-        torch.manual_seed(seed)
-        shapes.append(sorted(warmup._products(make_spec(), torch.device("cpu"))))
-    assert shapes[0] == shapes[1]
 
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """Emulate a device with fp8 and grouped fp8 products."""
-    converted = []
-
-    def swap(model, recipe, layers, **options):
-        converted.append(recipe)
-        precision_to_fp8(model, recipe, layers, **{**options, "emulate": True})
-
-    precision_to_fp8 = precision.to_fp8
-    for module in (precision, warmup):
-        monkeypatch.setattr(module, "has_fp8", lambda device: True)
-        monkeypatch.setattr(module, "to_fp8", swap)
+    """Emulate a device with fp8, grouped fp8 products, and layers that are large for it."""
+    monkeypatch.setattr(precision, "has_fp8", lambda device: True)
+    monkeypatch.setattr(precision, "_LARGE", 64)
     monkeypatch.setattr(moe, "runs_on", lambda device: True)
-    return converted
 
 
-@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
-def test_products_and_experts_are_timed_in_the_runs_fp8_recipe(tmp_path, make_spec, quick, emulated, recipe):
-    record = warm_up(make_spec(precision="bf16", fp8_recipe=recipe), tmp_path / "warmup.json")
-    assert set(emulated) == {recipe} and record.fp8_recipe == recipe
-    for product in record.gemms:
-        narrow = any("ffn." in name or name.endswith(("attention.q", "kv_b")) for name in product.layers)
-        assert set(product.ms) == {"fp32", "bf16"} | ({"fp8"} if narrow else set())
-    assert record.parts.layers == ["core.layers.0.ffn.experts"] and min(record.parts.ms.values()) > 0
-    assert set(record.parts.ms) == {"bf16", "fp8"}
-    lost = {name for product in record.gemms if product.fastest != "fp8" for name in product.layers}
-    assert not lost & set(record.fp8_layers)
+def test_auto_tries_fp8_in_large_layers_and_experts(make_spec, emulated, monkeypatch):
+    model, device = build_model(make_spec().model), torch.device("cpu")
+    large = precision.large_layers(model, device)
+    experts = [name for name in large if name.endswith(".experts")]
+    sizes = {name: min(m.weight.shape) for name, m in model.named_modules() if hasattr(m, "in_features")}
+    assert experts == ["core.layers.0.ffn.experts"]
+    wanted = {name for name in precision.eligible(model) if sizes[name] >= 64}
+    assert set(large) - set(experts) == wanted < precision.eligible(model)
+    monkeypatch.setattr(warmup, "has_bf16", lambda device: True)
+    for layers, tried in ([], ["bf16"]), (large, ["bf16", "fp8"]):
+        assert warmup._candidates(make_spec(precision="auto"), torch.device("cuda"), layers) == tried
+    monkeypatch.setattr(moe, "runs_on", lambda device: False)
+    assert set(precision.large_layers(model, device)) == wanted
+    monkeypatch.setattr(precision, "has_fp8", lambda device: False)
+    assert precision.large_layers(model, device) == []
 
 
-def test_small_products_are_not_timed_in_fp8(tmp_path, make_spec, quick, emulated, monkeypatch):
-    """Their casts cost more than fp8 gains, and timing costs a compilation."""
-    monkeypatch.setattr(warmup, "_FP8_LEAST", 64)
-    record = warm_up(make_spec(precision="bf16", fp8_recipe="rowwise"), tmp_path / "warmup.json")
-    for product in record.gemms:
-        assert ("fp8" in product.ms) <= (min(product.m, product.k, product.n) >= 64)
-    assert not emulated
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.97, "bf16"), (0.5, "fp8")])
+def test_fp8_replaces_bf16_if_a_whole_step_is_clearly_faster(
+    tmp_path, make_spec, emulated, monkeypatch, seconds, chosen
+):
+    plans = {}
 
+    def step(spec, precision, device, data):
+        plans[precision.kind] = precision
+        took = seconds if precision.kind == "fp8" else 1
+        return Step(first_seconds=1, seconds=took, peak_memory_mb=1)
 
-def test_experts_are_timed_with_the_expected_number_of_patches(make_spec):
-    """Empty slots cost no product and would make the layer look slow."""
-    changes = {"boundary": {"capacity": 0.5, "rate": 0.25}}
-    model = build_model(make_spec(model=changes).model)
-    own = model.fp8_parts()
-    part, x_MK = own.example(8, 64, torch.device("cpu"))
-    assert len(x_MK) == model.chunker.rows(8, 64)
-    chosen_NK = part.routing.chosen_NK
-    assert (chosen_NK[:, 0] >= 0).sum() == part.valid == 8 * (1 + 64 * 0.25)
-    assert part(x_MK).shape == x_MK.shape
-    assert part.down.count_nonzero() == part.down.numel(), "zeros take less time on a GPU"
+    monkeypatch.setattr(warmup, "_time_steps", step)
+    monkeypatch.setattr(warmup, "_candidates", lambda *given: ["bf16", "fp8"])
+    record = warm_up(make_spec(precision="auto", fp8_recipe="rowwise"), tmp_path / "warmup.json")
+    decided = decide("auto", "rowwise", torch.device("cpu"), record)
+    assert decided.kind == record.precision == chosen and plans["fp8"].recipe == "rowwise"
+    assert plans["fp8"].layers == frozenset(record.fp8_layers) and record.fp8_layers
+    assert decided.layers == (plans["fp8"].layers if chosen == "fp8" else None)
 
 
 def test_a_record_of_another_format_is_refused(tmp_path):
@@ -115,11 +88,11 @@ def test_a_record_of_another_format_is_refused(tmp_path):
     record = {
         **{"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "precision": "fp32"},
         **{"reason": "measured", "fp8_recipe": "rowwise", "fp8_layers": []},
-        **{"step": {}, "gemms": [], "parts": None},
-        **{"compile": None, "seconds": 1.0},
+        **{"step": {}, "compile": None, "seconds": 1.0},
     }
-    files.write_json(path, record)
-    assert Warmup.read(path).parts is None
+    # An earlier version recorded the times of products too.
+    files.write_json(path, {**record, "gemms": [], "parts": None})
+    assert Warmup.read(path).precision == "fp32"
     files.write_json(path, {**record, "format": 2})
     with pytest.raises(ValueError, match=r"warmup\.json: .* of a warm-up of format 2, .* delete it"):
         Warmup.read(path)
@@ -145,16 +118,6 @@ def test_peak_memory_is_measured_for_each_candidate_alone():
     del block
     warmup.forget_peak(torch.device("cpu"))
     assert warmup.peak_memory_mb(torch.device("cpu")) < before + 50
-
-
-def test_the_plan_has_the_layers_whose_products_are_all_fastest_in_fp8(make_spec):
-    """There are three layers: the router is not eligible, and one product of ``b`` is slower in fp8."""
-    products = {(8, 16, 16): ["a", "router"], (8, 16, 32): ["b"], (4, 16, 32): ["b"]}
-    gemms = [
-        Product(m=m, k=k, n=n, uses=1, ms={}, fastest="bf16" if m == 4 else "fp8", layers=layers)
-        for (m, k, n), layers in products.items()
-    ]
-    assert warmup._fp8_layers(frozenset("ab"), gemms) == ["a"]
 
 
 def test_training_uses_the_warm_ups_precision_and_keeps_it_on_resume(tmp_path, make_spec, shards, quick):
@@ -253,14 +216,14 @@ def test_a_gpu_compiles_by_default_if_the_precision_allows_it(make_spec):
 def test_a_precision_that_runs_out_of_memory_is_left_out(
     tmp_path, make_spec, quick, monkeypatch, caplog, error
 ):
-    build, lacking = warmup.build_optimizer, {torch.float32}
+    make, lacking = build.build_optimizer, {torch.float32}
 
     def too_large(model, config, lr, compute, **options):
         if compute in lacking:
             raise error
-        return build(model, config, lr, compute, **options)
+        return make(model, config, lr, compute, **options)
 
-    monkeypatch.setattr(warmup, "build_optimizer", too_large)
+    monkeypatch.setattr(build, "build_optimizer", too_large)
     record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
     assert record.precision == "bf16" and set(record.step) == {"bf16"}
     assert caplog.text.count("a step in fp32 is left out: out of memory") == 1
@@ -275,16 +238,9 @@ def test_another_error_ends_the_warm_up(tmp_path, make_spec, quick, monkeypatch)
     def wrong(*_, **__):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(warmup, "build_optimizer", wrong)
+    monkeypatch.setattr(build, "build_optimizer", wrong)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         warm_up(make_spec(), tmp_path / "warmup.json")
-
-
-def test_a_gpu_is_waited_for_once_in_several_calls_of_a_product(monkeypatch):
-    done: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("wait"))
-    warmup.seconds_of(lambda: done.append("call"), torch.device("cuda"), 0, calls=3)
-    assert done == ["call"] * 3 + ["wait"]
 
 
 # -------------------------------------------------------------------------------------- what the stage runs
@@ -341,7 +297,6 @@ def test_the_bound_on_documents_is_the_power_of_two_above_the_datas(tmp_path, ta
 
 @pytest.mark.parametrize("family", ["gpt", "spider"])
 def test_under_fsdp_no_process_builds_the_whole_model(tmp_path, make_spec, quick, family):
-    """The products are those of the whole model all the same."""
     spec = make_spec(precision="auto", model={"recurrence": {"layers": 4}, "coda_layers": 3})
     if family == "gpt":
         windows = {"windows": "SSSL", "short_window": 8, "value_embeddings": "alternate"}
@@ -352,15 +307,12 @@ def test_under_fsdp_no_process_builds_the_whole_model(tmp_path, make_spec, quick
         if isinstance(module, Model):
             largest["built"] = max(largest["built"], sum(p.numel() for p in module.parameters()))
 
-    products, hook = [], torch.nn.modules.module.register_module_forward_pre_hook(note)
-    with hook:
+    with torch.nn.modules.module.register_module_forward_pre_hook(note):
         for parallel in ("fsdp", "ddp"):
             shared = spec.model_copy(update={"parallel": parallel, "processes": 2})
             record = warm_up(shared, tmp_path / "warmup.json")
-            products.append([(g.m, g.k, g.n, g.uses, g.layers) for g in record.gemms])
             assert (" from fewer layers: fp32 " in record.reason) == (parallel == "fsdp")
             if parallel == "fsdp":
                 assert 0 < largest["built"] < 0.7 * build_model(spec.model).num_parameters()
                 assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == record.precision
     assert largest["built"] == build_model(spec.model).num_parameters()
-    assert products[0] == products[1]
