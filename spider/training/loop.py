@@ -565,7 +565,7 @@ class Trainer:
         spec, position = self.spec, self.progress.position
         seed = position["seed"] if position else seed_of(spec.seed, "order", spec.index)
         rows: dict[str, Any] = {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
-        share = {"rank": self.world.rank, "world": self.world.size}
+        share: dict[str, Any] = {"rank": self.world.rank, "world": self.world.size}
         if spec.stream is not None:
             streamed: Batches = spec.stream.source.batches(spec.stream, **rows, **share, position=position)
             return streamed
