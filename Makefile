@@ -15,6 +15,8 @@ BIN := .venv/bin
 SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" "$(BIN)/snakemake" $(if $(CONFIG),--configfile "$(CONFIG)") --snakefile Snakefile
 # Fails where the configuration cannot be read, and prints its results folder.
 RESULTS_FOLDER = "$(BIN)/python" -m spider.config "$(or $(CONFIG),config.yaml)"
+# One call for all, so that pip finds the core that the extras need.
+EXTRAS := $(patsubst %/pyproject.toml,--editable %,$(wildcard extras/*/pyproject.toml))
 PIP_INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt
 
 .PHONY: help run test test-long lint format ui report findings gpu-bundle clean
@@ -43,13 +45,13 @@ test-long: .venv/dev-ready
 lint: .venv/dev-ready
 	@"$(BIN)/ruff" check .
 	@"$(BIN)/ruff" format --check .
-	@"$(BIN)/snakefmt" --check Snakefile workflow rules
+	@"$(BIN)/snakefmt" --check Snakefile workflow rules extras
 	@"$(BIN)/mypy"
 
 format: .venv/dev-ready
 	@"$(BIN)/ruff" check --fix --quiet .
 	@"$(BIN)/ruff" format --quiet .
-	@"$(BIN)/snakefmt" Snakefile workflow rules
+	@"$(BIN)/snakefmt" Snakefile workflow rules extras
 
 ui: .venv/run-ready
 	@"$(BIN)/spider" $(if $(CONFIG),--config "$(CONFIG)") track ui $(ARGS)
@@ -70,14 +72,14 @@ clean:
 	@printf "Remove results/, .snakemake/ and .venv/, trained models included? [y/N] "; \
 	read answer; if [ "$$answer" = y ]; then rm -rf results .snakemake .venv; fi
 
-.venv/run-ready: pyproject.toml constraints.txt
+.venv/run-ready: pyproject.toml constraints.txt $(wildcard extras/*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Spider needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv .venv
 	@echo "Installing Spider and its dependencies into .venv (some minutes, once)"
-	@$(PIP_INSTALL) --editable .
+	@$(PIP_INSTALL) --editable . $(EXTRAS)
 	@mkdir -p build && "$(BIN)/spider" config schema > build/config.schema.json
 	@touch $@
 
 .venv/dev-ready: .venv/run-ready
-	@$(PIP_INSTALL) --editable '.[dev]'
+	@$(PIP_INSTALL) --editable '.[dev]' $(EXTRAS)
 	@touch $@

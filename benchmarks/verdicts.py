@@ -18,10 +18,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from spider_lab.sequential import after
 
+from spider.evaluation.noise import noise, scored_runs
 from spider.results import Results
-from spider.verdicts.noise import noise, scored_runs
-from spider.verdicts.sequential import after
 
 PAIRS, MOST, EFFECT = 200, 5, 0.02
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.io import contains_wildcard, flag
 
-from spider import progress, tracking
+from spider import extras, progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
@@ -529,14 +529,20 @@ def audits(run):
     return [f"{folder}/audit.json" for folder in audited]
 
 
+#: Files that extras add to the targets of the rule `all`.
+WANTED = []
+#: Functions of extras that name further files of a run, which its page waits for.
+MEASURED = []
+
+
 def measured(*runs):
     """Return all that is measured, written and drawn of these runs."""
     figures = ("loss.svg", "inside.svg", "boundaries.html")
     drawn = expand("{folder}/{name}", folder=stage_folders(*runs), name=figures)
     answered = [run for run in runs if CONFIG.runs[run].harness]
-    return (
-        scores(*runs) + traces(*runs) + drawn + [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
-    )
+    further = [file for run in runs for function in MEASURED for file in function(run)]
+    answers = [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
+    return scores(*runs) + traces(*runs) + drawn + answers + further
 
 
 def forecasts():

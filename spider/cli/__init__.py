@@ -32,7 +32,6 @@ from spider.cli.order import batch, seen
 from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.trace import trace
-from spider.cli.verdicts import attempt, compare, verdicts
 from spider.config.imports import allow_import
 from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
@@ -61,9 +60,6 @@ _COMMANDS = (
     diff,
     why,
     trace,
-    compare,
-    attempt,
-    verdicts,
     batch,
     seen,
     clean,
@@ -104,7 +100,7 @@ def cli(
         else:
             handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
     name, *rest = context.meta["spider.words"]
-    if isinstance(cli.commands[name], click.Group) and rest:
+    if isinstance(cli.get_command(context, name), click.Group) and rest:
         name = f"{name} {rest[0]}"
     for level in (logging.INFO, logging.ERROR):
         logging.addLevelName(level, "")

@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 from spider.cli import cleaning, decontaminate
-from spider.cli.session import COUNT, FILE, JSON, THREADS, Session, command, log
+from spider.cli.session import COUNT, FILE, JSON, THREADS, Group, Session, command, log
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
 from spider.files import read_json, sha256, write_json
 from spider.results import root_of
 
 
-@click.group()
+@click.group(cls=Group)
 def data() -> None:
     """Datasets: resolve, download, clean, encode, index, pack, verify; tokenizers and n-gram indexes."""
 

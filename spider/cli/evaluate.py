@@ -16,6 +16,7 @@ from spider.cli.session import (
     NEW_FILE,
     STAGE,
     THREADS,
+    Group,
     Session,
     StageName,
     command,
@@ -208,7 +209,7 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
 # ---------------------------------------------------------------------------------------------------- reports
 
 
-@click.group()
+@click.group(cls=Group)
 def report() -> None:
     """Pages, tables and figures of results."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from spider import tracking
+from spider import extras, tracking
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
@@ -85,13 +85,31 @@ def command(*names: str) -> Callable[[Callable[..., None]], click.Command]:
 
 
 class Group(click.Group):
-    """The group of all commands. It stores the words of the command line, from the name of the command on."""
+    """A group of commands, with those of extras. The outermost one stores the words of the command line."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        ctx.meta["spider.words"] = list(args)
+        ctx.meta.setdefault("spider.words", list(args))
+        words = " ".join([*_group_words(ctx), args[0]])
+        if self.get_command(ctx, args[0]) is None and (reason := extras.lacking(words)):
+            ctx.fail(f"{words} {reason}")
         return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        return own or extras.command(" ".join([*_group_words(ctx), cmd_name]))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_commands(ctx, formatter)
+        if rows := [*extras.commands(" ".join(_group_words(ctx))).items()]:
+            with formatter.section("Commands of extras, and their packages"):
+                formatter.write_dl(rows)
+
+
+def _group_words(ctx: click.Context) -> list[str]:
+    """Return the words of a group, without the name of the program."""
+    return [*_group_words(ctx.parent), ctx.info_name or ""] if ctx.parent else []
 
 
 def command_line() -> str | None:

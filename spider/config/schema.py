@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from spider import extras
 from spider.config.block import Block, ConfigError, Name, explain, none_such
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
@@ -54,6 +55,7 @@ class Config(Block):
     """Runs of a family at several budgets of FLOPs, from which larger runs are forecast (docs/sweeps.md)."""
     _written: dict[str, Any] = {}
     _sweeps: dict[str, list[str]] = {}
+    _extras: dict[str, Any] = {}
     _rungs: dict[str, Ladder] = {}
 
     @property
@@ -62,18 +64,24 @@ class Config(Block):
         return self._sweeps
 
     @property
+    def extras(self) -> dict[str, Any]:
+        """The blocks of extras, each by its key (`spider.extras`)."""
+        return self._extras
+
+    @property
     def rungs(self) -> dict[str, Ladder]:
         """The runs of each ladder, by its name. Runs that name a ladder as their ``forecast`` wait for it."""
         return self._rungs
 
     @property
     def shown(self) -> list[str]:
-        """Runs with a page and a row of the comparison: all but those that a forecast is fitted to.
+        """Runs with a page and a row of the comparison: all but those that an extra hides.
 
         A configuration that has only those shows them.
         """
-        fitted = {run for ladder in self.rungs.values() for run in ladder.rungs}
-        return [run for run in self.runs if run not in fitted] or [*self.runs]
+        hidden = {run for block in self.extras.values() for run in getattr(block, "hidden", ())}
+        hidden |= {run for ladder in self.rungs.values() for run in ladder.rungs}
+        return [run for run in self.runs if run not in hidden] or [*self.runs]
 
     def forecast_at(self, ladder: str) -> list[float]:
         """Return the FLOPs that a ladder is to forecast, in rising order."""
@@ -88,7 +96,7 @@ class Config(Block):
 
     @property
     def written(self) -> dict[str, Any]:
-        """The mapping that this was read from, with grids and ladders replaced by their runs."""
+        """The mapping that this was read from, with grids and blocks that expand replaced by their runs."""
         return self._written
 
     def choose(self, run: str | None = None, stage: str | None = None) -> tuple[str, str]:
@@ -317,9 +325,11 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
         if twice := runs.keys() & of_ladders.keys():
             raise ConfigError(f"runs.{min(twice)}: a ladder makes a run of this name")
         written = {**written, "runs": runs | of_ladders, "ladders": ladders or {}}
+    blocks, written = _read_extras(written)
+    core = {key: value for key, value in written.items() if key not in blocks}
     try:
         datasets = expand_likes(written.get("datasets"))
-        config = Config.model_validate({**written, "datasets": datasets} if datasets else written)
+        config = Config.model_validate({**core, "datasets": datasets} if datasets else core)
     except ValidationError as error:
         raise ConfigError("\n".join(map(explain, error.errors()))) from None
     known = config.datasets, config.tokenizers
@@ -332,6 +342,7 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
         if problems:
             raise ConfigError("\n".join(problems))
     config._written, config._sweeps, config._rungs = {**written, "ladders": {}}, sweeps, rungs
+    config._extras = blocks
     problems = list(_problems(config))
     if allow_imports:
         problems += [
@@ -342,6 +353,34 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _read_extras(written: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return all blocks of extras, and a configuration where those that expand are replaced by their runs.
+
+    Raises:
+        ConfigError: a block is wrong, its extra is not installed, or it adds a run that is there.
+    """
+    written, blocks = dict(written), {}
+    for key in [key for key in written if key not in Config.model_fields]:
+        kind = extras.config_type(str(key))
+        if kind is None:
+            if reason := extras.lacking(str(key)):
+                raise ConfigError(f"{key}: {reason}")
+            continue  # the schema refuses it
+        try:
+            blocks[key] = TypeAdapter(kind).validate_python(written[key])
+        except ValidationError as error:
+            lines = (explain({**one, "loc": (key, *one["loc"])}) for one in error.errors())
+            raise ConfigError("\n".join(lines)) from None
+        runs = written.get("runs")
+        if hasattr(kind, "expand") and isinstance(runs, dict):
+            added = kind.expand(blocks[key], runs)
+            if twice := runs.keys() & added.keys():
+                raise ConfigError(f"runs.{min(twice)}: {key} makes a run of this name")
+            written["runs"] = runs | added
+            del written[key]
+    return blocks, written
 
 
 def named_imports(written: Any) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 
 from spider import files
 from spider.audit.record import Badge
+from spider.evaluation.noise import Noise, noise, scored_runs, undecided
 from spider.evaluation.records import (
     CheckpointScores,
     Evaluation,
@@ -46,8 +47,6 @@ from spider.report.scores import (
 )
 from spider.report.stages import read_log
 from spider.results import CompressedFolder, Results, StageFolder, root_of
-from spider.verdicts.noise import Noise, noise, scored_runs, undecided
-from spider.verdicts.record import Verdict, read_verdicts
 
 #: Most runs in a figure, each in its own colour. Of more runs, the best are drawn.
 _DRAWN_RUNS = COLOURS
@@ -178,7 +177,7 @@ def compare(
         noise=_noise(results),
     )
     _draw(stages, output)
-    tables = _tables(summary, read_verdicts(results.verdicts) if results else [])
+    tables = _tables(summary)
     models = [*(model for run in runs.values() for model in run.rows.values()), *summary.foreign.values()]
     notes = legends(model.results for model in models)
     notes += [
@@ -307,8 +306,8 @@ def _rates(one: Evaluation) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
-def _tables(summary: Summary, verdicts: list[Verdict]) -> dict[str, _Table]:
-    """Return tables by title: scores and baselines for each text, other results, verdicts, seconds."""
+def _tables(summary: Summary) -> dict[str, _Table]:
+    """Return tables by title: scores and baselines for each text, other results, seconds."""
     tables: dict[str, _Table] = {}
     models = {
         f"{run} / {name}": model for run, one in summary.runs.items() for name, model in one.rows.items()
@@ -330,19 +329,6 @@ def _tables(summary: Summary, verdicts: list[Verdict]) -> dict[str, _Table]:
             for name, badge in audited.items()
         ]
         tables["Audit"] = ["", "result", "checks"], rows
-    if verdicts:
-        rows = [
-            [
-                f"{' '.join(one.change) or one.candidate} against {one.baseline}",
-                one.outcome,
-                "" if one.difference is None else f"{one.difference:+.4f}",
-                "{:+.4f} to {:+.4f}".format(*one.interval) if one.interval else "",
-                str(len(one.pairs)),
-                f"{one.trainings} ({one.seconds:,.0f} s)",
-            ]
-            for one in verdicts
-        ]
-        tables["Verdicts"] = ["", "outcome", "bits per byte", "95% interval", "pairs", "trainings"], rows
     if summary.seconds_by_rule:
         rows = [[rule, f"{seconds:,.1f}"] for rule, seconds in summary.seconds_by_rule.items()]
         tables["Wall time by rule, all jobs together"] = ["rule", "seconds"], rows

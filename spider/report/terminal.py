@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from spider.audit.record import Badge
+from spider.evaluation.noise import Noise, undecided
 from spider.evaluation.records import sum_of_probabilities
 from spider.evaluation.result import CONTEXTS, GIVEN, Row, baselines, best_first
 from spider.report.compare import ComparedRun, ComparedStage, Summary
 from spider.report.formatting import LOSSY, bits, duration, printable, quantity
 from spider.report.scores import best_stages_first, bits_of, dagger, leading, verdicts
-from spider.verdicts.noise import Noise, undecided
 
 WIDTH = 80
 #: Longest bar. Bars are shorter beside long names.

@@ -34,6 +34,8 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
 
 #: Advice that needs what this machine lacks, or that the tests named here follow on real systems.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    # tests/workflow/test_extras.py, where it is followed backwards.
+    "extras.py": ("run `pip install ./extras/{}` in Spider's folder",),
     # A driver and a GPU.
     "processes/device.py": (
         "install a build of torch for its CUDA",

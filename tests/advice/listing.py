@@ -37,7 +37,8 @@ class Message:
     """A message with advice: where it is, and its text."""
 
     module: str
-    """Path of its file below `spider`, such as `config/run.py`; `rules/common.smk` for a rule's."""
+    """Path of its file below `spider`, such as `config/run.py`. For a rule's: `rules/common.smk`; for
+    an extra's `lab/fit.py`."""
     line: int
     text: str
 
@@ -56,10 +57,15 @@ def messages() -> tuple[Message, ...]:
 
 
 def _strings() -> Iterator[tuple[str, int, str]]:
-    for path in sorted((ROOT / "spider").rglob("*.py")):
-        module = str(path.relative_to(ROOT / "spider"))
-        yield from ((module, *found) for found in _in_tree(ast.parse(path.read_text())))
-    for path in sorted((ROOT / "rules").glob("*.smk")):
+    folders = {ROOT / "spider": ""} | {one: f"{one.parent.name}/" for one in ROOT.glob("extras/*/spider_*/")}
+    for folder, before in folders.items():
+        for path in sorted(folder.rglob("*.py")):
+            module = f"{before}{path.relative_to(folder)}"
+            yield from ((module, *found) for found in _in_tree(ast.parse(path.read_text())))
+    for path in [
+        *sorted((ROOT / "rules").glob("*.smk")),
+        *sorted(ROOT.glob("extras/*/spider_*/rules/*.smk")),
+    ]:
         yield from ((f"rules/{path.name}", *found) for found in _in_rules(path.read_text()))
 
 

@@ -126,12 +126,6 @@ def test_a_stage_is_named_and_evaluated(here):
     spider("sample", "r/a", "--threads", 1)
 
 
-def test_a_budget_is_a_duration(here):
-    said = refusal("try", "lr=4e-3", "--against", "r", "--budget", "5")
-    advised(said, "cli/verdicts.py", "is not a duration; write 90s, 30m or 2h")
-    assert "is not a duration" not in refusal("try", "lr=4e-3", "--against", "none", "--budget", "90s")
-
-
 def test_the_cleaning_of_a_dataset_is_configured(here):
     words = ("toy", "000")
     advised(

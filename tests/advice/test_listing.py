@@ -8,14 +8,15 @@ from collections import Counter
 from pathlib import Path
 
 from .exceptions import ELSEWHERE, NOT_ADVICE
-from .listing import messages
+from .listing import ROOT, messages
 
 
 def _followed() -> list[tuple[str, str]]:
     """Return the module and the phrase of each message that the tests of this folder name."""
     found = []
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        module = importlib.import_module(f"{__package__}.{path.stem}")
+    here = sorted(Path(__file__).parent.glob("test_*.py"))
+    for path in [*here, *ROOT.glob("extras/*/tests/test_advice.py")]:
+        module = importlib.import_module(f"{__package__}.{path.stem}") if path in here else None
         for name, rows in getattr(module, "ADVICE", {}).items():
             found += [(name, row[0]) for row in rows]
         for node in ast.walk(ast.parse(path.read_text())):

@@ -228,12 +228,15 @@ def test_the_golf_page_names_each_variable_of_the_original_script_and_only_keys_
 
 def parsed(command: click.Command, arguments: list[str]) -> tuple[click.Command, list[str]]:
     """Return the command that a line names, and its arguments; refuse unknown commands, options and words."""
+    context = None
     while isinstance(command, click.Group):
-        _, rest, _ = command.make_parser(click.Context(command)).parse_args(list(arguments))
+        context = click.Context(command, info_name=command.name, parent=context)
+        _, rest, _ = command.make_parser(context).parse_args(list(arguments))
         if not rest:
             return command, arguments
-        assert rest[0] in command.commands, rest[0]
-        command, arguments = command.commands[rest[0]], rest[1:]
+        found = command.get_command(context, rest[0])
+        assert found, rest[0]
+        command, arguments = found, rest[1:]
     _, extra, _ = command.make_parser(click.Context(command)).parse_args(list(arguments))
     assert not extra, extra
     return command, arguments

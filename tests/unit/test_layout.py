@@ -1,8 +1,11 @@
-"""Check the layout of the code: hints about long files and functions, the order of the layers, no circles."""
+"""Check the layout of the code: the size of each package, the order of the layers, no circles, no extras."""
 
 import ast
+import io
 import re
+import tokenize
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,38 +14,97 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "spider").rglob("*.py"), *(ROOT / "kernels").glob("*.py")])
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-#: Lines from which a file or a function causes a warning. A readable long file is better than two halves.
-LONG_FILE = 500
-LONG_FUNCTION = 80
 
 
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_warn_about_long_files():
-    product = [*FILES, *(ROOT / "rules").glob("*.smk"), *(ROOT / "spider/report").glob("page.*")]
-    for path in product:
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LONG_FILE:
-            warnings.warn(f"{named(path)} has {lines} lines", stacklevel=1)
+def code_lines(path: Path) -> int:
+    """Count the lines of a file that hold code: no blank ones, no comments and no docstrings."""
+    text = path.read_text(encoding="utf-8")
+    documented = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        for one in node.body
+        if isinstance(one, ast.Expr)
+        and isinstance(one.value, ast.Constant)
+        and isinstance(one.value.value, str)
+        for line in range(one.lineno, one.end_lineno + 1)
+    }
+    code = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.string.strip() and token.type not in (tokenize.COMMENT, tokenize.ENCODING):
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - documented)
 
 
-def test_warn_about_long_functions():
-    """A docstring does not count, so it may be as long as it needs to be."""
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-                lines = (node.end_lineno or 0) - first.lineno + 1
-                if lines > LONG_FUNCTION:
-                    warnings.warn(f"{named(path)}: {node.name} has {lines} lines", stacklevel=1)
+#: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
+MOST = {
+    "audit": 1844,
+    "checkpoints": 840,
+    "cleaning": 996,
+    "cli": 2033,
+    "compress": 884,
+    "config": 2653,
+    "data": 2339,
+    "evaluation": 3890,
+    "extras/lab": 459,
+    "extras/trust": 2,
+    "hf": 447,
+    "kernels": 1383,
+    "ladders": 364,
+    "model": 2588,
+    "ngram": 1228,
+    "processes": 781,
+    "provenance": 1057,
+    "publish": 345,
+    "report": 2546,
+    "sources": 1100,
+    "spider": 1597,
+    "tokens": 518,
+    "tracking": 1871,
+    "training": 2774,
+}
+#: A row that is so many lines too high could be lowered.
+SLACK = 25
+
+
+def package_of(path: Path) -> str:
+    """Return the row of a file in `MOST`."""
+    first, second, *rest = path.relative_to(ROOT).parts
+    return f"extras/{second}" if first == "extras" else second if first == "spider" and rest else first
+
+
+def test_no_package_grows():
+    """A change may lower a row. One that raises a row lowers another in the same commit."""
+    lines = Counter()
+    for path in [*FILES, *(ROOT / "extras").glob("*/spider_*/**/*.py")]:
+        lines[package_of(path)] += code_lines(path)
+    assert lines.keys() == MOST.keys(), "MOST has a row for each package"
+    above = [
+        f"{row} has {n} lines, {n - MOST[row]} more than MOST" for row, n in lines.items() if n > MOST[row]
+    ]
+    assert not above, "\n".join(
+        [*above, "shorten it, or raise its row and lower another row in the same commit"]
+    )
+    for row, most in MOST.items():
+        if most - lines[row] > SLACK:
+            warnings.warn(f"MOST[{row!r}] could be {lines[row]}, {most - lines[row]} lower", stacklevel=1)
+
+
+def test_the_core_imports_no_extra():
+    wrong = re.compile(r"^\s*(?:from|import) spider_(?:lab|trust)\b|spider_(?:lab|trust)[.:]", re.M)
+    files = [*FILES, *(ROOT / "rules").glob("*.smk"), ROOT / "workflow/Snakefile"]
+    assert not [named(path) for path in files if wrong.search(path.read_text(encoding="utf-8"))]
 
 
 #: Packages and modules in the order of their layers. Each imports only those before it.
 LAYERS = [
     "kernels",
     "version",
+    "extras",
     "files",
     "pace",
     "errors",
@@ -67,7 +129,6 @@ LAYERS = [
     "training",
     "tracking",
     "provenance",
-    "verdicts",
     "audit",
     "report",
     "progress",

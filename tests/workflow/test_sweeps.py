@@ -5,9 +5,9 @@ import re
 import subprocess
 
 import pytest
+from spider_lab.verdicts import read_verdicts
 
 from spider.files import read_json
-from spider.verdicts.record import read_verdicts
 from tests.forkserver import spider
 
 SIZES = {f"d{hidden}": {"hidden": hidden} for hidden in (16, 32, 64)}

@@ -12,7 +12,7 @@ from spider.config import FORMAT, Block, load_config
 from spider.config.block import identity
 from spider.config.data import kinds, source_class
 from spider.config.measurement import measurement
-from spider.verdicts.noise import recipe
+from spider.evaluation.noise import recipe
 
 ROOT = Path(__file__).parents[3]
 PINNED = Path(__file__).with_name("pinned.json")

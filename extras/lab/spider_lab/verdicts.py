@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from spider import files
 from spider.config import Config
+from spider.evaluation.noise import recipe_of
 from spider.results import Results
-from spider.verdicts.noise import recipe_of
 
 Outcome = Literal["better", "worse", "not shown", "failed"]
 

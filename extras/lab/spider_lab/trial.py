@@ -18,10 +18,10 @@ from spider import files
 from spider.config import Config, ConfigError, Given, load_config
 from spider.config.block import check_name
 from spider.config.settings import put, resolve, written_value
+from spider.evaluation.noise import Noise, Scored, noise, recipe_of, scored_runs
 from spider.results import Results
-from spider.verdicts.noise import Noise, Scored, noise, recipe_of, scored_runs
-from spider.verdicts.record import BUDGET, Pair, Verdict, data_of
-from spider.verdicts.sequential import Shown, after
+from spider_lab.sequential import Shown, after
+from spider_lab.verdicts import BUDGET, Pair, Verdict, data_of
 
 #: Keys of an evaluation that choose the held-out text.
 _TEXT = ("max_bytes", "largest_group")

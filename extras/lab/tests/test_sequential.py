@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from spider_lab.sequential import ALPHA, after, bounds
 
-from spider.verdicts.noise import Noise, pooled
-from spider.verdicts.sequential import ALPHA, after, bounds
+from spider.evaluation.noise import Noise, pooled
 
 MOST = 5
 

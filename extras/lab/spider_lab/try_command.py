@@ -12,7 +12,7 @@ from spider.cli.session import JSON, Session
 from spider.config import Config
 
 if TYPE_CHECKING:
-    from spider.verdicts.record import Verdict
+    from spider_lab.verdicts import Verdict
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -76,7 +76,7 @@ def attempt(session: Session, settings: tuple[str, ...], baseline: str, **given:
 
     This is `spider compare` of RUN with a run that has these settings.
     """
-    from spider.verdicts.trial import with_change
+    from spider_lab.trial import with_change
 
     changes = [one for one in settings if not one.startswith("-")]
     config, candidate = with_change(session.config, baseline, changes)
@@ -96,8 +96,8 @@ def _answer(
     again: bool,
     as_json: bool,
 ) -> None:
-    from spider.verdicts.record import add_verdict, moved, read_verdicts
-    from spider.verdicts.trial import Trial
+    from spider_lab.trial import Trial
+    from spider_lab.verdicts import add_verdict, moved, read_verdicts
 
     trial = Trial(config, session.results, names, changes)
     rows = read_verdicts(session.results.verdicts)
@@ -155,7 +155,7 @@ def described(verdict: Verdict) -> list[str]:
 @click.pass_obj
 def verdicts(session: Session, as_json: bool) -> None:
     """List all verdicts of the results folder, and those that do not hold today."""
-    from spider.verdicts.record import moved, read_verdicts
+    from spider_lab.verdicts import moved, read_verdicts
 
     for one in read_verdicts(session.results.verdicts):
         if as_json:

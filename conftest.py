@@ -11,8 +11,8 @@ import shutil
 import hypothesis
 import pytest
 
-from . import forkserver
-from .debian import left_out
+from tests import forkserver
+from tests.debian import left_out
 
 os.environ["OMP_NUM_THREADS"] = "1"
 

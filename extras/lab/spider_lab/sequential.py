@@ -25,7 +25,7 @@ from functools import cache
 
 import numpy as np
 
-from spider.verdicts.noise import Noise
+from spider.evaluation.noise import Noise
 
 #: Probability of a verdict where there is no difference.
 ALPHA = 0.05

@@ -4,20 +4,20 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from spider_lab.trial import Trial, with_change
+from spider_lab.verdicts import read_verdicts
 
 from spider.checkpoints.records import Origin, Receipt
 from spider.cli import cli
 from spider.config import ConfigError, load_config
 from spider.evaluation.evaluate import evaluate
+from spider.evaluation.noise import scored_runs
 from spider.evaluation.records import Evaluation
 from spider.files import write_text
 from spider.provenance import workflow
 from spider.report.compare import compare
 from spider.results import Results, write_config
 from spider.training.stage import train
-from spider.verdicts.noise import scored_runs
-from spider.verdicts.record import read_verdicts
-from spider.verdicts.trial import Trial, with_change
 from tests.unit.report.finished import encode_text
 from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
 
@@ -128,9 +128,6 @@ def test_a_better_setting_is_found_and_the_same_question_is_answered_from_the_re
     (row,) = read_verdicts(demo.verdicts)
     assert row.change == ["model.width=16"] and row.outcome == "better" and row.interval[1] < 0
     assert row.data and row.pairs[0].runs == ("demo", "demo-width16")
-    compare([demo.stage("demo", "main").evaluation], benchmarks=None, output=demo.report)
-    table = (demo.report / "table.md").read_text("utf-8")
-    assert "## Verdicts" in table and "model.width=16 against demo" in table
     run("try", "model.width=16", "--against", "demo", "--again")
     assert len(read_verdicts(demo.verdicts)) == 2 and len(workflow.run_workflow.trained) == 1
 
