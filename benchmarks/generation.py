@@ -81,10 +81,10 @@ def samples(model: Model, count: int, length: int) -> tuple[list[list[str]], dic
 
 
 def demo() -> Model:
-    """Return the default run's network with a fixed number of patches and two loops."""
+    """Return the default run's network cut at white space, with two loops."""
     run = load_config(ROOT / "config.yaml").runs["spider-ngram"]
     parts = {
-        "boundary": run.model.boundary.model_copy(update={"kind": "fixed", "stride": 4}),
+        "boundary": run.model.boundary.model_copy(update={"kind": "whitespace"}),
         "recurrence": run.model.recurrence.model_copy(update={"loops": 2}),
     }
     return build_model(run.model.model_copy(update={**parts, "ngram": None}))

@@ -100,11 +100,9 @@ def layer(way: str = "grouped") -> Layer:
     ``way`` is grouped, loop or fp8.
     """
     B, L, D, E = 3, 683, 512, 12
-    config = MoEConfig(
-        experts=E, expert_hidden=160, shared_hidden=64, implementation="loop" if way == "loop" else "grouped"
-    )
-    moe = MoE(D, config).to(DEVICE)
+    moe = MoE(D, MoEConfig(experts=E, expert_hidden=160, shared_hidden=64)).to(DEVICE)
     moe.init_weights()
+    moe.experts.grouped = way != "loop"
     moe.experts.fp8 = way == "fp8"
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

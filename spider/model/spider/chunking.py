@@ -171,8 +171,6 @@ class Chunker(nn.Module):
         """Return the number of patches that a text of ``length`` bytes may hold. It is the beginning of a
         window of ``window`` bytes, or a window of its own if it is longer."""
         window = max(length, window or 0)
-        if self.config.kind == "fixed":
-            return min(length, max(1, window // self.config.stride))
         return min(length, math.ceil(window * self.config.capacity))
 
     def slots(self, length: int, window: int | None = None) -> int:
@@ -291,7 +289,7 @@ class Chunker(nn.Module):
         if self.null is None:
             at_N = torch.arange(N, device=h_ND.device)
             return self.down_norm(h_ND), at_N + T - N, at_N + 1
-        hard_N = self._boundaries(tokens_1T, h_ND[None], start)[0] > 0.5
+        hard_N = self._boundaries(tokens_1T, h_ND[None])[0] > 0.5
         count_N = hard_N.long().cumsum(0).clamp(max=stream.free)
         K = int(count_N[-1])
         h_ND = wide(h_ND)
@@ -321,9 +319,8 @@ class Chunker(nn.Module):
         stream.read_1D = seen[-1:]
         return seen[count_N + len(read_1D) - 1]
 
-    def _boundaries(self, tokens_BT: Tensor, h_BND: Tensor, start: int = 0) -> Tensor:
-        """Return b, 0 or 1 as a float with a gradient, for the N bytes of ``h_BND`` after ``start``
-        others."""
+    def _boundaries(self, tokens_BT: Tensor, h_BND: Tensor) -> Tensor:
+        """Return b, 0 or 1 as a float with a gradient, for the last N bytes, those of ``h_BND``."""
         N = h_BND.shape[1]
         space_BT = _is_space(tokens_BT)
         after_space_BT = F.pad(space_BT, (1, 0))[:, :-1]
@@ -334,9 +331,6 @@ class Chunker(nn.Module):
                 logit_BN = logit_BN + u.log() - (-u).log1p()
             soft_BN = logit_BN.sigmoid()
             return (logit_BN > 0).to(soft_BN.dtype) + (soft_BN - soft_BN.detach())
-        if self.config.kind == "fixed":
-            t = start + torch.arange(N, device=tokens_BT.device)
-            return ((t + 1) % self.config.stride == 0).float().expand(len(tokens_BT), N)
         # whitespace: close at the first space, or special id, of a run.
         return (space_BT & ~after_space_BT)[:, -N:].float()
 

@@ -23,8 +23,6 @@ class AttentionConfig(Block):
     """Width of a value."""
     kv_lora_rank: Positive = 320
     """Width of the latent that gives keys and values."""
-    rope_base: float = 10_000.0
-    """Base of the rotation's wavelengths; larger reaches further."""
 
     @model_validator(mode="after")
     def _even_rope(self) -> AttentionConfig:
@@ -36,15 +34,12 @@ class AttentionConfig(Block):
 class BoundaryConfig(Block):
     """Grouping of bytes into patches."""
 
-    kind: Literal["learned", "fixed", "whitespace", "none"] = "learned"
-    """How patches are closed: by a learned predictor, after ``stride`` bytes, at white space; none: every
-    byte is a patch."""
+    kind: Literal["learned", "whitespace", "none"] = "learned"
+    """How patches are closed: by a learned predictor, or at white space; none: every byte is a patch."""
     hidden: Positive = 512
     """Width of the boundary predictor."""
     start: Literal["random", "whitespace"] = "random"
     """Initial cuts of the predictor: anywhere at about ``rate``, or after words."""
-    stride: Positive = 4
-    """Bytes per patch for ``kind: fixed``."""
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Highest boundary rate without a loss (alpha). The loss grows linearly above it, and below it minus 0.1
     (alpha - lambda * sigma)."""
@@ -66,10 +61,6 @@ class MoEConfig(Block):
     """Width of a routed expert."""
     shared_hidden: Annotated[int, Field(ge=0)] = 1024
     """Width of the shared expert (0: none)."""
-    aux_weight: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the load-balancing loss."""
-    implementation: Literal["grouped", "loop"] = "grouped"
-    """grouped: all experts in one product; loop: one product per expert."""
 
     @model_validator(mode="after")
     def _k_fits(self) -> MoEConfig:
@@ -81,12 +72,12 @@ class MoEConfig(Block):
 class EngramConfig(Block):
     """Engram: hash tables of byte n-grams that some recurrent layers read (none: no Engram)."""
 
+    #: Lengths of the n-grams, in bytes, and hash heads of each.
+    ORDERS: ClassVar = (3, 4, 5, 6)
+    HEADS: ClassVar = 4
+
     layers: list[Annotated[int, Field(ge=0)]] = [1, 4]
     """Recurrent layers that read the tables."""
-    orders: Annotated[list[Positive], Field(min_length=1)] = [3, 4, 5, 6]
-    """Lengths of the n-grams, in bytes."""
-    heads: Positive = 4
-    """Hash heads per order."""
     head_dim: Positive = 64
     """Width of a table row."""
     table_size: Annotated[int, Field(gt=1)] = 81_307
@@ -96,22 +87,14 @@ class EngramConfig(Block):
 
 
 class RecurrenceConfig(Block):
-    """The looped core: its layers, the input of each loop, and halting."""
+    """The looped core: its layers and loops."""
 
     layers: Positive = 6
     """Layers of the core."""
     loops: Positive = 6
     """Number of loops."""
-    injection: bool = True
-    """Inject the input patches in every loop (linear time-invariant, stable)."""
-    loop_embedding: bool = True
-    """Add an embedding of the loop's number."""
     lora_rank: Annotated[int, Field(ge=0)] = 16
     """Rank of the adapter of each loop (0: none)."""
-    halting: bool = True
-    """Let each patch halt early (adaptive computation time)."""
-    ponder_weight: Annotated[float, Field(ge=0)] = 1e-3
-    """Weight of the ponder loss, per loop."""
     checkpointing: Annotated[
         bool | Literal["selective", "full", "auto"], BeforeValidator(lambda value: value != "none" and value)
     ] = True
@@ -172,22 +155,20 @@ class SpiderConfig(ModelConfig):
         ends = {"prelude_layers": 1, "coda_layers": 1}
         return self.model_copy(update={**ends, "engram": engram, "recurrence": recurrence})
 
+    @property
+    def grouped(self) -> bool:
+        """Whether all experts are one product, whose blocks have 16 bytes. Otherwise each has its own."""
+        return self.moe is not None and self.hidden % 8 == self.moe.expert_hidden % 8 == 0
+
     def problems(self, precision: str, compiled: bool | None) -> list[str]:
-        if compiled and precision == "fp32" and self.moe and self.moe.implementation == "grouped":
-            return [
-                "compile: torch compiles the grouped expert product in bf16 only; set precision: bf16, or "
-                "model.moe.implementation: loop"
-            ]
+        if compiled and precision == "fp32" and self.grouped:
+            remedy = "set precision: bf16, or leave compile out"
+            return [f"compile: torch compiles the grouped expert product in bf16 only; {remedy}"]
         return []
 
     @model_validator(mode="after")
     def _parts_fit(self) -> SpiderConfig:
-        D, moe, layers = self.hidden, self.moe, self.recurrence.layers
-        if moe and moe.implementation == "grouped" and (D % 8 or moe.expert_hidden % 8):
-            raise ValueError(
-                "grouped experts are multiplied in blocks of 16 bytes: hidden and moe.expert_hidden must be "
-                f"multiples of 8 (got {D} and {moe.expert_hidden}), or set moe.implementation: loop"
-            )
+        layers = self.recurrence.layers
         for layer in self.engram.layers:
             if layer >= layers:
                 raise ValueError(f"engram.layers: {layer} is not one of {layers} recurrent layers")

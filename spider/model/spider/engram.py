@@ -115,7 +115,7 @@ class Engram(nn.Module):
     def __init__(self, dim: int, config: EngramConfig, primes: list[int]) -> None:
         super().__init__()
         width = len(primes) * config.head_dim
-        self.tables = Tables(config.orders, primes, config.head_dim, std=1.0)
+        self.tables = Tables(list(config.ORDERS), primes, config.head_dim, std=1.0)
         self.key = Linear(width, dim)
         self.value = Linear(width, dim)
         self.key_norm = RMSNorm(dim)

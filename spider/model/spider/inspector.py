@@ -37,7 +37,7 @@ class SpiderInspector:
         self.predictor = predictor
         self.uncut = "this model has no patches (boundary.kind is none)" if kind == "none" else None
         self.lengths: Counter[int] = Counter()
-        self.loops: Counter[int] | None = None
+        self.loops: Counter[int] = Counter()
         self.load_NRE: np.ndarray | None = None
 
     def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
@@ -45,9 +45,7 @@ class SpiderInspector:
         counted_M = _host(patches.filled_M) & scored_BT.flatten()[_host(patches.close_M)]
         if not self.uncut:
             self.lengths.update(np.diff(_host(patches.first_S))[counted_M].tolist())
-        if trace.loops_M is not None:
-            self.loops = self.loops or Counter()
-            self.loops.update(_host(trace.loops_M)[counted_M].astype(int).tolist())
+        self.loops.update(_host(trace.loops_M)[counted_M].astype(int).tolist())
         if trace.counts_NRE is not None:
             load_NRE = _host(trace.counts_NRE)
             self.load_NRE = load_NRE if self.load_NRE is None else self.load_NRE + load_NRE
@@ -55,12 +53,10 @@ class SpiderInspector:
     def figures(self) -> list[dict[str, Any]]:
         """Return lengths, halting depth and load of the experts, or a note for a part that is switched
         off."""
-        lengths = None if self.uncut else self.lengths
-        no_patches = "patches are switched off:\nevery byte is its own"
-        no_halting = "halting is switched off:\nevery patch uses all loops"
+        title, patches = "Bytes per patch", "patches are switched off:\nevery byte is its own"
         return [
-            _histogram("Bytes per patch", "bytes", lengths, no_patches),
-            _histogram("Loops a patch uses", "loops", self.loops, no_halting),
+            _note(title, patches) if self.uncut else _histogram(title, "bytes", self.lengths),
+            _histogram("Loops a patch uses", "loops", self.loops),
             self._experts(),
         ]
 
@@ -105,9 +101,7 @@ class SpiderInspector:
         return f"{self.kind.capitalize()} boundaries: {len(closed):,} in {total:,} bytes{mean}."
 
 
-def _histogram(title: str, unit: str, counts: Counter[int] | None, instead: str) -> dict[str, Any]:
-    if counts is None:
-        return _note(title, instead)
+def _histogram(title: str, unit: str, counts: Counter[int]) -> dict[str, Any]:
     listed = [counts[n] for n in range(max(counts, default=-1) + 1)]
     return {"kind": "histogram", "title": title, "unit": unit, "things": "patches", "counts": listed}
 

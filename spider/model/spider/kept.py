@@ -139,7 +139,7 @@ def kept_compiled(c: SpiderConfig, size: int) -> Kept:
     loop = D * 4 + (D * size if r.lora_rank else 0)
     # Input of the core and its mean; for each Engram the looked-up rows, keys before and after their norm,
     # and values.
-    looked_up = len(c.engram.orders) * c.engram.heads * c.engram.head_dim
+    looked_up = len(c.engram.ORDERS) * c.engram.HEADS * c.engram.head_dim
     row = 2 * D * 4 + (3 * D + looked_up) * size * len(c.engram.layers)
     # Embedding, inputs of boundaries and head, input of the coda; then the logits and their gradient.
     byte = D * 4 + 2 * D * stream + 2 * (D + c.boundary.hidden) * size + 2 * _VOCABULARY * 4

@@ -63,11 +63,15 @@ from spider.model.spider.engram import NgramEmbedding, Retrieved, primes_from
 from spider.model.spider.inspector import SpiderInspector
 from spider.model.spider.kept import kept, kept_compiled
 from spider.model.spider.moe import Experts, MoE, fp8_parts
-from spider.model.spider.recurrence import CoreOutput, Layer, RecurrentCore, run
+from spider.model.spider.recurrence import PONDER_WEIGHT, CoreOutput, Layer, RecurrentCore, run
 from spider.model.spider.windows import equal_windows
 
 #: Weight of the z-loss on router logits (ST-MoE's). It only keeps them small.
 Z_WEIGHT = 1e-3
+#: Weight of the loss that balances the load of experts.
+_AUX_WEIGHT = 0.01
+#: Base of the rotation's wavelengths.
+_ROPE_BASE = 10_000.0
 #: Linear layers that make a discrete decision or are tiny, and therefore stay out of fp8.
 _WIDE = re.compile(r"boundar|router|halt|loop|engram|embed|head|norm|lora|ngram")
 
@@ -78,8 +82,8 @@ class Trace:
 
     patches: Patches
     """Patches of the batch."""
-    loops_M: Tensor | None
-    """Loops that each row of the core used; None without halting."""
+    loops_M: Tensor
+    """Loops that each row of the core used."""
     counts_NRE: Tensor | None
     """Tokens of each expert, int64, in every loop with a gradient (in evaluation, in all); None without
     experts."""
@@ -115,7 +119,7 @@ class Spider(interface.Model):
         engram = config.engram
         self.embed_tokens = nn.Parameter(torch.empty(self.tokens.size, D))
         # One prime per hash table: the tables of the core's layers first, then those of the byte embedding.
-        per_layer = len(engram.orders) * engram.heads
+        per_layer = len(engram.ORDERS) * engram.HEADS
         primes = primes_from(engram.table_size, per_layer * len(engram.layers) + len(engram.byte_orders))
         layer_primes = {layer: primes[i * per_layer :][:per_layer] for i, layer in enumerate(engram.layers)}
         byte_primes = primes[per_layer * len(engram.layers) :]
@@ -157,7 +161,7 @@ class Spider(interface.Model):
         for block in self.coda:
             h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
         auxiliary, counts_NRE, core_metrics = self.auxiliary(core, windows.valid_M, boundary_loss)
-        inside = Trace(patches, core.halt and core.halt.loops_M, counts_NRE) if trace else None
+        inside = Trace(patches, core.halt.loops_M, counts_NRE) if trace else None
         logits_BTV, nats_BT, mean = self.predict(h_BTD, candidates_BTW, labels_BT)
         metrics |= core_metrics
         if nats_BT is None or mean is None:
@@ -170,7 +174,7 @@ class Spider(interface.Model):
         """Return the angles of positions 0..length-1, as wide as the embedding and at least float32."""
         a = self.config.attention
         table = self.embed_tokens
-        return rope_table(length, a.rope_dim, a.rope_base, table.device, table.dtype)
+        return rope_table(length, a.rope_dim, _ROPE_BASE, table.device, table.dtype)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Return the input of the prelude, (B, T, D)."""
@@ -218,16 +222,14 @@ class Spider(interface.Model):
         router_loss, counts_NRE = self._routing(core, metrics)
         return boundary_loss + ponder_loss + router_loss, counts_NRE, metrics
 
-    def _halting(self, core: CoreOutput, valid_M: Tensor, metrics: dict[str, Tensor]) -> Tensor | float:
+    def _halting(self, core: CoreOutput, valid_M: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Return the weighted ponder loss, and add its metrics."""
-        if core.halt is None:
-            return 0.0
         total = valid_M.sum()
         loops_M = core.halt.loops_M
         ponder = ((loops_M + core.halt.remainder_M) * valid_M).sum() / total
         metrics["ponder"] = ponder.detach()
         metrics["halt_depth"] = (loops_M * valid_M).sum() / total
-        return self.config.recurrence.ponder_weight * ponder
+        return PONDER_WEIGHT * ponder
 
     def _routing(self, core: CoreOutput, metrics: dict[str, Tensor]) -> tuple[Tensor | float, Tensor | None]:
         """Return the mean router loss over layers and loops, and the counts for `Trace`.
@@ -252,7 +254,7 @@ class Spider(interface.Model):
         if self.training:
             for layer, load_E in zip(self.core.layers, load_NE, strict=True):
                 cast(MoE, layer.ffn).load += load_E
-        return moe.aux_weight * aux + Z_WEIGHT * z, counts_NRE
+        return _AUX_WEIGHT * aux + Z_WEIGHT * z, counts_NRE
 
     # -------------------------------------------------------------------------------- what it tells of itself
 
@@ -347,7 +349,7 @@ class Incremental(Reader):
         self.pasts = [_Past(model, context, self.n_loops)]
         self.rope = model.rope(max(context, model.chunker.slots(context, model.window)))
         # An n-gram that ends in a piece begins at most this many bytes before it; boundaries look one back.
-        self.reach = max([2, *(engram.orders if engram.layers else []), *engram.byte_orders]) - 1
+        self.reach = max([2, *(engram.ORDERS if engram.layers else ()), *engram.byte_orders]) - 1
 
     def read(self, N: int) -> Tensor:
         assert not self.model.training, "a stream is read in evaluation mode"

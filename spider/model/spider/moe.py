@@ -15,7 +15,7 @@ The result is the sum of a token's experts, weighted by its gates. There are fou
 - torch: tokens are sorted by expert. There are exactly N*K rows and the last offset is N*K, so no row is
   garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0; such tokens are few. On
   a CPU this is cheaper than the twins of the ops, which pay for static sizes.
-- ``loop``: the same rows, one product per expert. It waits for the device to learn the sizes.
+- torch, where a width is no multiple of 8: one product per expert. It waits for the device to learn sizes.
 - float64, the reference: every expert on every token, because torch lacks a grouped product in float64. The
   products have one shape for any routing. So the last bit of a token's result does not depend on other
   tokens.
@@ -135,7 +135,7 @@ class Experts(nn.Module):
     def __init__(self, dim: int, config: MoEConfig) -> None:
         super().__init__()
         self.fp8 = False
-        self.implementation = config.implementation
+        self.grouped = dim % 8 == config.expert_hidden % 8 == 0  # blocks of 16 bytes
         self.top_k = config.top_k
         self.up = nn.Parameter(torch.empty(config.experts, dim, 2 * config.expert_hidden))
         self.down = nn.Parameter(torch.empty(config.experts, config.expert_hidden, dim))
@@ -156,7 +156,7 @@ class Experts(nn.Module):
             down_product = partial(grouped_mm_fp8, casts=self._casts("down"))
             return _by_ops(x_ND, self.up, self.down, routing, up_product, down_product)
         up, down = self.up.to(dtype), self.down.to(dtype)
-        if self.implementation == "grouped" and use_triton(x_ND):
+        if self.grouped and use_triton(x_ND):
             return _by_ops(x_ND, up, down, routing, grouped_mm, grouped_mm)
         chosen_NK = routing.chosen_NK.clamp(min=0)
         if dtype == torch.float64:
@@ -190,7 +190,7 @@ class Experts(nn.Module):
         x_PD = x_ND.index_select(0, order_P // self.top_k)
         # A comparison and a sum, because ``bincount`` waits for the device.
         counts_E = (chosen_NK.flatten()[:, None] == torch.arange(len(up), device=x_ND.device)).sum(0)
-        if self.implementation == "loop":
+        if not self.grouped:
             parts = zip(x_PD.split(counts_E.tolist()), up, down, strict=True)
             y_PD = torch.cat([swiglu(x @ u) @ d for x, u, d in parts])
         else:
@@ -212,6 +212,6 @@ def _by_ops(
 def fp8_parts(model: nn.Module, config: SpiderConfig) -> Fp8Parts | None:
     """Return the experts that can run in fp8: in a grouped product, with widths that are multiples of 16."""
     moe = config.moe
-    if moe is None or moe.implementation != "grouped" or config.hidden % 16 or moe.expert_hidden % 16:
+    if moe is None or config.hidden % 16 or moe.expert_hidden % 16:
         return None
     return Fp8Parts({name: one for name, one in model.named_modules() if isinstance(one, Experts)}, runs_on)

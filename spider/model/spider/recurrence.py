@@ -10,13 +10,13 @@ A is in (0, 1) for every a and d, and the blocks see a normalised state, so h ca
 loops (linear time-invariant injection, as in state-space models). ``blocks(x, e)`` runs the layers on the
 stream ``x + e``. Each loop first adds ``((x W_down) * s_r) W_up`` to that stream: low-rank maps that all
 loops share, with a scale s_r per loop (loops past the trained ones use the last scale). The loop embedding is
-sinusoidal. It extrapolates to any R without parameters. Without injection ``h <- y``.
+sinusoidal. It extrapolates to any R without parameters.
 
 Halting is adaptive computation time (Graves, 2016). ``p_n = sigmoid(w . RMS(h_n) / sqrt(D) + b)``. A patch
 halts at loop N, the first where the sum of p reaches 1 - `EPSILON`, or the last loop. The remainder is ``1
 - sum_{n<N} p_n``. The output is ``sum_{n<N} p_n h_n + remainder * h_N``, so the weights of every patch sum to
 one. All loops are computed for all patches, because shapes stay constant and others still read a halted
-patch. A halted patch only stops adding to its output. The loss adds ``ponder_weight * mean(N + remainder)``.
+patch. A halted patch only stops adding to its output. The loss adds ``PONDER_WEIGHT * mean(N + remainder)``.
 A patch that halts at the first loop passes no gradient to p, so a unit that saturates early never recovers.
 The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
@@ -50,6 +50,8 @@ from spider.model.spider.windows import Windows
 
 #: A patch halts when its sum of p is within this of 1 (Graves's epsilon): p itself never reaches 1.
 EPSILON = 0.01
+#: Weight of the ponder loss, per loop.
+PONDER_WEIGHT = 1e-3
 
 
 class Layer(nn.Module):
@@ -237,7 +239,7 @@ class Halting(nn.Module):
 
 class CoreOutput(NamedTuple):
     z_MD: Tensor
-    halt: Halt | None
+    halt: Halt
     stats: list[list[RouterStats]]
     """Statistics by loop, then by layer; inner lists are empty without MoE."""
 
@@ -252,9 +254,9 @@ class RecurrentCore(nn.Module):
         D = config.hidden
         layers = nn.ModuleList(Layer(config, config.moe, engram_primes.get(i)) for i in range(r.layers))
         self.layers = cast(Sequence[Layer], layers)
-        self.injection = Injection(D) if r.injection else None
+        self.injection = Injection(D)
         self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
-        self.halting = Halting(D) if r.halting else None
+        self.halting = Halting(D)
         self.run = run
 
     def retrieve(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Retrieved | None]:
@@ -281,17 +283,16 @@ class RecurrentCore(nn.Module):
         c = self.config
         device = e_MD.device
         stats: list[list[RouterStats]] = []
-        halt = self.halting.start(e_MD) if self.halting is not None else None
-        loop_RD = loop_embedding(n_loops, e_MD.shape[-1], device).to(e_MD.dtype) if c.loop_embedding else None
+        halt = self.halting.start(e_MD)
+        loop_RD = loop_embedding(n_loops, e_MD.shape[-1], device).to(e_MD.dtype)
         last_R = torch.arange(n_loops, device=device) == n_loops - 1
         weights_LR = [self._weights(layer, e_MD, n_loops) for layer in self.layers]
         retrieved_LR = [self._retrieved(read, n_loops) for read in retrieved]
         begin_R, end_R = self._aliases(e_MD, n_loops), self._aliases(e_MD, n_loops)
         h_MD = e_MD
         for r in range(n_loops):
-            loop_D = None if loop_RD is None else loop_RD[r]
             scale_1K = None if self.lora is None else self.lora.loop_scale(r)
-            y_MD = self.begin(h_MD, begin_R[r], loop_D, scale_1K)
+            y_MD = self.begin(h_MD, begin_R[r], loop_RD[r], scale_1K)
             loop_stats: list[RouterStats] = []
             for i, layer in enumerate(self.layers):
                 cache = caches and caches[r][i]
@@ -301,9 +302,8 @@ class RecurrentCore(nn.Module):
                     loop_stats.append(s)
             h_MD = self.end(h_MD, end_R[r], y_MD)
             stats.append(loop_stats)
-            if self.halting is not None and halt is not None:
-                halt = self.halting(halt, h_MD, last_R[r])
-        return CoreOutput(h_MD if halt is None else halt.output_MD, halt, stats)
+            halt = self.halting(halt, h_MD, last_R[r])
+        return CoreOutput(halt.output_MD, halt, stats)
 
     def _aliases(self, x: Tensor, loops: int, narrow: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return what each loop reads in place of ``x``, or of ``narrow``, which is ``x`` in another dtype.
@@ -333,12 +333,10 @@ class RecurrentCore(nn.Module):
         key_RMD, value_RMD = (self._aliases(part, loops) for part in read)
         return [Retrieved(*parts) for parts in zip(key_RMD, value_RMD, strict=True)]
 
-    def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor | None, scale_1K: Tensor | None) -> Tensor:
+    def begin(self, h_MD: Tensor, e_MD: Tensor, loop_D: Tensor, scale_1K: Tensor | None) -> Tensor:
         """Return the input of a loop's layers, given the loop's embedding and its scale of the low-rank
         maps."""
-        x_MD = rms_norm(h_MD)
-        if loop_D is not None:
-            x_MD = x_MD + loop_D
+        x_MD = rms_norm(h_MD) + loop_D
         y_MD = x_MD + e_MD
         if self.lora is not None and scale_1K is not None:
             y_MD = y_MD + self.lora.adapt(x_MD, scale_1K)
@@ -346,10 +344,9 @@ class RecurrentCore(nn.Module):
 
     def end(self, h_MD: Tensor, e_MD: Tensor, y_MD: Tensor) -> Tensor:
         """Return the state after a loop that began with h and whose layers returned y."""
-        return y_MD if self.injection is None else self.injection(h_MD, e_MD) + y_MD
+        return self.injection(h_MD, e_MD) + y_MD
 
     def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
         parts: list[tuple[nn.Module, str]] = [(self, "begin"), (self, "run"), (self, "end")]
-        if self.halting is not None:
-            parts.append((self.halting, "forward"))
+        parts.append((self.halting, "forward"))
         return parts + [(module, "quantize") for module in self.modules() if hasattr(module, "quantize")]

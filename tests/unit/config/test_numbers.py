@@ -52,11 +52,11 @@ def test_whole_numbers_in_lists_and_beside_null():
     plain["datasets"]["docs"]["max_document_bytes"] = "2e3"
     plain["runs"]["r"]["grid"] = {"tokens": ["6e5", "1e6"]}
     del plain["runs"]["r"]["stages"][0]["tokens"]
-    plain["runs"]["r"]["model"] = {"preset": "tiny", "engram": {"orders": ["3", "4e0"]}}
+    plain["runs"]["r"]["model"] = {"preset": "tiny", "engram": {"byte_orders": ["3", "4e0"]}}
     config = load_config(plain)
     assert config.datasets["docs"].max_document_bytes == 2000
     assert [run.defaults.tokens for run in config.runs.values()] == [600_000, 1_000_000]
-    assert [list(run.model.engram.orders) for run in config.runs.values()] == [[3, 4]] * 2
+    assert [list(run.model.engram.byte_orders) for run in config.runs.values()] == [[3, 4]] * 2
 
 
 def test_text_that_looks_like_a_number_stays_text():

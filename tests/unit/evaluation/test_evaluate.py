@@ -248,13 +248,17 @@ def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
 
 def test_parts_that_are_switched_off_leave_notes_and_all_files(receipt, spec, data, tmp_path):
     plain = spec.model.model_copy(update={"boundary": BoundaryConfig(kind="none"), "moe": None})
-    plain = plain.model_copy(update={"recurrence": plain.recurrence.model_copy(update={"halting": False})})
     changes = {"model": plain, "evaluation": spec.evaluation.model_copy(update={"loops_bytes": 0})}
     spec = spec.model_copy(update=changes)
     save_untrained(spec, receipt.parent)
     measured = evaluate(receipt, spec, data, receipt.parent, device="cpu")
     assert [one.kind for one in measured.results["loops"].figures] == ["note"]
-    assert [one.kind for one in measured.results["segments"].figures] == ["note"] * 3 + ["cut_text"]
+    assert [one.kind for one in measured.results["segments"].figures] == [
+        "note",
+        "histogram",
+        "note",
+        "cut_text",
+    ]
     assert sorted(path.name for path in draw_stage(StageFolder(receipt.parent))) == sorted(FIGURES)
     assert "No patches (boundary.kind is none)" in (receipt.parent / "boundaries.html").read_text()
 

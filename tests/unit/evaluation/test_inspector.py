@@ -125,15 +125,15 @@ def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
 
 
 def test_parts_that_are_switched_off_have_notes_instead_of_counts():
-    model = busy_model(boundary={"kind": "none"}, recurrence={"halting": False}, moe=None)
-    assert counts_of(observed(model)) == {"patch_bytes": None, "halting_loops": None, "expert_share": None}
-    assert [one["kind"] for one in model.inspector().figures()] == ["note"] * 3
-    halting = counts_of(observed(busy_model(boundary={"kind": "none"}, recurrence={"loops": 2})))
-    assert halting["patch_bytes"] is None and sum(halting["halting_loops"]) == len(TOKENS) - 1
+    model = busy_model(boundary={"kind": "none"}, moe=None)
+    found = counts_of(observed(model))
+    assert found["patch_bytes"] is None and found["expert_share"] is None
+    assert sum(found["halting_loops"]) == len(TOKENS) - 1
+    assert [one["kind"] for one in model.inspector().figures()] == ["note", "histogram", "note"]
 
 
 def test_each_depth_has_its_own_score():
-    model = busy_model(recurrence={"halting": False})
+    model = busy_model()
     curve = [score(model, TOKENS, replace(WINDOWS, n_loops=n)).bpb for n in (1, 2, 3, 4)]
     assert curve[1] == score(model, TOKENS, WINDOWS).bpb  # the model is configured with two
     assert len(set(curve)) == 4

@@ -27,7 +27,7 @@ from spider.model.spider.model import Spider
 from spider.report.text_view import show, tints, write_page
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Pairs
-from tests.unit.model.small import SMALL
+from tests.unit.model.small import SMALL, EveryNth
 from tests.unit.records import saved
 
 BOS, EOS = BYTES.bos, BYTES.eos
@@ -44,13 +44,16 @@ def ids(data: bytes) -> np.ndarray:
     return np.array([BOS, *data], np.uint16)
 
 
-def text_of(data: bytes, seq_len: int = 512, **boundary) -> CutText:
-    model = small_model(boundary=boundary)
+def text_of(data: bytes, seq_len: int = 512, stride: int | None = None, **boundary) -> CutText:
+    """Cut a text by a model, or after every ``stride`` bytes."""
+    model = small_model(boundary=boundary | ({"capacity": 1.0} if stride else {}))
+    if stride:
+        model.chunker.boundary_predictor = EveryNth(stride)
     return cut(model, model.inspector(), ids(data), Reading(seq_len=seq_len))
 
 
-def cut_by(data: bytes, seq_len: int = 512, **boundary) -> list[Segment]:
-    return text_of(data, seq_len, **boundary).segments
+def cut_by(data: bytes, seq_len: int = 512, stride: int | None = None, **boundary) -> list[Segment]:
+    return text_of(data, seq_len, stride, **boundary).segments
 
 
 def texts(patches: list[Segment]) -> list[str]:
@@ -58,13 +61,6 @@ def texts(patches: list[Segment]) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------- boundaries
-
-
-def test_fixed_patches_count_from_the_beginning_of_the_document():
-    patches = cut_by(b"abcdefghij", kind="fixed", stride=4)
-    assert texts(patches) == ["abc", "defg", "hij"]  # BOS is the first of four
-    assert [patch.closed for patch in patches] == [True, True, False]
-    assert {patch.probability for patch in patches} == {None}
 
 
 def test_whitespace_patches_close_at_the_first_space_of_a_run_in_any_windows():
@@ -96,35 +92,36 @@ def test_without_patches_every_byte_is_a_segment():
 
 def test_a_text_longer_than_the_window_keeps_all_bytes():
     data = bytes(range(32, 127)) * 8
-    for kind in ("learned", "fixed"):
-        assert "".join(texts(cut_by(data, seq_len=50, kind=kind))) == data.decode()
+    for stride in (None, 4):
+        assert "".join(texts(cut_by(data, seq_len=50, stride=stride))) == data.decode()
 
 
 # --------------------------------------------------------------------------------------------- readable text
 
 
 def test_a_character_cut_by_a_boundary_is_shown_as_bytes_in_both_patches():
-    whole = cut_by("ab€".encode(), kind="fixed", stride=6)
+    whole = cut_by("ab€".encode(), stride=6)
     assert texts(whole) == ["ab€"]
-    halves = cut_by("ab€".encode(), kind="fixed", stride=4)
+    halves = cut_by("ab€".encode(), stride=4)
     assert texts(halves) == [r"ab\xe2", r"\x82\xac"]
     assert halves[0].pieces == (Piece("ab"), Piece(r"\xe2", mark=True))
 
 
 def test_characters_without_a_glyph_are_visible():
-    shown = "".join(texts(cut_by(ODD, kind="fixed", stride=500)))
+    shown = "".join(texts(cut_by(ODD, stride=500)))
     assert shown.startswith("für 'x|y'→da\\x1b[31m\\u200b\\x0d↵\n\\xff \\xe2\\x82 <script>")
     assert "\x1b" not in shown
 
 
 def test_bytes_that_are_not_utf8_are_shown_as_numbers():
-    shown = "".join(texts(cut_by(bytes(range(0x80, 0x100)), kind="fixed", stride=500)))
+    shown = "".join(texts(cut_by(bytes(range(0x80, 0x100)), stride=500)))
     assert shown == "".join(f"\\x{byte:02x}" for byte in range(0x80, 0x100))
 
 
 def test_special_ids_are_shown_by_name():
     tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
-    model = small_model(boundary={"kind": "fixed", "stride": 100})
+    model = small_model()
+    model.chunker.boundary_predictor = EveryNth(100)
     (patch,) = cut(model, model.inspector(), tokens_N, Reading(seq_len=128)).segments
     assert texts([patch]) == ["one<EOS>\n<BOS>two"]
 
@@ -232,9 +229,9 @@ class Page(HTMLParser):
             self.spans[-1][2] += data
 
 
-@pytest.mark.parametrize("kind", ["learned", "fixed", "whitespace", "none"])
+@pytest.mark.parametrize("kind", ["learned", "whitespace", "none"])
 def test_the_page_shows_each_patch_with_its_size(tmp_path, kind):
-    patches = text_of(ODD, kind=kind, stride=5)
+    patches = text_of(ODD, kind=kind)
     write_page(patches, tmp_path / "page.html", "a <title>")
     page = (tmp_path / "page.html").read_text()
     spans = Page(page).spans

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
     "boundary": {"hidden": 16},
     "moe": {"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 16},
-    "engram": {"layers": [1], "orders": [2, 3], "heads": 2, "head_dim": 8, "table_size": 61},
+    "engram": {"layers": [1], "head_dim": 8, "table_size": 61},
     "recurrence": {"layers": 2, "loops": 2, "lora_rank": 4, "checkpointing": False},
 }
 
@@ -34,15 +34,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "everything": {},
     "overflow": {"boundary": {"capacity": 0.1}},
     "learned_from_whitespace": {"boundary": {"start": "whitespace"}},
-    "fixed": {"boundary": {"kind": "fixed", "stride": 3}},
     "whitespace": {"boundary": {"kind": "whitespace"}},
     "whitespace_overflow": {"boundary": {"kind": "whitespace", "capacity": 0.06}},
     "no_patches": {"boundary": {"kind": "none"}},
     "no_engram": {"engram": {"layers": []}},
     "engram_everywhere": {"engram": {"layers": [0, 1], "byte_orders": [2, 3]}},
-    "no_injection": {"recurrence": {"injection": False}},
-    "no_halting": {"recurrence": {"halting": False}},
-    "no_loop_embedding_no_lora": {"recurrence": {"loop_embedding": False, "lora_rank": 0}},
+    "no_lora": {"recurrence": {"lora_rank": 0}},
     "dense": {"moe": None},
     "no_shared_expert": {"moe": {"shared_hidden": 0}},
     "one_loop": {"recurrence": {"loops": 1}},
@@ -51,13 +48,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "boundary": {"kind": "none"},
         "moe": None,
         "engram": {"layers": []},
-        "recurrence": {
-            "loops": 1,
-            "injection": False,
-            "loop_embedding": False,
-            "lora_rank": 0,
-            "halting": False,
-        },
+        "recurrence": {"loops": 1, "lora_rank": 0},
     },
 }
 
@@ -106,6 +97,18 @@ def randomised(module: M, seed: int = 0) -> M:
         for parameter in module.parameters():
             parameter.normal_(0, 0.5, generator=generator)
     return module
+
+
+class EveryNth(nn.Module):
+    """Stand-in for the boundary predictor that closes a patch after every ``stride`` bytes of a window."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, h_BTD: Tensor, tokens_BT: Tensor, after_space_BT: Tensor) -> Tensor:
+        closes_T = (torch.arange(tokens_BT.shape[1]) + 1) % self.stride == 0
+        return torch.where(closes_T, 2.0, -2.0).expand(tokens_BT.shape)
 
 
 class GivenLogits(nn.Module):

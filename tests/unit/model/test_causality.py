@@ -45,7 +45,6 @@ CUTS: dict[str, dict[str, Any]] = {
     "learned, overflow": {"capacity": 0.1},
     "whitespace": {"kind": "whitespace"},
     "whitespace, overflow": {"kind": "whitespace", "capacity": 0.1},
-    "fixed": {"kind": "fixed", "stride": 3},
     "none": {"kind": "none"},
 }
 #: Every other switch with its settings; the tests use their product.
@@ -53,9 +52,7 @@ OTHERS: list[list[dict[str, Any]]] = [
     [{"engram": {"layers": []}}, {"engram": {"layers": [1]}}],
     [{"engram": {"byte_orders": []}}, {"engram": {"byte_orders": [2, 3]}}],
     [{"moe": None}, {}],
-    [{"recurrence": {"injection": on}} for on in (False, True)],
-    [{"recurrence": {"halting": on}} for on in (False, True)],
-    [{"recurrence": {"loop_embedding": on, "lora_rank": 2 * on}} for on in (False, True)],
+    [{"recurrence": {"lora_rank": rank}} for rank in (0, 2)],
     [{"recurrence": {"loops": loops}} for loops in (1, 2)],
 ]
 
@@ -173,7 +170,7 @@ def test_dense_block():
 
 def engram() -> Engram:
     config = small_config().engram
-    return randomised(Engram(D, config, primes_from(31, len(config.orders) * config.heads))).double()
+    return randomised(Engram(D, config, primes_from(31, len(config.ORDERS) * config.HEADS))).double()
 
 
 def test_engram_sees_neither_later_states_nor_later_indexes():

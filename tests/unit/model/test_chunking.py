@@ -55,22 +55,13 @@ def test_down_and_up_equal_a_loop_over_bytes(capacity):
 
 
 def test_the_shown_size_of_a_patch_is_bytes_over_patches():
-    """24 bytes in two windows are cut after every third byte, or at each of 6 runs of spaces."""
+    """24 bytes in two windows are cut at each of 6 runs of spaces."""
     tokens = torch.stack([text("ab cd ef gh ")[0], text("abcdefghi k ")[0]])
     h = torch.zeros(2, 12, D)
-    _, fixed, _ = chunker(kind="fixed", stride=3).cut(tokens, h)
-    assert fixed["bytes_per_patch"].item() == pytest.approx(3) and fixed["boundary_rate"] == 8 / 24
     _, spaced, _ = chunker(kind="whitespace", capacity=1.0).cut(tokens, h)
-    assert spaced["bytes_per_patch"].item() == pytest.approx(24 / 6)
+    assert spaced["bytes_per_patch"].item() == pytest.approx(24 / 6) and spaced["boundary_rate"] == 6 / 24
     _, uncut, _ = chunker(kind="whitespace", capacity=1.0).cut(torch.full((2, 12), 97), h)
     assert uncut["bytes_per_patch"].item() == 24, "without a boundary, all bytes and not infinity"
-
-
-def test_fixed_closes_every_stride_bytes():
-    patches, metrics, _ = chunker(kind="fixed", stride=3).cut(text("abcdefgh"), torch.zeros(1, 8, D))
-    assert patches.row_BT.tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
-    assert patches.close_M[1:].tolist() == [2, 5]
-    assert metrics["patch_overflow"] == 0
 
 
 def test_whitespace_closes_at_specials_too():

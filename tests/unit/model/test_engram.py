@@ -90,8 +90,8 @@ def test_primes_are_the_next_ones():
 
 def engram() -> Engram:
     torch.manual_seed(0)
-    config = EngramConfig(layers=[0], orders=[2, 3], heads=2, head_dim=4, table_size=31)
-    module = Engram(8, config, primes_from(31, 4))
+    config = EngramConfig(layers=[0], head_dim=4, table_size=31)
+    module = Engram(8, config, primes_from(31, 16))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module.double()

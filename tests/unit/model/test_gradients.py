@@ -69,7 +69,7 @@ def whitespace_predictor() -> tuple[nn.Module, Function]:
 
 
 def engram() -> tuple[nn.Module, Function]:
-    part = Engram(D, small_config().engram, primes_from(11, 4))
+    part = Engram(D, small_config().engram, primes_from(11, 16))
     return part, lambda x: part(x.flatten(0, 1), part.read(TOKENS, CLOSE, FILLED), WINDOWS.number_M)
 
 
@@ -104,10 +104,8 @@ def moe() -> tuple[nn.Module, Function]:
 
 
 def core_layer() -> tuple[nn.Module, Function]:
-    config = small_config(
-        hidden=D, attention=HEADS, moe={"expert_hidden": 3, "shared_hidden": 3, "implementation": "loop"}
-    )
-    part = Layer(config, config.moe, primes_from(5, 4))
+    config = small_config(hidden=D, attention=HEADS, moe={"expert_hidden": 3, "shared_hidden": 3})
+    part = Layer(config, config.moe, primes_from(5, 16))
 
     def layer(x: Tensor) -> Tensor:
         assert part.engram is not None

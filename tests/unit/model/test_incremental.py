@@ -47,11 +47,11 @@ def test_a_context_may_be_filled_but_not_exceeded(make, tokens):
 
 
 def test_only_latents_and_one_rotated_key_are_kept_and_the_core_runs_only_where_a_patch_closes(make):
-    model = make(boundary={"kind": "fixed", "stride": 4}).eval()
+    model = make(boundary={"kind": "whitespace"}).eval()
     calls = []
     model.core.register_forward_pre_hook(lambda module, inputs: calls.append(len(inputs[0])))
     stream = Incremental(model, context=16)
-    for byte in b"abcdefghijkl":
+    for byte in b"abc efg ijk ":
         stream.extend([byte])
     assert calls == [1, 1, 1, 1]  # the null patch, and bytes 3, 7 and 11
     attention = model.config.attention

@@ -97,7 +97,7 @@ def test_whole_model(make, tokens):
     """
     labels = tokens.roll(-1, 1)
     for seed in range(5):
-        model = make(seed=seed, boundary={"kind": "whitespace"}, moe=None, recurrence={"halting": False})
+        model = make(seed=seed, boundary={"kind": "whitespace"}, moe=None)
         logits, gradients = [], []
         for enabled in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):

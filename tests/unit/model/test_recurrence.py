@@ -24,15 +24,13 @@ def enter(model, length: int = 9):
     return e, indexes, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), windows
 
 
-@pytest.mark.parametrize(
-    ("scale", "injection"), [(1e-3, True), (1.0, True), (30.0, True), (1e3, True), (30.0, False)]
-)
-def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale, injection):
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3])
+def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale):
     """The output of the blocks does not grow, and each feature of the state stays within the bound of a
     linear time-invariant system, ``|h_R| <= |h_0| + (Dt |B e| + max |y|) min(R, 1 / (1 - A))``.
     """
     R = 1000
-    model = make(recurrence={"injection": injection}, engram={"layers": [0, 1]})
+    model = make(engram={"layers": [0, 1]})
     core = model.eval().core
     added, states = [], []
     core.layers[-1].register_forward_hook(lambda layer, inputs, output: added.append(output[0].abs()))
@@ -40,18 +38,16 @@ def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale, injecti
     with torch.no_grad():
         for parameter in core.parameters():
             parameter *= scale
-        if injection:  # features with every pair of extremes
-            pairs = torch.cartesian_prod(torch.tensor([-80.0, 0.0, 80.0]), torch.tensor([-80.0, 0.0, 80.0]))
-            log_decay, step = pairs.repeat(4, 1)[: model.config.hidden].unbind(1)
-            core.injection.log_decay.copy_(log_decay)
-            core.injection.step.copy_(step)
+        # Features with every pair of extremes:
+        pairs = torch.cartesian_prod(torch.tensor([-80.0, 0.0, 80.0]), torch.tensor([-80.0, 0.0, 80.0]))
+        log_decay, step = pairs.repeat(4, 1)[: model.config.hidden].unbind(1)
+        core.injection.log_decay.copy_(log_decay)
+        core.injection.step.copy_(step)
         e, *others = enter(model, 5)
         z = core(e, *others, n_loops=R).z_MD
     y, h = torch.stack(added), torch.stack(states).amax(0)
     assert z.isfinite().all()
     assert y[100:].max() < 10 * y[:100].max()
-    if not injection:
-        return
     step = F.softplus(step)
     decay = torch.exp(-step * log_decay.exp())
     assert decay.unique().numel() > 2 and decay.min() == 0 and decay.max() == 1
@@ -88,18 +84,15 @@ def test_loop_embeddings_differ_and_need_no_parameter():
     assert distance.min() > 0.1
 
 
-def test_each_loop_reads_the_embedding_of_its_number_where_there_are_any(make, tokens, monkeypatch):
-    for embedded in (True, False):
-        model = make(recurrence={"loops": 3, "loop_embedding": embedded}).eval()
-        begin = mock.Mock(wraps=model.core.begin)
-        monkeypatch.setattr(model.core, "begin", begin)
-        model(tokens)
-        given = [call.args[2] for call in begin.call_args_list]
-        if embedded:
-            expected = loop_embedding(3, model.config.hidden, torch.device("cpu"))
-            torch.testing.assert_close(torch.stack(given), expected)
-        else:
-            assert given == [None] * 3
+def test_each_loop_reads_the_embedding_of_its_number(make, tokens, monkeypatch):
+    model = make(recurrence={"loops": 3}).eval()
+    begin = mock.Mock(wraps=model.core.begin)
+    monkeypatch.setattr(model.core, "begin", begin)
+    model(tokens)
+    given = [call.args[2] for call in begin.call_args_list]
+    torch.testing.assert_close(
+        torch.stack(given), loop_embedding(3, model.config.hidden, torch.device("cpu"))
+    )
 
 
 def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, tokens):

@@ -32,7 +32,7 @@ def config_of(results: Path) -> dict[str, Any]:
         "ffn_hidden": 32,
         "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
         "moe": {"experts": 3, "expert_hidden": 16, "shared_hidden": 16},
-        "engram": {"layers": [0], "orders": [3], "heads": 2, "head_dim": 8, "table_size": 512},
+        "engram": {"layers": [0], "head_dim": 8, "table_size": 512},
         "recurrence": {"layers": 2, "loops": 2},
     }
     run = {

@@ -558,11 +558,12 @@ def trainer_of(spec, folder, shards):
 
 def test_grad_accum_gives_the_gradient_of_the_big_micro_batch(tmp_path, make_spec, shards, monkeypatch):
     """Parts whose losses or noise depend on the micro-batch are off."""
-    monkeypatch.setattr(spider_model, "Z_WEIGHT", 0.0)
+    for name in ("Z_WEIGHT", "_AUX_WEIGHT", "PONDER_WEIGHT"):
+        monkeypatch.setattr(spider_model, name, 0.0)
     plain = {
-        "boundary": {"kind": "fixed", "stride": 4, "hidden": 16},
-        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32, "aux_weight": 0},
-        "recurrence": {"layers": 1, "loops": 2, "lora_rank": 2, "halting": False},
+        "boundary": {"kind": "whitespace"},
+        "moe": {"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32},
+        "recurrence": {"layers": 1, "loops": 2, "lora_rank": 2},
     }
     big = trainer_of(make_spec(micro_batch=8, model=plain), tmp_path / "big", shards)
     small = trainer_of(make_spec(micro_batch=2, grad_accum=4, model=plain), tmp_path / "small", shards)

@@ -204,7 +204,7 @@ def test_sampling_compiles_no_graph_of_a_compiled_spider(sums, tmp_path, monkeyp
     """Each prompt has another length, which as a graph of its own would use up the limit of the step's."""
     monkeypatch.setattr(build, "compile_forward", partial(compile_forward, backend="eager"))
     torch.compiler.reset()
-    model = merged(SPIDER, {"moe": {"implementation": "loop"}})
+    model = merged(SPIDER, {"moe": {"expert_hidden": 12}})
     model_spec = spec(model=model, compile=True, rollouts={"samples": 4, "max_bytes": 3, "val_prompts": 8})
     origin = {"data_digest": Shards(sums, "train").digest.split("/")[0], "parent_weights": None}
     trainer = Trainer(model_spec, tmp_path, sums, origin)

@@ -31,7 +31,7 @@ DENSE = {
     "boundary": {"kind": "none"},
     "moe": None,
     "engram": {"layers": [], "byte_orders": []},
-    "recurrence": {"loops": 1, "injection": False, "loop_embedding": False, "lora_rank": 0, "halting": False},
+    "recurrence": {"loops": 1, "lora_rank": 0},
 }
 EVERYWHERE = {"loss", "bpb", "lr", "grad_norm", "bytes_per_second", "data_wait_share", "eta_seconds"}
 EVERYWHERE |= {"epoch", "tokens", "precision_bits", "step_seconds", "seconds"}

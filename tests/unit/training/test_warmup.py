@@ -201,7 +201,7 @@ def test_compile_with_a_precision_that_cannot_be_compiled_is_refused(tmp_path, m
 def test_a_gpu_compiles_by_default_if_the_precision_allows_it(make_spec):
     spec = make_spec(precision="auto")
     assert [spec.compiled_on("cuda", kind) for kind in ("fp32", "bf16", "fp8")] == [False, True, True]
-    assert make_spec(model={"moe": {"implementation": "loop"}}).compiled_on("cuda", "fp32")
+    assert make_spec(model={"moe": {"expert_hidden": 12}}).compiled_on("cuda", "fp32")
     assert not spec.compiled_on("cpu", "bf16") and make_spec(precision="bf16", compile=True).compiled_on(
         "cpu", "bf16"
     )
