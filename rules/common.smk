@@ -680,8 +680,7 @@ def harness_options(wildcards):
     words = ["--tasks", ",".join(block.tasks), "--batch", str(CONFIG.runs[wildcards.run].evaluation.batch)]
     for option, value in (("include", block.include), ("items", block.items), ("shots", block.shots)):
         words += [f"--{option}", str(value)] if value is not None else []
-    words += [f"--{option}" for option in ("chat", "online") if getattr(block, option)]
-    return shlex.join(words)
+    return shlex.join(words + ["--chat"] * block.chat)
 
 
 # ---------------------------------------------------------------------------------------------------- report

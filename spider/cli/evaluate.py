@@ -63,14 +63,12 @@ def _costs(session: Session, spec: StageSpec) -> dict[str, float]:
 @THREADS
 @COMPRESSED
 @click.option("--model", help="A folder of transformers, or a name under `foreign`, to score instead.")
-@click.option("--allow-lossy", is_flag=True, help="Score it even if its tokenizer changes the text.")
 def evaluate(
     session: Session,
     stage: tuple[str, str] | None,
     threads: int | None,
     compressed: bool,
     model: str | None,
-    allow_lossy: bool,
 ) -> None:
     """Score the last checkpoint of a stage in bits per byte, beside compressors.
 
@@ -78,7 +76,7 @@ def evaluate(
     run). It becomes a row of the comparison.
     """
     if model is not None and not compressed:
-        return _evaluate_foreign(session, model, stage, allow_lossy, threads)
+        return _evaluate_foreign(session, model, stage, threads)
     if stage is None or model is not None:
         raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
     from spider.config.leaks import undecided
@@ -123,14 +121,12 @@ def evaluate(
 
 
 def _evaluate_foreign(
-    session: Session, model: str, stage: tuple[str, str] | None, allow_lossy: bool, threads: int | None
+    session: Session, model: str, stage: tuple[str, str] | None, threads: int | None
 ) -> None:
     """Score a model that others trained, by its name in the configuration or by its folder."""
     results, config = session.results, session.config
     name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
     foreign = config.foreign.get(model, ForeignConfig(model=model))
-    if allow_lossy:
-        foreign = foreign.model_copy(update={"allow_lossy": True})
     spec = config.stage(*stage) if stage else config.scored_like(foreign)
     take_gpu(config, spec.run)  # before transformers is imported, which asks torch for GPUs
     from spider.training.precision import quiet_torchao

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -63,6 +63,9 @@ class NgramConfig(Block):
     """N-gram index of the dataset's n-gram split, match model of the document, and the head that scores the
     candidates of both (docs/ngram.md)."""
 
+    #: Share of the training windows that look back, if ``carry_over`` is not 0.
+    CARRY_SHARE: ClassVar[float] = 0.25
+
     contexts: Kinds = [1, 2, 3, 4, 5, 6, 7, 9, 12, 16, 22]
     """Contexts whose successors are counted in the index: orders, and kinds that docs/ngram.md lists. The
     candidates of later ones come first."""
@@ -75,8 +78,6 @@ class NgramConfig(Block):
     """Orders whose successors are counted within the document."""
     carry_over: Annotated[int, Field(ge=0)] = 0
     """Bytes of earlier training documents that matches look back on in training (0: the document alone)."""
-    carry_share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Share of the training windows that look back, if ``carry_over`` is not 0."""
     candidates: Annotated[int, Field(ge=1, le=64)] = 16
     """Largest number of candidates for the next byte."""
     hidden: Positive = 48

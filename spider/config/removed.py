@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
+
 _ALWAYS = "leave it out; this part is always on"
 _ONE = "leave it out; it is {} now"
 
-#: The remedy for each removed key, by the end of its path.
+#: The remedy for each removed key, by the end of its path, in which * stands for any name.
 REMOVED = {
     "store": "link `raw` of the one results folder into the other",
+    "harness.online": "run `spider harness RUN/STAGE --online` once, which keeps the data on this machine",
+    "foreign.*.allow_lossy": "leave it out; choose a model whose tokenizer keeps the text",
+    "foreign.*.window": "leave it out; it is the model's own context, at most 2,048 tokens",
+    "groups.*.eps": "set optimizer.eps, for all groups",
+    "rollouts.pattern": "leave it out, and set reward: last_number or exact",
+    "answer_bytes": _ONE.format("1,000"),
+    "ngram.carry_share": _ONE.format("a quarter"),
     "recurrence.injection": _ALWAYS,
     "recurrence.loop_embedding": _ALWAYS,
     "recurrence.halting": _ALWAYS,
@@ -23,4 +32,4 @@ REMOVED = {
 
 def remedy_for(path: str) -> str | None:
     """Return what to do about a key that earlier versions had, or None."""
-    return next((REMOVED[end] for end in REMOVED if f".{path}".endswith(f".{end}")), None)
+    return next((REMOVED[end] for end in REMOVED if fnmatch(f".{path}", f"*.{end}")), None)

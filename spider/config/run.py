@@ -110,8 +110,6 @@ class GroupConfig(Block):
     """Multiply the learning rate by the model's (width / 768) to this power."""
     betas: tuple[Beta, Beta] | None = None
     """Decay rates of AdamW's moments (null: the optimizer's)."""
-    eps: Annotated[float, Field(gt=0)] | None = None
-    """Term in the denominator of AdamW's update (null: the optimizer's)."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None
     """Constant weight decay (null: the optimizer's for what it decays, else none)."""
     decay: Literal["decoupled", "scaled", "l2"] = "decoupled"
@@ -243,22 +241,10 @@ class RolloutConfig(Block):
     """Temperature of sampling."""
     top_k: Positive | None = None
     """Sample from the k likeliest tokens (null: from all)."""
-    reward: Literal["last_number", "exact", "pattern"] = "last_number"
-    """Part that is compared with the reference: the last number, all text, or a match of ``pattern``."""
-    pattern: str | None = None
-    """Regular expression of ``reward: pattern``. Its first group counts, or without a group the match."""
+    reward: Literal["last_number", "exact"] = "last_number"
+    """Part that is compared with the reference: the last number, or all text."""
     val_prompts: Positive = 100
     """Number of held-out prompts that each validation (``val_every``) answers."""
-
-    @model_validator(mode="after")
-    def _pattern_is_used(self) -> RolloutConfig:
-        if (self.reward == "pattern") != (self.pattern is not None):
-            raise wrong_key("pattern", "belongs to `reward: pattern`; give both or neither")
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise wrong_key("pattern", f"is not a regular expression ({error})") from None
-        return self
 
 
 def _count_or_auto(plain: Any) -> Any:
@@ -591,10 +577,6 @@ class ForeignConfig(Block):
     """Folder of the model: ``config.json``, weights and tokenizer. Nothing is downloaded."""
     like: str | None = None
     """Run whose held-out text, tasks and resources the model shares (null: the first run)."""
-    window: Annotated[int, Field(ge=2)] | None = None
-    """Tokens in a window (null: the model's own context, at most 2,048)."""
-    allow_lossy: bool = False
-    """Score a model whose tokenizer changes the text, on the changed text (false: refuse it)."""
 
     def files(self) -> list[str]:
         """Return the files of the folder; the model is scored again after an edit of one."""

@@ -554,8 +554,8 @@ def _group_problems(run: Run) -> Iterator[str]:
         role = run.model.GROUPS[name]
         if group.decay == "scaled" and role != "matrix":
             yield f"{where}.decay: only matrices have a scaled rate; set decoupled or l2"
-        if run.optimizer.kind == "muon" and role == "matrix" and (group.betas or group.eps):
-            yield f"{where}: Muon has no betas and no eps; set optimizer.muon_momentum and muon_beta2 instead"
+        if run.optimizer.kind == "muon" and role == "matrix" and group.betas:
+            yield f"{where}: Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead"
         if group.weights == "bf16" and role != "table":
             remedy = "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)"
             yield f"{where}.weights: only tables may be bf16 by this key; {remedy}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,8 +29,6 @@ class JsonlTask(Block):
     chat: bool = False
     """Ask as a user's turn. Choices have letters, and the answer is the letter of the largest logit. A
     question without choices is answered by the likeliest tokens."""
-    answer_bytes: Positive = 1000
-    """Longest answer to a question without choices, with ``chat``."""
 
     @model_validator(mode="after")
     def _one_turn(self) -> JsonlTask:
@@ -112,52 +108,22 @@ class HarnessConfig(Block):
     """Number of answered examples before each question (null: the task's own)."""
     chat: bool = False
     """Ask as a user's turn, with shots as earlier turns; for a run that learned from conversations."""
-    online: bool = False
-    """Download the data of tasks that is not on this machine."""
 
     def files(self) -> list[str]:
-        """Return the files that your own tasks are read from; the model is scored again after an edit of one.
+        """Return the files of your own tasks; the model is scored again after an edit of one.
 
-        These are all files in the folder, the files that a task includes, and the data on this machine that
-        it names. The path of a missing folder is returned as it is.
+        Hidden files and compiled Python are left out. The path of a missing folder is returned as it is.
         """
         if not self.include or not Path(self.include).is_dir():
             return [self.include] if self.include else []
-        inside = _below(Path(self.include))
-        found = {os.path.normpath(path) for path in inside}
-        for path in inside:
-            if path.suffix in (".yaml", ".yml"):
-                found |= {os.path.normpath(named) for named in _named_by(path, set())}
-        return sorted(found)
-
-
-class _HarnessLoader(yaml.SafeLoader):
-    """Loader of a task of the harness that ignores the Python functions of its tags."""
-
-
-_HarnessLoader.add_multi_constructor("!", lambda loader, tag, node: None)
-
-
-def _named_by(task: Path, seen: set[Path]) -> Iterator[Path]:
-    """Yield the files that a task of the harness names: those that it includes, and its data."""
-    try:
-        plain = yaml.load(task.read_text(encoding="utf-8"), Loader=_HarnessLoader)
-    except Exception:  # the harness reports it
-        return
-    if not isinstance(plain, dict):
-        return
-    for name in strings_in(plain.get("include")):
-        included = task.parent / name
-        if included not in seen:
-            seen.add(included)
-            yield included
-            yield from _named_by(included, seen)
-    options = plain.get("dataset_kwargs")
-    options = options if isinstance(options, dict) else {}
-    for name in strings_in(options.get("data_files")):
-        yield from map(Path, glob.glob(name))
-    for name in strings_in([options.get("data_dir"), plain.get("dataset_path")]):
-        yield from _below(Path(name)) if Path(name).is_dir() else filter(Path.is_file, [Path(name)])
+        folder = Path(self.include)
+        inside = [path for path in folder.rglob("*") if path.is_file()]
+        parts = [(path, path.relative_to(folder).parts) for path in inside]
+        return sorted(
+            str(path)
+            for path, names in parts
+            if "__pycache__" not in names and not any(one.startswith(".") for one in names)
+        )
 
 
 def strings_in(value: Any) -> Iterator[str]:
@@ -167,15 +133,6 @@ def strings_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from strings_in(inner)
-
-
-def _below(folder: Path) -> list[Path]:
-    """Return the files in a folder and below it; hidden ones and compiled Python are left out."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return found
 
 
 TaskConfig = Annotated[JsonlTask | CoreTask, Field(discriminator="kind")]

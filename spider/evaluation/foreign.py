@@ -4,8 +4,7 @@ The text, the tasks and the settings are those of a stage; windows have the mode
 are the nats of all tokens of the text over ln 2 and its bytes. A document begins with the tokenizer's BOS, or
 its EOS (`spider.tokens.foreign`), which predicts the first token.
 
-The score is a code length of the text only if the tokens give its bytes back. Every document is checked. With
-``allow_lossy`` the scored text is the one that the tokens stand for.
+The score is a code length of the text only if the tokens give its bytes back. Every document is checked.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from spider.tokens import BYTES
 from spider.tokens.bpe import NOT_UTF8
 from spider.tokens.foreign import ForeignTokens
 
-#: Longest window, unless the configuration says otherwise.
+#: Longest window.
 WINDOW = 2048
 #: Ids of the check for causality.
 _CHECKED = 16
@@ -143,7 +142,7 @@ def evaluate_foreign(
 
     Raises:
         ValueError: As `ForeignModel.load` and `spider.evaluation.bpb.score`; a tokenizer that changes the
-            text; a window longer than the model's context.
+            text.
     """
     settings = spec.evaluation
     device = device or available()
@@ -155,13 +154,13 @@ def evaluate_foreign(
         encoded = [tokens.encode(document) for document in written]
         documents = [tokens.text(ids) for ids in encoded]
     changed = [number for number, text in enumerate(documents) if text != written[number]]
-    if changed and not foreign.allow_lossy:
+    if changed:
         raise ValueError(f"{foreign.model}: {_difference(written, documents, changed)}")
     text = Text(np.frombuffer(b"".join(documents), np.uint8), np.cumsum([0, *map(len, documents)]))
     # If BOS is EOS, a document ends where the next one begins. The last one is cut.
     end = -1 if tokens.bos == tokens.eos else None
     tokens_N = np.concatenate([*(ids[:end] for ids in encoded[:-1]), encoded[-1][:-1]])
-    window = _window(foreign, model.context)
+    window = min(model.context or WINDOW, WINDOW)
     model.check(tokens_N, window)
     # An export of ours names the precision of its score.
     autocast = getattr(model.network.config, "precision", None) == "bf16"
@@ -170,7 +169,7 @@ def evaluate_foreign(
     scored, carried = held_out.score(model, reading)
     scored = _of_bytes(scored, len(text))
     carried = carried and _of_bytes(carried, len(text))
-    results = {"foreign": _described(foreign, model, reading.seq_len, len(changed))}
+    results = {"foreign": _described(foreign, model, reading.seq_len)}
     if found := answered(model, reading, settings, converses=False):
         results["tasks"] = found
     size_D = text.lengths()
@@ -181,7 +180,7 @@ def evaluate_foreign(
         index=0,
         intervals=intervals(scored.by_target_S, tokens_N, tokens, size_D),
         intervals_carried=intervals(carried.by_target_S, tokens_N, tokens, size_D) if carried else {},
-        lossless=not changed and load_metadata(data).lossless,
+        lossless=load_metadata(data).lossless,
         checkpoint=foreign.model,
         averaged=False,
         weights=digest({Path(file).name: sha256(Path(file)) for file in foreign.files()}),
@@ -192,15 +191,6 @@ def evaluate_foreign(
     )
     output.mkdir(parents=True, exist_ok=True)
     return evaluation.write(StageFolder(output).evaluation)
-
-
-def _window(foreign: ForeignConfig, context: int | None) -> int:
-    """Return the window: as configured, else the model's own context, at most `WINDOW`."""
-    window = foreign.window or min(context or WINDOW, WINDOW)
-    if context is not None and window > context:
-        remedy = f"set it to {context:,} at most"
-        raise ValueError(f"{foreign.model}: the window of {window:,} tokens is too long; {remedy}")
-    return window
 
 
 def _of_bytes(scored: Score, size: int) -> Score:
@@ -220,12 +210,11 @@ def _difference(written: Sequence[bytes], documents: Sequence[bytes], changed: S
     return (
         f"the tokenizer changes {len(changed):,} of {len(written):,} documents. Document {changed[0]} has "
         f"{before[at : at + _SHOWN]!r} at byte {at:,}, and its tokens stand for {after[at : at + _SHOWN]!r}. "
-        "Choose a model with a tokenizer of bytes, or score the changed text with --allow-lossy "
-        "(allow_lossy: true)"
+        "Choose a model with a tokenizer of bytes"
     )
 
 
-def _described(foreign: ForeignConfig, model: ForeignModel, window: int, changed: int) -> Result:
+def _described(foreign: ForeignConfig, model: ForeignModel, window: int) -> Result:
     """Return what the model is, and how it read the text, for programs and in a sentence."""
     architecture, tokenizer = type(model.network).__name__, type(model.tokens.tokenizer).__name__
     details = {
@@ -234,9 +223,7 @@ def _described(foreign: ForeignConfig, model: ForeignModel, window: int, changed
         "tokens": model.tokens.size,
         "context": model.context,
         "window": window,
-        "lossless": not changed,
-        "documents_changed": changed,
+        "lossless": True,
     }
-    kept = f"changes {changed:,} documents, so the changed text is scored" if changed else "is lossless"
-    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its tokenizer {kept}."
+    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its tokenizer is lossless."
     return Result(title="Foreign model", notes=[note], details=details)

@@ -26,6 +26,8 @@ _SHOTS_SEED = 1234
 #: Names of choices in chat form, and what stands before the answer of GSM8K.
 _CHOICES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ANSWER = "####"
+#: Longest answer to a question without choices.
+_ANSWER_BYTES = 1000
 
 
 class Question(NamedTuple):
@@ -64,15 +66,15 @@ def tasks(name: str, config: TaskConfig) -> Iterator[Task]:
         examples = [_parsed(row, where, "" if config.chat else " ") for where, row in _rows(path)]
         chosen = range(len(examples))[: config.items]
         task = _with_shots(name, examples, chosen, config.shots, str(path))
-        yield _in_chat_form(task, config.answer_bytes) if config.chat else task
+        yield _in_chat_form(task) if config.chat else task
     else:
         yield from _core(name, config)
 
 
-def _in_chat_form(task: Task, answer_bytes: int) -> Task:
+def _in_chat_form(task: Task) -> Task:
     """Return a task whose choices are a part of the question; the answers are their letters."""
     questions = [_lettered(task.name, one) if len(one.choices) > 1 else one for one in task.questions]
-    return task._replace(questions=questions, chat=True, answer_bytes=answer_bytes)
+    return task._replace(questions=questions, chat=True, answer_bytes=_ANSWER_BYTES)
 
 
 def _lettered(name: str, question: Question) -> Question:

@@ -2,10 +2,8 @@
 
     last_number   1 if the last number of the answer equals the last number of the reference
     exact         1 if the answer equals the reference, apart from white space at both ends
-    pattern       1 if the last match of a regular expression in the answer equals the last in the reference
 
-A number may have commas between its digits, a sign and decimals: ``1,200.50`` equals ``1200.5``. A pattern
-with a group compares the first group, another the whole match.
+A number may have commas between its digits, a sign and decimals: ``1,200.50`` equals ``1200.5``.
 """
 
 from __future__ import annotations
@@ -29,16 +27,10 @@ class Reward:
 
     def __init__(self, config: RolloutConfig) -> None:
         self.kind = config.reward
-        self._pattern = re.compile(config.pattern) if config.pattern else None
 
     def key(self, text: str) -> str | Decimal | None:
         """Return what is compared of a text; None if the text does not have it."""
-        if self.kind == "exact":
-            return text.strip()
-        if self._pattern is not None:
-            matches = list(self._pattern.finditer(text))
-            return matches[-1][min(1, self._pattern.groups)] if matches else None
-        return last_number(text)
+        return text.strip() if self.kind == "exact" else last_number(text)
 
     def __call__(self, answer: str, reference: str) -> float:
         """Return 1.0 for a correct answer, else 0.0."""

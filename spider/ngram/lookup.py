@@ -99,7 +99,7 @@ class NgramLookup:
     def _carried(self, starts_n: np.ndarray) -> np.ndarray:
         """Return which windows look back, if any do, by a hash of their first token: (n,) bool."""
         fraction_n = (starts_n.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) / 2.0**64
-        return fraction_n < self.config.carry_share
+        return fraction_n < self.config.CARRY_SHARE
 
     def _of_document(
         self,

@@ -418,7 +418,7 @@ def group_settings(
             "cautious": config.cautious_decay,
             "compute": compute,
             "betas": own.betas or config.betas,
-            "eps": own.eps or config.eps,
+            "eps": config.eps,
         }
         groups.append(settings)
     return sorted(groups, key=lambda one: (one["muon"], one["decayed"], one["peak_lr"]))

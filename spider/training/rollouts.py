@@ -169,9 +169,8 @@ def check(prompts: Prompts, sampler: Sampler, name: str) -> None:
                 f"place for an answer in a window of {sampler.seq_len:,}; raise seq_len"
             )
         if sampler.reward.key(reference) is None:
-            what = "number" if sampler.reward.kind == "last_number" else "match of rollouts.pattern"
             raise ValueError(
-                f"{name}: the answer of conversation {number}, {reference[:60]!r}, has no {what}, so no "
+                f"{name}: the answer of conversation {number}, {reference[:60]!r}, has no number, so no "
                 f"answer to it can be rewarded; correct the data, or choose another rollouts.reward"
             )
 

@@ -54,10 +54,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed
     "training/loop.py": ("move {} away and ",),
     # Tokenizers that change the text, and of bytes: tests/unit/evaluation/test_foreign.py
-    # test_a_tokenizer_that_changes_the_text_is_refused_unless_that_is_allowed.
+    # test_a_tokenizer_that_changes_the_text_is_refused.
     # The same file, test_a_text_that_ends_inside_of_a_character_is_scored_up_to_there.
     "evaluation/foreign.py": (
-        "or score the changed text with --allow-lossy",
+        "Choose a model with a tokenizer of bytes",
         "{}; set evaluation.max_bytes to {}",
     ),
     # A cluster: tests/workflow/test_slurm.py and tests/unit/test_cluster.py.

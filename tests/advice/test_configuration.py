@@ -67,12 +67,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.optimizer.groups.matrices.decay": "l2"},
         ),
         (
-            "belongs to `reward: pattern`; give both or neither",
-            REWARDED | {"runs.r.defaults.rollouts": {"pattern": "x"}},
-            {"runs.r.defaults.rollouts.reward": "pattern"},
-            {"runs.r.defaults.rollouts.pattern": OUT},
-        ),
-        (
             "set parameters: ffn_down",
             {"runs.r.model": GPT, "runs.r.evaluation.ttt": {"chunk": 64, "objective": "projection"}},
             {"runs.r.evaluation.ttt.parameters": "ffn_down"},

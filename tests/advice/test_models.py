@@ -13,14 +13,14 @@ from spider.clean import leftovers
 from spider.cleaning import evidence
 from spider.cleaning.show import _text
 from spider.compress.pipeline import fit_cap
-from spider.config import ForeignConfig, RolloutConfig, load_config
+from spider.config import RolloutConfig, load_config
 from spider.config.imports import allow_import
 from spider.config.model import family_block, family_config
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import pack
 from spider.data.prompts import Prompts
 from spider.data.shards import Shards
-from spider.evaluation.foreign import ForeignModel, _window
+from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.rewards import Reward
 from spider.files import read_json, write_json
 from spider.hf.modeling import SpiderForCausalLM
@@ -145,12 +145,6 @@ def test_answers_are_learned_from_conversations(tmp_path, make_spec, talk):
     folder = encoded(tmp_path / "talk", [said] * 40, validation=0, format="chat")
     pack(folder, 32)
     assert train(spec, tmp_path / "b", folder).steps == 6
-
-
-def test_the_window_of_a_model_of_others_is_what_it_reads():
-    with refused("evaluation/foreign.py", "set it to {} at most"):
-        _window(ForeignConfig(model="m", window=4096), 1024)
-    assert _window(ForeignConfig(model="m", window=1024), 1024) == 1024
 
 
 def test_a_model_that_reads_less_than_it_says_gets_a_smaller_window(tmp_path):

@@ -55,32 +55,11 @@ def test_a_bundle_that_is_missing_or_malformed_is_watched_where_it_should_be(tmp
             list(tasks("core", task))
 
 
-def test_tasks_for_the_harness_are_their_folder_and_the_data_that_they_name(tmp_path):
-    own, data = tmp_path / "own", tmp_path / "data"
-    for name in (
-        "own/b/utils.py",
-        "own/__pycache__/utils.pyc",
-        "own/.hidden",
-        "data/rows.jsonl",
-        "data/dev.jsonl",
-    ):
+def test_tasks_for_the_harness_are_the_files_of_their_folder(tmp_path):
+    for name in ("own/a.yaml", "own/b/utils.py", "own/b/__pycache__/utils.pyc", "own/.hidden"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    common = {
-        "dataset_kwargs": {"data_files": {"test": [str(data / "rows.jsonl")], "dev": str(data / "dev.jsonl")}}
-    }
-    (tmp_path / "common.yaml").write_text(yaml.safe_dump(common))
-    (own / "a.yaml").write_text("task: a\ninclude: ../common.yaml\nprocess_docs: !function b.utils.rows\n")
-    (own / "b/c.yml").write_text("task: c\ndataset_kwargs: {data_files: 'https://example.org/rows.jsonl'}\n")
-    (own / "wrong.yaml").write_text("task: [")
-    files = {
-        own / "a.yaml",
-        own / "b/c.yml",
-        own / "b/utils.py",
-        own / "wrong.yaml",
-        tmp_path / "common.yaml",
-    }
-    files |= {data / "rows.jsonl", data / "dev.jsonl"}
-    assert HarnessConfig(include=str(own)).files() == sorted(map(str, files))
+    files = [str(tmp_path / "own/a.yaml"), str(tmp_path / "own/b/utils.py")]
+    assert HarnessConfig(include=str(tmp_path / "own")).files() == files
     assert HarnessConfig(include=str(tmp_path / "none")).files() == [str(tmp_path / "none")]
     assert HarnessConfig().files() == []

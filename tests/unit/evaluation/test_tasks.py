@@ -276,9 +276,12 @@ def test_the_logits_of_the_letters_decide_alone(tmp_path):
 
 def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginning(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", {"question": "x" * 90, "answer": "12"})
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True, answer_bytes=1))
+    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True))
     model = known_answers(task, [b"12"], BYTES)
-    assert answer(model, task).value == 0 and answer(model, task._replace(answer_bytes=2)).value == 1
+    assert (
+        answer(model, task._replace(answer_bytes=1)).value == 0
+        and answer(model, task._replace(answer_bytes=2)).value == 1
+    )
     short = answer(model, task._replace(answer_bytes=2), window=70)
     assert short.value == 1 and column(short, "truncated") == 1
 

@@ -105,7 +105,7 @@ def test_a_resumed_training_answers_and_writes_the_same(tmp_path, asking, traine
 
 def test_a_model_of_conversations_is_asked_in_chat_form(tmp_path, talk, talk_spec):
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "How many?", "answer": "12"}))
-    mine = {"kind": "jsonl", "file": str(tmp_path / "q.jsonl"), "chat": True, "answer_bytes": 8}
+    mine = {"kind": "jsonl", "file": str(tmp_path / "q.jsonl"), "chat": True}
     evaluation = {
         "tasks": {"recall": questions(tmp_path / "r.jsonl") | {"chat": True}, "mine": mine},
         "sample_bytes": 10,

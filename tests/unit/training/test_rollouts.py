@@ -81,9 +81,6 @@ def spec(**changes):
         ({}, "7 or 8", "7", 0.0),
         ({"reward": "exact"}, " yes\n", "yes", 1.0),
         ({"reward": "exact"}, "Yes", "yes", 0.0),
-        ({"reward": "pattern", "pattern": r"answer: (\w)"}, "answer: A ... answer: B.", "answer: B", 1.0),
-        ({"reward": "pattern", "pattern": r"answer: (\w)"}, "B", "answer: B", 0.0),
-        ({"reward": "pattern", "pattern": r"\d+"}, "12, 13", "13", 1.0),
     ],
 )
 def test_rewards_compare_with_the_reference(reward, answer, reference, expected):
@@ -294,8 +291,6 @@ def test_the_first_process_checks_the_conversations_for_all(tmp_path):
             {"rollouts": {"samples": 3}},
             r"micro_batch: a process has 8 answers .* multiple of rollouts\.samples \(3\)",
         ),
-        ({"rollouts": {"reward": "pattern"}}, r"pattern: belongs to `reward: pattern`"),
-        ({"rollouts": {"reward": "pattern", "pattern": "("}}, r"pattern: is not a regular expression"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes, message):
