@@ -158,7 +158,7 @@ def _gpu(config: Config, needs: Mapping[str, float]) -> tuple[Mark, str]:
     device = torch.device("cuda")
     on_gpu = {name: needs[name] for name, run in config.runs.items() if run.resources.gpus}
     for name in on_gpu:
-        decide(config.runs[name].precision, "tensorwise", device, None)
+        decide(config.runs[name].precision, device, None)
     precisions = ["fp32", *["bf16"] * has_bf16(device), *["fp8"] * has_fp8(device)]
     found = f"{torch.cuda.device_count()} x {device_name(device)}{_driver()}, {', '.join(precisions)}"
     return _compared(found, torch.cuda.mem_get_info(device)[0], on_gpu)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from spider import sealed
-from spider.config import Fp8Recipe, StageSpec
+from spider.config import StageSpec
 from spider.errors import CheckpointError, TrainingError
 from spider.record import Record
 
@@ -39,7 +39,6 @@ class SavedPrecision(BaseModel, frozen=True):
     kind: Literal["fp32", "bf16", "fp8"]
     reason: str
     layers: list[str]
-    recipe: Fp8Recipe | None
 
 
 class Validated(BaseModel, frozen=True):

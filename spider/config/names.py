@@ -8,7 +8,6 @@ from spider.config.run import (
     EmaConfig,
     EvaluationConfig,
     ForeignConfig,
-    Fp8Recipe,
     GroupConfig,
     MixerConfig,
     OptimizerConfig,

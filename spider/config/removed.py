@@ -10,6 +10,7 @@ _ONE = "leave it out; it is {} now"
 #: The remedy for each removed key, by the end of its path, in which * stands for any name.
 REMOVED = {
     "store": "link `raw` of the one results folder into the other",
+    "fp8_recipe": "leave it out; values of a tensor share a scale (tensorwise)",
     "harness.online": "run `spider harness RUN/STAGE --online` once, which keeps the data on this machine",
     "foreign.*.allow_lossy": "leave it out; choose a model whose tokenizer keeps the text",
     "foreign.*.window": "leave it out; it is the model's own context, at most 2,048 tokens",

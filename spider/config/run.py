@@ -95,7 +95,6 @@ def weights_of(data: str | Mixture) -> dict[str, float]:
     return {data: 1.0} if isinstance(data, str) else data.weights
 
 
-Fp8Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -508,8 +507,6 @@ class RunSettings(Block):
     """Seed of the weights, of the order of the data, and of the noise in each step."""
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
     """Precision of matrix products. auto: the fastest that the warm-up measures."""
-    fp8_recipe: Fp8Recipe = "tensorwise"
-    """Granularity of scales in fp8: one for a tensor, or one for a row. gw_hp: weight gradients in bf16."""
     tf32: bool | None = None
     """Round factors of fp32 products to TF32 on a GPU, in training and evaluation; a CPU has none (null: as
     torch does)."""

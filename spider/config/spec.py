@@ -72,9 +72,7 @@ class StageSpec(RunSettings):
 
     def shape_fields(self) -> dict[str, Any]:
         """Return the settings that decide the warm-up's measurements: matrix shapes and precisions."""
-        chosen = self.changed(
-            include={"precision", "fp8_recipe", "tf32", "compile", "deterministic", "graphs", "kernels"}
-        )
+        chosen = self.changed(include={"precision", "tf32", "compile", "deterministic", "graphs", "kernels"})
         chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
         if narrow := sorted(name for name, one in self.optimizer.groups.items() if one.weights == "bf16"):
             chosen["optimizer"]["narrow"] = narrow

@@ -73,7 +73,7 @@ def fitted(
         why = "as the warm-up chose"
     else:
         total = memory_of(device)
-        kind = decide(spec.precision, spec.fp8_recipe, device, None).kind
+        kind = decide(spec.precision, device, None).kind
         choice = choose(spec, processes, kind, device.type, total)
         why = f"the most that fits into {SHARE:.0%} of {total / 1e9:.1f} GB"
     way = choice.checkpointing or "none"

@@ -53,7 +53,7 @@ from spider.training.build import build, choose_arithmetic
 from spider.training.memory import check_fits, out_of_memory, ran_out
 from spider.training.metrics import MetricsLog
 from spider.training.passes import side_stream
-from spider.training.precision import Precision, check_recipe, decide, device_name, fp8_layers
+from spider.training.precision import Precision, decide, device_name, fp8_layers
 from spider.training.probes import Probes
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
@@ -537,8 +537,7 @@ class Trainer:
     def _decide_precision(self, warmup: Path | None) -> Precision:
         """Return the configured precision; a resumed stage keeps the one that it began with."""
         measured = Warmup.read(warmup) if warmup else None
-        check_recipe(self.spec, self.device)
-        chosen = decide(self.spec.precision, self.spec.fp8_recipe, self.device, measured)
+        chosen = decide(self.spec.precision, self.device, measured)
         if self.good is not None:
             chosen = chosen.unless_began_as(self.good.training.precision, self.device)
         log.info("precision: %s", chosen)

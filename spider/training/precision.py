@@ -3,12 +3,8 @@
 ``bf16`` runs matrix products under autocast. ``fp8`` is bf16 with torchao's Float8Linear: operands are
 scaled, cast to 8 bits and multiplied, in forward and backward. The model family names the layers that stay
 wide, because their output decides something discrete or is tiny. It also names the layers that it multiplies
-in fp8 itself (`spider.model.interface.Fp8Parts`), with one way of scaling for every recipe.
-
-A *recipe* defines which values share a scale (docs/training.md). ``tensorwise`` has the cheapest casts, but
-one outlier costs all other values their last bits. ``rowwise`` is more exact and slower to cast, because an
-operand needs other scales for each product. ``rowwise_with_gw_hp`` keeps the weight gradient in bf16, because
-its errors add up over steps: two of three products are narrow.
+in fp8 itself (`spider.model.interface.Fp8Parts`). One scale for a tensor (torchao's recipe `RECIPE`) has the
+cheapest casts, but one outlier costs all other values their last bits.
 
 ``auto`` follows the warm-up's times of whole steps: fp32 or bf16 on a CPU, and on a GPU bf16 or fp8, the
 latter in the large layers alone (`large_layers`). Without a warm-up it selects fp32 on a CPU and bf16 on a
@@ -23,14 +19,14 @@ import dataclasses
 import logging
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from spider.checkpoints.records import SavedPrecision
-from spider.config import Fp8Recipe, StageSpec
+from spider.config import StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.model.layers import compute_dtype
@@ -39,6 +35,8 @@ from spider.training.warmup_record import Kind, Warmup
 
 log = logging.getLogger(__name__)
 
+#: How torchao scales, one factor for a tensor.
+RECIPE = "tensorwise"
 #: Least inputs and outputs of a layer that `auto` runs in fp8. Below it casts cost more than fp8 gains.
 _LARGE = 1024
 
@@ -50,19 +48,17 @@ class Precision:
     kind: Kind
     reason: str
     layers: frozenset[str] | None = None
-    recipe: Fp8Recipe | None = None
 
     def __str__(self) -> str:
-        name = f"{self.kind} {self.recipe}" if self.recipe else self.kind
-        return f"{name} ({self.reason})"
+        return f"{self.kind} ({self.reason})"
 
     def unless_began_as(self, before: SavedPrecision, device: torch.device) -> Precision:
         """Return the precision that a training began with, or self if they are equal; raise as `decide`."""
         layers = frozenset(before.layers) if before.layers else None
-        if (before.kind, layers, before.recipe) == (self.kind, self.layers, self.recipe):
+        if (before.kind, layers) == (self.kind, self.layers):
             return self
-        decide(before.kind, before.recipe or "tensorwise", device, None)
-        return Precision(before.kind, "this stage began in it", layers, before.recipe)
+        decide(before.kind, device, None)
+        return Precision(before.kind, "this stage began in it", layers)
 
     @property
     def compute(self) -> torch.dtype:
@@ -77,14 +73,13 @@ class Precision:
     def prepare(self, model: Model, *, emulate: bool = False, sharded: bool = False) -> None:
         """Replace the chosen linear layers by Float8Linear and set the family's own parts to fp8, in place.
 
-        Parameter names do not change. If FSDP will shard the weights (``sharded``) and one factor scales a
-        whole weight, processes gather it in fp8: a quarter of the bytes for the same product.
+        Parameter names do not change. If FSDP will shard the weights (``sharded``), processes gather them in
+        fp8: a quarter of the bytes for the same product.
         """
         if self.kind != "fp8":
             return
-        assert self.recipe is not None
         linear = eligible(model) if self.layers is None else eligible(model) & self.layers
-        to_fp8(model, self.recipe, linear, emulate=emulate, gather=sharded)
+        to_fp8(model, linear, emulate=emulate, gather=sharded)
         own = model.fp8_parts()
         if own is None:
             return
@@ -99,7 +94,7 @@ class Precision:
 
     def after_update(self, model: nn.Module) -> None:
         """Compute the scales of all weights that are gathered in fp8 in a single exchange."""
-        if self.recipe == "tensorwise" and is_sharded(model):
+        if self.kind == "fp8" and is_sharded(model):
             with quiet_torchao():
                 from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
@@ -120,7 +115,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def decide(requested: str, recipe: Fp8Recipe, device: torch.device, warmup: Warmup | None) -> Precision:
+def decide(requested: str, device: torch.device, warmup: Warmup | None) -> Precision:
     """Return the configured precision; ``auto`` follows a warm-up on the same kind of device.
 
     Raises:
@@ -135,34 +130,13 @@ def decide(requested: str, recipe: Fp8Recipe, device: torch.device, warmup: Warm
     if requested == "bf16" and not has_bf16(device):
         raise TrainingError(f"precision: bf16 cannot run on {name}; set precision: fp32")
     if requested != "auto":
-        return Precision(cast(Kind, requested), "configured", recipe=recipe if requested == "fp8" else None)
+        return Precision(cast(Kind, requested), "configured")
     if warmup is not None and warmup.device == name:
         if warmup.precision == "fp8":
-            return Precision("fp8", warmup.reason, frozenset(warmup.fp8_layers), recipe)
+            return Precision("fp8", warmup.reason, frozenset(warmup.fp8_layers))
         return Precision(warmup.precision, warmup.reason)
     kind: Kind = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     return Precision(kind, "not measured: no warm-up on this device")
-
-
-def check_recipe(spec: StageSpec, device: torch.device) -> None:
-    """Raise `TrainingError` for a row-wise recipe and recomputed layers on compute capability 12.
-
-    torchao's row-wise products fail there when the backward pass recomputes a layer.
-    """
-    key = spec.model.RECOMPUTE
-    if (
-        device.type != "cuda"
-        or spec.precision not in ("auto", "fp8")
-        or spec.fp8_recipe == "tensorwise"
-        or not key
-    ):
-        return
-    recomputes = reduce(getattr, key.split("."), spec.model) not in (False, "none")
-    if recomputes and torch.cuda.get_device_capability(device)[0] == 12:
-        raise TrainingError(
-            f"fp8_recipe: {spec.fp8_recipe} fails on compute capability 12 (sm_120) where layers are "
-            f"recomputed; set fp8_recipe: tensorwise, precision: bf16, or model.{key}: none"
-        )
 
 
 def compiles(spec: StageSpec, kind: Kind, device: torch.device) -> bool:
@@ -239,24 +213,22 @@ def quiet_torchao() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def to_fp8(
-    model: nn.Module, recipe: Fp8Recipe, names: Container[str], *, emulate: bool = False, gather: bool = False
-) -> None:
+def to_fp8(model: nn.Module, names: Container[str], *, emulate: bool = False, gather: bool = False) -> None:
     """Replace the linear layers of these names by Float8Linear, in place."""
     with quiet_torchao():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
 
     config = dataclasses.replace(
-        Float8LinearConfig.from_recipe_name(recipe),
+        Float8LinearConfig.from_recipe_name(RECIPE),
         pad_inner_dim=True,
         emulate=emulate,
-        enable_fsdp_float8_all_gather=gather and recipe == "tensorwise",
+        enable_fsdp_float8_all_gather=gather,
     )
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name in names, config=config)
     for module in model.modules():
         if isinstance(module, Float8Linear):
-            if recipe == "tensorwise" and not gather:
+            if not gather:
                 module.quantize, module.cast_once = _quantize, partial(_cast_once, module)
             if emulate:
                 # Float8Linear casts its input only under a GPU's autocast.

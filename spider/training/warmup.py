@@ -49,7 +49,6 @@ from spider.training.memory import check_fits, meta_model, out_of_memory, ran_ou
 from spider.training.passes import side_stream
 from spider.training.precision import (
     Precision,
-    check_recipe,
     compiles,
     decide,
     device_name,
@@ -78,9 +77,8 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     began = time.perf_counter()
     device = torch.device(available())
     spec = fitted(spec, spec.processes, device)
-    configured, recipe = spec.precision, spec.fp8_recipe
-    check_recipe(spec, device)
-    check_fits(spec, decide(configured, recipe, device, None).kind, device, spec.processes)
+    configured = spec.precision
+    check_fits(spec, decide(configured, device, None).kind, device, spec.processes)
     choose_arithmetic(spec, device)
 
     large = large_layers(meta_model(spec), device)
@@ -93,7 +91,7 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     with compilecache.saved_to(archive) if compiled else contextlib.nullcontext():
         for kind in kinds:
             try:
-                step[kind] = _time_steps(spec, Precision(kind, "measured", plan, recipe), device, data)
+                step[kind] = _time_steps(spec, Precision(kind, "measured", plan), device, data)
             except RuntimeError as error:
                 if failed := compilecache.compiler_failed(error):
                     raise TrainingError(f"in the warm-up, a step: {failed}") from error
@@ -116,7 +114,6 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
         versions={"python": python_version(), "torch": torch.__version__, "torchao": version("torchao")},
         precision=_fastest(step) if configured == "auto" else configured,
         reason=f"{chosen}measured on {device_name(device)}, a step of {of}: {'; '.join(costs)}",
-        fp8_recipe=recipe,
         fp8_layers=large,
         step=step,
         compile=compilecache.describe(archive, device) if compiled else None,

@@ -41,7 +41,6 @@ class Warmup(Record):
     precision: Kind
     """The precision that ``precision: auto`` selects, or the one that the configuration sets."""
     reason: str
-    fp8_recipe: str
     fp8_layers: list[str]
     """Names of the layers that run in fp8 where ``precision: auto`` selects it."""
     step: dict[Kind, Step]

@@ -17,7 +17,7 @@ from spider.files import read_json, snakemake, write_json
 from spider.processes.device import require_all, require_gpus
 from spider.results import MARK, Results, check_root, write_config
 from spider.training.memory import check_fits
-from spider.training.precision import check_recipe, compiles, decide
+from spider.training.precision import compiles, decide
 from spider.training.stage import train
 
 from .conftest import SHORT
@@ -54,24 +54,12 @@ def capability(monkeypatch):
 def test_another_precision_is_set(capability, make_spec):
     capability(8, 0)
     with refused("training/precision.py", "such as H100 or RTX 40); set precision: auto or bf16"):
-        decide("fp8", "tensorwise", GPU, None)
-    assert {decide(kind, "tensorwise", GPU, None).kind for kind in ("auto", "bf16")} == {"bf16"}
+        decide("fp8", GPU, None)
+    assert {decide(kind, GPU, None).kind for kind in ("auto", "bf16")} == {"bf16"}
     capability(7, 5)
     with refused("training/precision.py", "precision: bf16 cannot run on {}; set precision: fp32"):
-        decide("bf16", "tensorwise", GPU, None)
-    assert decide("fp32", "tensorwise", GPU, None).kind == "fp32"
-    capability(12, 0)
-    wide = {"precision": "auto", "fp8_recipe": "rowwise", "model": {"recurrence": {"checkpointing": "full"}}}
-    with refused("training/precision.py", "set fp8_recipe: tensorwise, precision: bf16, or model.{}: none"):
-        check_recipe(make_spec(**wide), GPU)
-    key = make_spec(**wide).model.RECOMPUTE.split(".")
-    assert key == ["recurrence", "checkpointing"]
-    for change in (
-        {"fp8_recipe": "tensorwise"},
-        {"precision": "bf16"},
-        {"model": {"recurrence": {"checkpointing": "none"}}},
-    ):
-        check_recipe(make_spec(**wide | change), GPU)
+        decide("bf16", GPU, None)
+    assert decide("fp32", GPU, None).kind == "fp32"
     with refused("training/precision.py", "precision: {} selects {} on {}, and {}; or leave compile out"):
         compiles(make_spec(precision="auto", compile=True), "fp32", CPU)
     assert not compiles(make_spec(precision="auto"), "fp32", CPU)

@@ -93,7 +93,7 @@ def make_spec() -> Callable[..., StageSpec]:
         **changes: Any,
     ):
         """Stage ``a`` or ``b`` of a run; a change to a run's key or a stage setting goes where it belongs."""
-        of_run = {"seed", "precision", "fp8_recipe", "tf32", "compile", "kernels"}
+        of_run = {"seed", "precision", "tf32", "compile", "kernels"}
         run_keys = {k: changes.pop(k) for k in of_run & changes.keys()}
         config = load_config(
             {

@@ -201,7 +201,6 @@ def test_every_flag_reaches_the_training(project, shards):
         *(
             "--precision",
             "bf16",
-            "fp8_recipe=rowwise",
             "parallel=fsdp",
             "compile=false",
             "--max-steps",
@@ -218,7 +217,7 @@ def test_every_flag_reaches_the_training(project, shards):
     assert (settings["n_loops"], settings["lr"], settings["max_steps"]) == (1, 1e-4, 2)
     assert (settings["tokens"], settings["ckpt_every"]) == (4000, 1)
     assert (spec["precision"], spec["compile"]) == ("bf16", False)
-    assert (spec["fp8_recipe"], spec["parallel"]) == ("rowwise", "fsdp")
+    assert spec["parallel"] == "fsdp"
     assert not spec["model"]["recurrence"]["checkpointing"]
     assert (
         f"r/a: trained to step 2 on {files.read_json(project.folder / 'mine/train.json')['bytes']}"

@@ -234,7 +234,7 @@ def test_the_log_counts_the_layers_in_fp8(make_spec):
     chosen = sorted(eligible(model))[:3]
     experts = sorted(model.fp8_parts().layers)
     layers = frozenset([*chosen, *experts[:1]])
-    Precision("fp8", "a test", layers=layers, recipe="tensorwise").prepare(model, emulate=True)
+    Precision("fp8", "a test", layers=layers).prepare(model, emulate=True)
     assert fp8_layers(model) == f"3 of {len(linear)} linear layers, 1 of {len(experts)} other layers"
 
 

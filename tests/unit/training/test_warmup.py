@@ -76,9 +76,9 @@ def test_fp8_replaces_bf16_if_a_whole_step_is_clearly_faster(
 
     monkeypatch.setattr(warmup, "_time_steps", step)
     monkeypatch.setattr(warmup, "_candidates", lambda *given: ["bf16", "fp8"])
-    record = warm_up(make_spec(precision="auto", fp8_recipe="rowwise"), tmp_path / "warmup.json")
-    decided = decide("auto", "rowwise", torch.device("cpu"), record)
-    assert decided.kind == record.precision == chosen and plans["fp8"].recipe == "rowwise"
+    record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
+    decided = decide("auto", torch.device("cpu"), record)
+    assert decided.kind == record.precision == chosen
     assert plans["fp8"].layers == frozenset(record.fp8_layers) and record.fp8_layers
     assert decided.layers == (plans["fp8"].layers if chosen == "fp8" else None)
 
@@ -87,7 +87,7 @@ def test_a_record_of_another_format_is_refused(tmp_path):
     path = tmp_path / "warmup.json"
     record = {
         **{"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "precision": "fp32"},
-        **{"reason": "measured", "fp8_recipe": "rowwise", "fp8_layers": []},
+        **{"reason": "measured", "fp8_layers": []},
         **{"step": {}, "compile": None, "seconds": 1.0},
     }
     # An earlier version recorded the times of products too.
@@ -167,7 +167,7 @@ def test_only_a_clearly_faster_precision_replaces_the_exact_one(tmp_path, make_s
             ),
         )
         record = warm_up(make_spec(precision="auto"), tmp_path / "warmup.json")
-        assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == chosen
+        assert decide("auto", torch.device("cpu"), record).kind == chosen
 
 
 def test_an_unsupported_precision_or_kernel_stops_the_warm_up(tmp_path, make_spec):
@@ -314,5 +314,5 @@ def test_under_fsdp_no_process_builds_the_whole_model(tmp_path, make_spec, quick
             assert (" from fewer layers: fp32 " in record.reason) == (parallel == "fsdp")
             if parallel == "fsdp":
                 assert 0 < largest["built"] < 0.7 * build_model(spec.model).num_parameters()
-                assert decide("auto", "tensorwise", torch.device("cpu"), record).kind == record.precision
+                assert decide("auto", torch.device("cpu"), record).kind == record.precision
     assert largest["built"] == build_model(spec.model).num_parameters()
