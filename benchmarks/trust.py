@@ -3,7 +3,6 @@
     python benchmarks/trust.py diff        # 40 pairs of runs that differ in one thing
     python benchmarks/trust.py audit       # twenty planted frauds, and twenty clean runs
     python benchmarks/trust.py order       # batches found again, and the cost of their digests
-    python benchmarks/trust.py splits      # 100 MB of text searched for held-out documents
 
 Each measurement is a function ``measure_NAME`` in ``benchmarks/trust_NAME.py``, which prints a table.
 """

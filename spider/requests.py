@@ -2,7 +2,7 @@
 
 The first four constants bound the buffers of counting and merging, so the memory of these jobs does not grow
 with the text. Packing holds a few numbers for each piece of a document. Running times grow with the text. All
-figures are measured by ``benchmarks/ngram.py``; requests are larger than what was measured.
+figures were measured; requests are larger.
 
 This module imports neither NumPy nor Numba, because Snakemake imports it for each job.
 """

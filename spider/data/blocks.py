@@ -6,7 +6,7 @@ copy is noticed, memory that fails later is not.
 
 The size of a block: where a page of a mapped file is not in memory, Linux reads the 128 KiB around it. The
 64 KiB block of the page is among them, so random windows read hardly more of the disk than before. A row in a
-new block takes the loader's thread 8 us (`benchmarks/blocks.py`), 1% of what a GPU needs for a row of a small
+new block takes the loader's thread 8 us, 1% of what a GPU needs for a row of a small
 model. CRC-32 of zlib takes 5 times as long, and would cost a sixth of the speed of encoding bytes; XXH3 costs
 half of that.
 """

@@ -23,12 +23,6 @@ from hashlib import blake2b
 import numpy as np
 
 
-def document_key(id: str | int | None, text: str | bytes) -> bytes:
-    """Return the key of a document: its id in UTF-8 (integers in decimal), or its text if it has none."""
-    chosen = text if id is None or id == "" else id
-    return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
-
-
 def group_key(value: str | None, pattern: re.Pattern[str], key: bytes) -> bytes:
     """Return the key of the group that a document belongs to under ``split_by``.
 
@@ -47,18 +41,13 @@ def salted(key: bytes, salt: int) -> bytes:
     return b"%d/%b" % (salt, key) if salt else key
 
 
-def is_validation(key: bytes, share: float) -> bool:
-    """Return whether the document with this key is held out, for a share from 0 to below 1."""
-    return bool(validation_mask(hash_keys([key]), share)[0])
-
-
 def hash_keys(keys: Iterable[bytes]) -> np.ndarray:
     """Return the first 64 bits of each key's hash, uint64."""
     return np.frombuffer(b"".join([blake2b(key, digest_size=8).digest() for key in keys]), dtype="<u8")
 
 
 def validation_mask(hashes: np.ndarray, share: float) -> np.ndarray:
-    """Return `is_validation` of many documents from the hashes of their keys, bool."""
+    """Return whether documents are held out, from the hashes of their keys, bool."""
     return hashes < np.uint64(share * 2**64)
 
 

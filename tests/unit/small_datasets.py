@@ -16,6 +16,7 @@ from spider.data.blocks import KEY
 from spider.data.encode import writing
 from spider.data.metadata import build_metadata
 from spider.data.shards import Shards
+from spider.data.split import hash_keys, validation_mask
 from spider.tokens import BYTES
 
 
@@ -71,3 +72,14 @@ def questions(path: Path, count: int = 30) -> dict[str, Any]:
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     return {"kind": "jsonl", "file": str(path)}
+
+
+def document_key(id: str | int | None, text: str | bytes) -> bytes:
+    """Return the key of a document: its id in UTF-8 (integers in decimal), or its text if it has none."""
+    chosen = text if id is None or id == "" else id
+    return chosen if isinstance(chosen, bytes) else str(chosen).encode("utf-8")
+
+
+def is_validation(key: bytes, share: float) -> bool:
+    """Return whether the document with this key is held out, for a share from 0 to below 1."""
+    return bool(validation_mask(hash_keys([key]), share)[0])

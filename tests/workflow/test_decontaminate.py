@@ -8,9 +8,9 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
-from spider.data.split import is_validation
 from spider.files import read_json
 from tests import forkserver
+from tests.unit.small_datasets import is_validation
 
 HELD_OUT = 0.2
 QUESTION = "Which of the rivers of this country has the most bridges of stone, and who built them?"

@@ -22,13 +22,13 @@ from spider.cleaning.evidence import decisions
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.metadata import build_metadata
-from spider.data.split import is_validation
 from spider.data.tokenizer import learn
 from spider.evaluation.text import Text, validation_stream
 from spider.ngram.store import build_indexes
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from tests.unit.evaluation.stages import write_stage
+from tests.unit.small_datasets import is_validation
 
 #: Share of held-out documents.
 VALIDATION = 0.2

@@ -10,7 +10,8 @@ import pytest
 from spider.cli import cli
 from spider.config import ConfigError, Dataset, load_config
 from spider.config.leaks import undecided
-from spider.data.split import document_key, hash_keys, salted, split_masks
+from spider.data.split import hash_keys, salted, split_masks
+from tests.unit.small_datasets import document_key
 
 TOY = {"family": "tests.families.toy", "width": 8}
 HUB = {"kind": "hub", "repo": "a/b", "revision": "r", "files": ["one.parquet", "two.parquet"]}

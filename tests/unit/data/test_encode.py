@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from spider.config.take import Section
 from spider.data import encode
 from spider.data.encode import encode_part, encoded
-from spider.data.split import document_key, hash_keys, is_validation, split_masks
+from spider.data.split import hash_keys, split_masks
 from spider.data.take import take_files
 from spider.files import read_json
 from spider.sources.local import import_local
 from spider.tokens import BYTES
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, document_key, is_validation
 
 
 def write(path: Path, texts: list[str | None], ids: list | None = None, **options) -> Path:

@@ -10,11 +10,10 @@ from spider.data.encode import encode_part
 from spider.data.groups import balanced, held_out_groups, scored_groups
 from spider.data.metadata import build_metadata, load_metadata
 from spider.data.shards import Shards, verify
-from spider.data.split import is_validation
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.tokens import BYTES
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, is_validation
 
 #: 24 small packages and a package with half of the text, whose documents come first.
 DOCUMENTS = [("huge", 400)] * 60 + [(f"small{i % 24}", 100 + i) for i in range(200)]

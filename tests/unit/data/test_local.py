@@ -20,11 +20,10 @@ import zstandard
 
 from spider.config import ConfigError, load_config
 from spider.data.encode import encode_part
-from spider.data.split import is_validation
 from spider.sources import local
 from spider.sources.local import LocalSource, import_local
 from spider.tokens import BYTES
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, is_validation
 
 ROOT = Path(__file__).parents[3]
 

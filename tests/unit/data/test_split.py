@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spider.data.split import document_key, hash_keys, is_validation, split_masks, validation_mask
+from spider.data.split import hash_keys, split_masks, validation_mask
+from tests.unit.small_datasets import document_key, is_validation
 
 KEYS = [f"document-{i}".encode() for i in range(20_000)]
 HASHES = hash_keys(KEYS)

@@ -22,9 +22,9 @@ from huggingface_hub import constants
 from spider.config import Dataset
 from spider.data.encode import encode_part
 from spider.data.hub import DownloadError, Patience
-from spider.data.split import document_key, is_validation
 from spider.tokens import BYTES
 from tests.forkserver import python
+from tests.unit.small_datasets import document_key, is_validation
 
 FILES = ["sample/0.parquet", "sample/1.parquet"]
 VALIDATION, SEQ_LEN = 0.2, 64
