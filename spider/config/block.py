@@ -87,8 +87,7 @@ class Block(BaseModel):
                 return block
         for one in errors:
             if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-                hint = f"unknown key{nearest(one['loc'][0], cls.model_fields)}"
-                one["type"] = PydanticCustomError("unknown_key", "{error}", {"error": hint})
+                one["type"] = _message(f"{_UNKNOWN}{nearest(one['loc'][0], cls.model_fields)}")
         raise ValidationError.from_exception_data("block", errors)
 
     @classmethod
@@ -129,6 +128,8 @@ def identity(plain: Any) -> str:
 
 # ----------------------------------------------------------------------------- messages of pydantic's errors
 
+#: Beginning of the message about a key that does not exist.
+_UNKNOWN = "unknown key"
 #: Messages by the type of the error, else by the first word of its type.
 _PLAIN = {
     "greater_than": "must be above {gt}",
@@ -166,10 +167,10 @@ def explain(error: Any) -> str:
     where = key_path(error["loc"])
     kind = error["type"]
     context = error.get("ctx", {})
-    if kind == "unknown_key" and (remedy := remedy_for(where)):
-        return f"{where}: was removed; {remedy}"
-    if kind in ("value_error", "unknown_key"):
-        return f"{where}: {context['error']}"
+    if kind == "value_error":
+        text = str(context["error"])
+        remedy = remedy_for(where) if text.startswith(_UNKNOWN) else None
+        return f"{where}: was removed; {remedy}" if remedy else f"{where}: {text}"
     text = _PLAIN.get(kind) or _PLAIN.get(kind.partition("_")[0]) or error["msg"]
     text = "must be positive" if context.get("gt") == 0 else text.format(**context)
     got = error["input"]

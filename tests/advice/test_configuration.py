@@ -196,7 +196,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.optimizer.groups.tables.decay": "l2"},
         ),
         (
-            "Muon has no betas and no eps; set optimizer.muon_momentum and muon_beta2 instead",
+            "Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead",
             {"runs.r.optimizer": {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}}},
             {
                 "runs.r.optimizer.groups.matrices": OUT,

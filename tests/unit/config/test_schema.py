@@ -50,11 +50,6 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.model",
-            {"preset": "tiny", "hidden": 36},
-            "runs.demo.model: grouped experts are multiplied in blocks of 16 bytes: hidden and",
-        ),
-        (
-            "runs.demo.model",
             {"preset": "tiny", "attention": {"rope_dim": 15}},
             "runs.demo.model.attention: rope_dim must be even, RoPE rotates pairs (got 15)",
         ),
@@ -169,7 +164,7 @@ def changed(path: str, value) -> dict:
         (
             "runs.demo.optimizer",
             {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}},
-            "runs.demo.optimizer.groups.matrices: Muon has no betas and no eps; set optimizer.muon_momentum",
+            "runs.demo.optimizer.groups.matrices: Muon has no betas; set optimizer.muon_momentum",
         ),
         (
             "runs.demo.optimizer",

@@ -187,13 +187,12 @@ def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(fold
         data,
         tmp_path,
         spec(tasks={"mine": questions(tmp_path / "q.jsonl", 8)}),
-        window=24,
     )
     raw = b"".join(documents(data))
     assert len(raw) == found.bytes == MAX_BYTES
     details = found.results["foreign"].details
     assert details["architecture"] == "GPT2LMHeadModel" and details["tokenizer"] == "TokenizersBackend"
-    assert (details["context"], details["window"], details["documents_changed"]) == (32, 24, 0)
+    assert (details["context"], details["window"]) == (32, 32)
     (row,) = found.results["tasks"].rows
     assert row.name == "tasks/mine" and 0 <= row.value <= 1
     again = scored(folders[with_blanks], data, tmp_path)
