@@ -234,20 +234,3 @@ def test_the_bias_spreads_a_collapsed_load():
     assert after < 1.4
     module.rebalance()
     assert (module.load == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("boundary", "patches"),
-    [
-        ({"kind": "none"}, 4 * 30),
-        ({"rate": 0.2, "capacity": 0.5}, 4 * (1 + 6)),
-        ({"rate": 0.5, "capacity": 0.2}, 4 * (1 + 6)),  # limited by the number of rows
-    ],
-)
-def test_the_example_for_timing_experts_holds_the_patches_of_its_windows(boundary, patches):
-    """Four windows of 30 bytes are counted by hand; spare rows choose no expert."""
-    model = build(boundary=boundary)
-    part, x_ND = model.fp8_parts().example(4, 30, torch.device("cpu"))
-    choosing_N = (part.routing.chosen_NK >= 0).all(1)
-    assert choosing_N.sum() == part.valid == patches <= len(x_ND)
-    assert part.routing.count_E.sum() == model.config.moe.top_k * patches
