@@ -43,19 +43,19 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "audit": 1844,
-    "checkpoints": 840,
+    "checkpoints": 839,
     "cleaning": 996,
-    "cli": 2033,
+    "cli": 2029,
     "compress": 884,
-    "config": 2653,
-    "data": 2339,
-    "evaluation": 3890,
+    "config": 2627,
+    "data": 2334,
+    "evaluation": 3876,
     "extras/lab": 459,
     "extras/trust": 2,
     "hf": 447,
     "kernels": 1383,
     "ladders": 364,
-    "model": 2588,
+    "model": 2561,
     "ngram": 1228,
     "processes": 781,
     "provenance": 1057,
@@ -65,7 +65,7 @@ MOST = {
     "spider": 1597,
     "tokens": 518,
     "tracking": 1871,
-    "training": 2774,
+    "training": 2749,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
