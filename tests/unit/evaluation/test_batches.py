@@ -84,7 +84,7 @@ def test_a_short_text_is_cut_like_the_beginning_of_a_window(family, lookup):
     assert not model.window, "the model is as it was"
 
 
-@pytest.mark.parametrize("family", ["spider tiny", "spider everything", "spider fixed", "spider no_patches"])
+@pytest.mark.parametrize("family", ["spider tiny", "spider everything", "spider no_patches"])
 def test_a_model_with_a_window_reads_and_continues_short_texts_as_its_beginning(family, lookup):
     model = FAMILIES[family](lookup).double().eval()
     ids = BYTES.encode(b"a b c d e f g h")[:-1].astype(np.int64)

@@ -137,8 +137,8 @@ def test_the_beginning_of_a_file_does_not_end_inside_a_character(tmp_path):
 
 
 def test_the_caption_names_the_kind_and_the_number_of_boundaries():
-    caption = text_of(b"abcdefghij", kind="fixed").caption
-    assert caption == "Fixed boundaries: 2 in 10 bytes, 3.50 bytes a patch."
+    caption = text_of(b"abc de fg", kind="whitespace", capacity=1.0).caption
+    assert caption == "Whitespace boundaries: 2 in 9 bytes, 3.50 bytes a patch."
     assert small_model().inspector().caption(3, []) == "Learned boundaries: 0 in 3 bytes."
     assert "each of 3 bytes stands alone" in text_of(b"abc", kind="none").caption
 

@@ -197,7 +197,7 @@ def test_a_new_model_with_index_predicts_what_the_one_without_would(make, tokens
         torch.testing.assert_close(logits, without(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("switch", ["everything", "overflow", "fixed", "no_patches"])
+@pytest.mark.parametrize("switch", ["everything", "overflow", "no_patches"])
 def test_no_logit_sees_a_later_byte_nor_what_is_proposed_after_it(make, tokens, switch):
     model, T = make(**merged(SWITCHES[switch], {"ngram": NGRAM})).eval(), 24
     window_TT, of_window = tokens[0, :T].repeat(T, 1), candidates(1, T).repeat(T, 1, 1)

@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_cut_off_where_it_closes_last_whatever_follows(stat
     assert metrics["patch_overflow"] == 0 and len(evaluated.filled_M) == B * (T + 1)
 
 
-@pytest.mark.parametrize("kind", ["learned", "whitespace", "fixed", "none"])
+@pytest.mark.parametrize("kind", ["learned", "whitespace", "none"])
 def test_static_rows_give_the_result_of_as_many_as_there_are(kind, monkeypatch, tokens):
     def results() -> list[Tensor]:
         torch.manual_seed(0)  # the same noise
