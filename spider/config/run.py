@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
@@ -12,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Fraction, Name, Positive, none_such, wrong_key
-from spider.config.model import AnyModel, merged, model_block
+from spider.config.model import AnyModel, ModelConfig, merged, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
 
 
@@ -218,6 +219,34 @@ class OptimizerConfig(Block):
             raise wrong_key("groups", text)
         return self
 
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Yield the settings that the run's model, precision or processes cannot have."""
+        for name, group in self.groups.items():
+            where, role = f"groups.{name}", run.model.GROUPS.get(name)
+            if role is None:
+                known = ", ".join(run.model.GROUPS)
+                yield f"{where}: the family {run.model.family} has no such group; its groups are {known}"
+                continue
+            if group.decay == "scaled" and role != "matrix":
+                yield f"{where}.decay: only matrices have a scaled rate; set decoupled or l2"
+            if self.kind == "muon" and role == "matrix" and group.betas:
+                yield f"{where}: Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead"
+            if group.weights == "bf16" and role != "table":
+                remedy = (
+                    "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)"
+                )
+                yield f"{where}.weights: only tables may be bf16 by this key; {remedy}"
+            if group.width_exponent and run.model.WIDTH is None:
+                yield f"{where}.width_exponent: the family {run.model.family} names no width; leave it out"
+        narrow = [f"groups.{name}.weights" for name, one in self.groups.items() if one.weights == "bf16"]
+        narrow = ["master_weights"] * (self.master_weights == "bf16") + narrow
+        if narrow and run.precision not in ("bf16", "fp8"):
+            reason = f"bf16 weights cannot be multiplied in fp32, which precision: {run.precision} may choose"
+            yield f"{narrow[0]}: {reason}; set precision: bf16 or fp8"
+        if narrow and run.parallel == "fsdp":
+            remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
+            yield f"{narrow[0]}: parallel: fsdp shares fp32 weights only; {remedy}"
+
 
 class EmaConfig(Block):
     """Exponential moving average of the weights. The stage's evaluation measures the average; the next stage
@@ -371,6 +400,23 @@ class TTTConfig(Block):
                 remedy = "set parameters: ffn_down"
                 raise wrong_key(key, f"trains output projections of feed-forwards only; {remedy}")
         return self
+
+    def problems(self, windows: Mapping[int, str], model: ModelConfig) -> Iterator[str]:
+        """Yield the problems with the model and the windows of stages, whose names are by their windows."""
+        for window, stage in windows.items():
+            of = f"the window of its evaluation, {window} in stage {stage}"
+            if (self.objective == "projection" or self.reset == "window") and self.chunk >= window:
+                inside = "objective: projection" if self.objective == "projection" else "reset: window"
+                yield f"chunk: with {inside} must be shorter than {of} (got {self.chunk})"
+            elif self.chunk < window and window % self.chunk:
+                yield f"chunk: must divide {of}, or be at least as long (got {self.chunk})"
+        if self.objective == "projection" and not model.FFN_INPUTS:
+            reason = f"the family {model.family} does not support it; set next_token, or use a gpt"
+            yield f"objective: projection: {reason}"
+        for layer in self.layers or ():
+            if layer >= model.feed_forwards:
+                known = f"the model's {model.feed_forwards} layers, counted from 0"
+                yield f"layers: {layer} is not one of {known}"
 
 
 class MixerConfig(Block):
@@ -564,6 +610,16 @@ class Run(RunSettings):
         """Return the settings of a stage. Those that it sets itself override the defaults of the run."""
         own = {key: getattr(stage, key) for key in stage.model_fields_set - {"name"}}
         return self.defaults.model_copy(update=own)
+
+    def problems(self) -> Iterator[str]:
+        """Yield the problems of settings with each other, each with its key."""
+        yield from self.model.problems(self.precision, self.compile)
+        yield from (f"optimizer.{problem}" for problem in self.optimizer.problems(self))
+        if ttt := self.evaluation.ttt:
+            windows = {
+                self.evaluation.seq_len or self.settings_of(one).seq_len: one.name for one in self.stages
+            }
+            yield from (f"evaluation.ttt.{problem}" for problem in ttt.problems(windows, self.model))
 
 
 class ForeignConfig(Block):

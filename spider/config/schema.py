@@ -411,9 +411,8 @@ def named_imports(written: Any) -> Iterator[str]:
 def _problems(config: Config) -> Iterator[str]:
     """Yield a line for each problem, with the path of its key."""
     for name, run in config.runs.items():
-        yield from (f"runs.{name}.{problem}" for problem in _run_problems(run))
+        yield from (f"runs.{name}.{problem}" for problem in run.problems())
         yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
-        yield from (f"runs.{name}.{problem}" for problem in _ttt_problems(config, name))
         yield from (f"runs.{name}.{problem}" for problem in _mixer_problems(config, run))
         yield from (f"runs.{name}.{problem}" for problem in _chat_problems(config, name))
         for i, stage in enumerate(run.stages):
@@ -421,7 +420,7 @@ def _problems(config: Config) -> Iterator[str]:
             if spec.index < i:
                 yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
             else:
-                yield from (f"runs.{name}.stages[{i}]{problem}" for problem in _stage_problems(config, spec))
+                yield from (f"runs.{name}.stages[{i}]{problem}" for problem in spec.problems(config.datasets))
         for one in weights_of(run.data).keys() - config.datasets.keys() - {run.dataset}:
             yield f"runs.{name}.data.mix: {none_such('dataset', one, config.datasets)}"
         where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.dataset
@@ -483,28 +482,6 @@ def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
                 yield f"{where}, {reason}; take the file out of one of them, or leave model.ngram out"
 
 
-def _ttt_problems(config: Config, name: str) -> Iterator[str]:
-    """Yield the problems of test-time training with the windows and the model of a run."""
-    run = config.runs[name]
-    ttt = run.evaluation.ttt
-    if ttt is None:
-        return
-    for window, stage in {config.stage(name, s.name).window: s.name for s in run.stages}.items():
-        of = f"the window of its evaluation, {window} in stage {stage}"
-        if (ttt.objective == "projection" or ttt.reset == "window") and ttt.chunk >= window:
-            inside = "objective: projection" if ttt.objective == "projection" else "reset: window"
-            yield f"evaluation.ttt.chunk: with {inside} must be shorter than {of} (got {ttt.chunk})"
-        elif ttt.chunk < window and window % ttt.chunk:
-            yield f"evaluation.ttt.chunk: must divide {of}, or be at least as long (got {ttt.chunk})"
-    if ttt.objective == "projection" and not run.model.FFN_INPUTS:
-        reason = f"the family {run.model.family} does not support it; set next_token, or use a gpt"
-        yield f"evaluation.ttt.objective: projection: {reason}"
-    for layer in ttt.layers or ():
-        if layer >= run.model.feed_forwards:
-            known = f"the model's {run.model.feed_forwards} layers, counted from 0"
-            yield f"evaluation.ttt.layers: {layer} is not one of {known}"
-
-
 def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
     """Yield a problem if a model with a mixer is not one of bytes."""
     if run.evaluation.mixer and tokenizer_of(config.datasets, run.dataset):
@@ -523,153 +500,6 @@ def _chat_problems(config: Config, name: str) -> Iterator[str]:
     for key in keys + ["harness"] * bool(run.harness and run.harness.chat):
         remedy = "train a stage on data of format: chat, or leave it out"
         yield f"{key}.chat: no stage of the run learns from conversations; {remedy}"
-
-
-def _run_problems(run: Run) -> Iterator[str]:
-    """Yield the problems of a run's settings with each other."""
-    yield from run.model.problems(run.precision, run.compile)
-    yield from _group_problems(run)
-    narrow = [f"groups.{name}.weights" for name, one in run.optimizer.groups.items() if one.weights == "bf16"]
-    if run.optimizer.master_weights == "bf16":
-        narrow.insert(0, "master_weights")
-    if not narrow:
-        return
-    where = f"optimizer.{narrow[0]}"
-    if run.precision not in ("bf16", "fp8"):
-        reason = f"bf16 weights cannot be multiplied in fp32, which precision: {run.precision} may choose"
-        yield f"{where}: {reason}; set precision: bf16 or fp8"
-    if run.parallel == "fsdp":
-        remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
-        yield f"{where}: parallel: fsdp shares fp32 weights only; {remedy}"
-
-
-def _group_problems(run: Run) -> Iterator[str]:
-    """Yield the settings of groups that the run's model cannot have."""
-    for name, group in run.optimizer.groups.items():
-        where = f"optimizer.groups.{name}"
-        if name not in run.model.GROUPS:
-            known = ", ".join(run.model.GROUPS)
-            yield f"{where}: the family {run.model.family} has no such group; its groups are {known}"
-            continue
-        role = run.model.GROUPS[name]
-        if group.decay == "scaled" and role != "matrix":
-            yield f"{where}.decay: only matrices have a scaled rate; set decoupled or l2"
-        if run.optimizer.kind == "muon" and role == "matrix" and group.betas:
-            yield f"{where}: Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead"
-        if group.weights == "bf16" and role != "table":
-            remedy = "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)"
-            yield f"{where}.weights: only tables may be bf16 by this key; {remedy}"
-        if group.width_exponent and run.model.WIDTH is None:
-            yield f"{where}.width_exponent: the family {run.model.family} names no width; leave it out"
-
-
-def _stage_problems(config: Config, spec: StageSpec) -> Iterator[str]:
-    """Yield the problems of a stage's settings, without the path of the stage."""
-    s = spec.settings
-    if not any((s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter, s.max_hours)):
-        yield ": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"
-    if s.max_hours and s.schedule not in ("wsd", "constant"):
-        remedy = "set schedule: wsd, which decays at the end of the time, or constant"
-        yield f".max_hours: schedule: {s.schedule} needs the number of steps in advance; {remedy}"
-    if s.max_hours and s.schedule == "constant" and spec.optimizer.weight_decay_end is not None:
-        reason = "optimizer.weight_decay_end follows the falling rate of a stage with max_hours"
-        yield f".schedule: constant: {reason}; set schedule: wsd, or leave weight_decay_end out"
-    yield from dict.fromkeys(one for name in spec.weights for one in _row_problems(config, spec, name))
-    yield from _rollout_problems(config, spec)
-    if s.micro_batch == "auto" and not s.windows_per_step:
-        yield ".micro_batch: auto cuts the windows of a step, so say how many those are: windows_per_step"
-        return
-    if s.windows_per_step and s.grad_accum != 1:
-        yield f".grad_accum: a step already has {s.windows_per_step} windows_per_step; leave one of them out"
-    try:
-        spec.micro_batch(spec.processes)
-    except ConfigError as error:
-        yield f": {error}"
-    if s.keep_every and s.ckpt_minutes:
-        yield ".keep_every: counts steps, and ckpt_minutes saves by the clock; leave one of them out"
-    elif s.keep_every and s.keep_every % s.ckpt_every:
-        got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
-        yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
-    yield from dict.fromkeys(one for name in spec.weights for one in _validation_problems(config, spec, name))
-    if spec.stream and spec.evaluation.train_bytes:
-        yield f": evaluation.train_bytes: {spec.data} is a stream, without a train split; leave it out"
-    if s.tasks_every and not spec.evaluation.tasks:
-        yield ".tasks_every: evaluation.tasks lists no task; add one, or leave it out"
-    if spec.parallel == "fsdp" and (s.samples_every or s.tasks_every):
-        key = "samples_every" if s.samples_every else "tasks_every"
-        yield f".{key}: parallel: fsdp shares the weights, and one process writes; set ddp, or leave it out"
-    if not spec.model.looped and spec.loops != 1:
-        yield f".n_loops: this model of family {spec.model.family} has no loops; leave it out"
-    for name in spec.weights:
-        if name not in config.datasets:
-            yield f".data: {none_such('dataset', name, config.datasets)}"
-        elif config.datasets[name].source.STREAMED and name != spec.settings.data:
-            yield f".data: {name} is a stream, which has no order to mix; use an encoded dataset, such as hub"
-
-
-def _validation_problems(config: Config, spec: StageSpec, data: str) -> Iterator[str]:
-    """Yield the problems of validations that ``val_every`` requests. The default adapts to the dataset."""
-    s = spec.settings
-    dataset = config.datasets.get(data)
-    if not s.val_every or dataset is None:
-        return
-    if s.ckpt_minutes is None and s.val_every % s.ckpt_every and s.ckpt_every % s.val_every:
-        got = f"(got {s.val_every}, ckpt_every is {s.ckpt_every})"
-        reason = "because only a saved step can be the best checkpoint"
-        yield f".val_every: must be a multiple or a divisor of ckpt_every, {reason} {got}"
-    if spec.stream is not None:
-        yield f".val_every: {data} is a stream and has no validation split; leave it out"
-    elif dataset.validation == 0:
-        yield f".val_every: datasets.{data}.validation is 0; raise it, or leave val_every out"
-
-
-def _row_problems(config: Config, spec: StageSpec, data: str) -> Iterator[str]:
-    """Yield the problems of packing, and of attention and loss in packed rows of a dataset."""
-    s = spec.settings
-    packed = s.packing == "best_fit"
-    if packed and spec.stream is not None:
-        yield f".packing: best_fit needs all documents in advance, but {data} is a stream; leave it out"
-    if packed and spec.model.ngram is not None:
-        reason = "the n-gram lookup needs each row's position in the text, which best_fit does not have"
-        yield f".packing: {reason}; leave it out"
-    if s.order == "text" and spec.stream is not None:
-        yield f".order: text: {spec.data} is a stream, which reads its files in turn anyway; leave it out"
-    if s.attend == "document" and not packed:
-        yield ".attend: document: needs packed rows; set packing: best_fit"
-    elif s.attend == "document" and not spec.model.DOCUMENTS:
-        yield f".attend: document: the family {spec.model.family} attends to the whole row; leave it out"
-    if s.learn == "assistant" and not packed:
-        reason = "a window may begin inside a turn, whose role is then unknown"
-        yield f".learn: assistant: {reason}; set packing: best_fit"
-    dataset = config.datasets.get(data)
-    taken = dataset.source.text_bytes if dataset is not None else None
-    if taken is not None and taken <= s.seq_len:
-        yield f".seq_len: datasets.{data}.source.take is less text than a window of {s.seq_len:,} tokens"
-    if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
-        yield f".learn: assistant: {data} has no conversations (format: {dataset.format})"
-
-
-def _rollout_problems(config: Config, spec: StageSpec) -> Iterator[str]:
-    """Yield the problems of reinforcement learning."""
-    s = spec.settings
-    if s.objective == "next_token":
-        if s.rollouts.changed():
-            yield ".rollouts: belong to `objective: reinforce`; set that, or leave them out"
-        return
-    dataset = config.datasets.get(spec.data)
-    if spec.stream is not None or (dataset is not None and dataset.format != "chat"):
-        yield f".objective: reinforce: {spec.data} has no conversations, whose answers are rewarded"
-    if spec.mixed:
-        yield ".data: a stage of `objective: reinforce` has one dataset of conversations; name one"
-    if (s.packing, s.learn, s.order) != ("ring", "all", "shuffled"):
-        yield ".objective: reinforce: learns from its own answers; leave packing, learn and order out"
-    if spec.parallel == "fsdp":
-        yield ".objective: reinforce: sampling needs the whole model in each process; set parallel: ddp"
-    if spec.windows_per_step // spec.processes % s.rollouts.samples:
-        yield (
-            f".micro_batch: a process has {spec.windows_per_step // spec.processes} answers of a step, which "
-            f"is not a multiple of rollouts.samples ({s.rollouts.samples})"
-        )
 
 
 def _forecast_problems(config: Config, ladders: dict[str, Ladder]) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from spider.config.block import ConfigError, identity
+from spider.config.block import ConfigError, identity, none_such
 from spider.config.data import Dataset
 from spider.config.run import Mixture, RunSettings, StageSettings, weights_of
 
@@ -89,6 +89,109 @@ class StageSpec(RunSettings):
     def shape(self) -> str:
         """Digest of `shape_fields`. Stages of equal shape share a warm-up."""
         return identity(self.shape_fields())
+
+    def problems(self, datasets: Mapping[str, Dataset]) -> Iterator[str]:
+        """Yield the problems of the settings, without the path of the stage."""
+        s = self.settings
+        if not any((s.tokens, s.max_steps, s.target_flops, s.tokens_per_parameter, s.max_hours)):
+            yield ": needs tokens, max_steps, target_flops, tokens_per_parameter or max_hours"
+        if s.max_hours and s.schedule not in ("wsd", "constant"):
+            remedy = "set schedule: wsd, which decays at the end of the time, or constant"
+            yield f".max_hours: schedule: {s.schedule} needs the number of steps in advance; {remedy}"
+        if s.max_hours and s.schedule == "constant" and self.optimizer.weight_decay_end is not None:
+            reason = "optimizer.weight_decay_end follows the falling rate of a stage with max_hours"
+            yield f".schedule: constant: {reason}; set schedule: wsd, or leave weight_decay_end out"
+        used = {name: datasets.get(name) for name in self.weights}
+        yield from dict.fromkeys(one for name in used for one in self._row_problems(name, used[name]))
+        yield from self._rollout_problems(used[self.data])
+        if s.micro_batch == "auto" and not s.windows_per_step:
+            yield ".micro_batch: auto cuts the windows of a step, so say how many those are: windows_per_step"
+            return
+        if s.windows_per_step and s.grad_accum != 1:
+            yield f".grad_accum: a step has {s.windows_per_step} windows_per_step; leave one of them out"
+        try:
+            self.micro_batch(self.processes)
+        except ConfigError as error:
+            yield f": {error}"
+        if s.keep_every and s.ckpt_minutes:
+            yield ".keep_every: counts steps, and ckpt_minutes saves by the clock; leave one of them out"
+        elif s.keep_every and s.keep_every % s.ckpt_every:
+            got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
+            yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
+        yield from dict.fromkeys(one for name in used for one in self._validation_problems(name, used[name]))
+        if self.stream and self.evaluation.train_bytes:
+            yield f": evaluation.train_bytes: {self.data} is a stream, without a train split; leave it out"
+        if s.tasks_every and not self.evaluation.tasks:
+            yield ".tasks_every: evaluation.tasks lists no task; add one, or leave it out"
+        if self.parallel == "fsdp" and (s.samples_every or s.tasks_every):
+            key = "samples_every" if s.samples_every else "tasks_every"
+            reason = "parallel: fsdp shares the weights, and one process writes"
+            yield f".{key}: {reason}; set ddp, or leave it out"
+        if not self.model.looped and self.loops != 1:
+            yield f".n_loops: this model of family {self.model.family} has no loops; leave it out"
+        for name, dataset in used.items():
+            if dataset is None:
+                yield f".data: {none_such('dataset', name, datasets)}"
+            elif dataset.source.STREAMED and name != self.settings.data:
+                remedy = "use an encoded dataset, such as hub"
+                yield f".data: {name} is a stream, which has no order to mix; {remedy}"
+
+    def _validation_problems(self, data: str, dataset: Dataset | None) -> Iterator[str]:
+        """Yield the problems of ``val_every`` on a dataset. Its default adapts to the dataset."""
+        s = self.settings
+        if not s.val_every or dataset is None:
+            return
+        if s.ckpt_minutes is None and s.val_every % s.ckpt_every and s.ckpt_every % s.val_every:
+            got = f"(got {s.val_every}, ckpt_every is {s.ckpt_every})"
+            reason = "because only a saved step can be the best checkpoint"
+            yield f".val_every: must be a multiple or a divisor of ckpt_every, {reason} {got}"
+        if self.stream is not None:
+            yield f".val_every: {data} is a stream and has no validation split; leave it out"
+        elif dataset.validation == 0:
+            yield f".val_every: datasets.{data}.validation is 0; raise it, or leave val_every out"
+
+    def _row_problems(self, data: str, dataset: Dataset | None) -> Iterator[str]:
+        """Yield the problems of packing, and of attention and loss in packed rows of a dataset."""
+        s = self.settings
+        packed = s.packing == "best_fit"
+        if packed and self.stream is not None:
+            yield f".packing: best_fit needs all documents in advance, but {data} is a stream; leave it out"
+        if packed and self.model.ngram is not None:
+            reason = "the n-gram lookup needs each row's position in the text, which best_fit does not have"
+            yield f".packing: {reason}; leave it out"
+        if s.order == "text" and self.stream is not None:
+            yield f".order: text: {self.data} is a stream, which reads its files in turn anyway; leave it out"
+        if s.attend == "document" and not packed:
+            yield ".attend: document: needs packed rows; set packing: best_fit"
+        elif s.attend == "document" and not self.model.DOCUMENTS:
+            yield f".attend: document: the family {self.model.family} attends to the whole row; leave it out"
+        if s.learn == "assistant" and not packed:
+            reason = "a window may begin inside a turn, whose role is then unknown"
+            yield f".learn: assistant: {reason}; set packing: best_fit"
+        taken = dataset.source.text_bytes if dataset is not None else None
+        if taken is not None and taken <= s.seq_len:
+            yield f".seq_len: datasets.{data}.source.take is less text than a window of {s.seq_len:,} tokens"
+        if s.learn == "assistant" and dataset is not None and dataset.format != "chat":
+            yield f".learn: assistant: {data} has no conversations (format: {dataset.format})"
+
+    def _rollout_problems(self, dataset: Dataset | None) -> Iterator[str]:
+        """Yield the problems of reinforcement learning."""
+        s = self.settings
+        if s.objective == "next_token":
+            if s.rollouts.changed():
+                yield ".rollouts: belong to `objective: reinforce`; set that, or leave them out"
+            return
+        if self.stream is not None or (dataset is not None and dataset.format != "chat"):
+            yield f".objective: reinforce: {self.data} has no conversations, whose answers are rewarded"
+        if self.mixed:
+            yield ".data: a stage of `objective: reinforce` has one dataset of conversations; name one"
+        if (s.packing, s.learn, s.order) != ("ring", "all", "shuffled"):
+            yield ".objective: reinforce: learns from its own answers; leave packing, learn and order out"
+        if self.parallel == "fsdp":
+            yield ".objective: reinforce: sampling needs the whole model in each process; set parallel: ddp"
+        if (answers := self.windows_per_step // self.processes) % s.rollouts.samples:
+            multiple = f"a multiple of rollouts.samples ({s.rollouts.samples})"
+            yield f".micro_batch: a process has {answers} answers of a step, which is not {multiple}"
 
     def compiled_on(self, device_type: str, kind: str) -> bool:
         """Return whether the model is compiled on a device in a precision (fp32, bf16, fp8).

@@ -76,6 +76,66 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.resources": {"gpus": 3, "nodes": 2}},
             {"runs.r.resources.gpus": 4},
         ),
+        (
+            "does not support it; set next_token, or use a gpt",
+            {
+                "runs.r.evaluation.ttt": {
+                    "chunk": 64,
+                    "objective": "projection",
+                    "parameters": "ffn_down",
+                }
+            },
+            {"runs.r.evaluation.ttt.objective": "next_token"},
+            {"runs.r.model": GPT},
+        ),
+        (
+            "set precision: bf16 or fp8",
+            {"runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
+            {"runs.r.precision": "bf16"},
+            {"runs.r.precision": "fp8"},
+        ),
+        (
+            "set fp32 (each process then holds a share of them), or parallel: ddp",
+            {
+                "runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"},
+                "runs.r.precision": "bf16",
+                "runs.r.parallel": "fsdp",
+            },
+            {"runs.r.optimizer.master_weights": "fp32"},
+            {"runs.r.parallel": "ddp"},
+        ),
+        (
+            "only matrices have a scaled rate; set decoupled or l2",
+            {"runs.r.optimizer": {"kind": "muon", "groups": {"tables": {"decay": "scaled"}}}},
+            {"runs.r.optimizer.groups.tables.decay": "decoupled"},
+            {"runs.r.optimizer.groups.tables.decay": "l2"},
+        ),
+        (
+            "Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead",
+            {"runs.r.optimizer": {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}}},
+            {
+                "runs.r.optimizer.groups.matrices": OUT,
+                "runs.r.optimizer.muon_momentum": 0.9,
+                "runs.r.optimizer.muon_beta2": 0.99,
+            },
+        ),
+        (
+            "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)",
+            {
+                "runs.r.precision": "bf16",
+                "runs.r.optimizer": {"groups": {"matrices": {"weights": "bf16"}}},
+            },
+            {"runs.r.optimizer.groups.matrices": OUT},
+            {"runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
+        ),
+        (
+            "names no width; leave it out",
+            {
+                "runs.r.model": {"family": "tests.families.toy", "width": 8},
+                "runs.r.optimizer": {"groups": {"vectors": {"width_exponent": -0.5}}},
+            },
+            {"runs.r.optimizer.groups.vectors.width_exponent": OUT},
+        ),
     ],
     "config/schema.py": [
         (
@@ -151,18 +211,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.model.ngram": OUT},
         ),
         (
-            "does not support it; set next_token, or use a gpt",
-            {
-                "runs.r.evaluation.ttt": {
-                    "chunk": 64,
-                    "objective": "projection",
-                    "parameters": "ffn_down",
-                }
-            },
-            {"runs.r.evaluation.ttt.objective": "next_token"},
-            {"runs.r.model": GPT},
-        ),
-        (
             "evaluation.mixer: {}; leave the mixer out",
             TOKENIZED | {"runs.r.evaluation.mixer": {}},
             {"runs.r.evaluation.mixer": OUT},
@@ -173,54 +221,8 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.talk": TALK, "runs.r.stages.1.data": "talk"},
             {"runs.r.evaluation.tasks.q.chat": OUT},
         ),
-        (
-            "set precision: bf16 or fp8",
-            {"runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
-            {"runs.r.precision": "bf16"},
-            {"runs.r.precision": "fp8"},
-        ),
-        (
-            "set fp32 (each process then holds a share of them), or parallel: ddp",
-            {
-                "runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"},
-                "runs.r.precision": "bf16",
-                "runs.r.parallel": "fsdp",
-            },
-            {"runs.r.optimizer.master_weights": "fp32"},
-            {"runs.r.parallel": "ddp"},
-        ),
-        (
-            "only matrices have a scaled rate; set decoupled or l2",
-            {"runs.r.optimizer": {"kind": "muon", "groups": {"tables": {"decay": "scaled"}}}},
-            {"runs.r.optimizer.groups.tables.decay": "decoupled"},
-            {"runs.r.optimizer.groups.tables.decay": "l2"},
-        ),
-        (
-            "Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead",
-            {"runs.r.optimizer": {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}}},
-            {
-                "runs.r.optimizer.groups.matrices": OUT,
-                "runs.r.optimizer.muon_momentum": 0.9,
-                "runs.r.optimizer.muon_beta2": 0.99,
-            },
-        ),
-        (
-            "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)",
-            {
-                "runs.r.precision": "bf16",
-                "runs.r.optimizer": {"groups": {"matrices": {"weights": "bf16"}}},
-            },
-            {"runs.r.optimizer.groups.matrices": OUT},
-            {"runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
-        ),
-        (
-            "names no width; leave it out",
-            {
-                "runs.r.model": {"family": "tests.families.toy", "width": 8},
-                "runs.r.optimizer": {"groups": {"vectors": {"width_exponent": -0.5}}},
-            },
-            {"runs.r.optimizer.groups.vectors.width_exponent": OUT},
-        ),
+    ],
+    "config/spec.py": [
         (
             "set schedule: wsd, which decays at the end of the time, or constant",
             {"runs.r.stages.0.max_hours": 8},
@@ -260,7 +262,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.defaults.tasks_every": OUT},
         ),
         (
-            "and one process writes; set ddp, or leave it out",
+            ".{}: {}; set ddp, or leave it out",
             {"runs.r.defaults.samples_every": 50, "runs.r.parallel": "fsdp"},
             {"runs.r.parallel": "ddp"},
             {"runs.r.defaults.samples_every": OUT},
@@ -271,7 +273,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.defaults.n_loops": OUT},
         ),
         (
-            "is a stream, which has no order to mix; use an encoded dataset, such as hub",
+            "use an encoded dataset, such as hub",
             {"datasets.web": STREAM, "runs.r.data": {"mix": {"docs": 1, "web": 1}}},
             {"datasets.web.source.kind": "hub"},
         ),
