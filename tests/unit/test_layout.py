@@ -47,7 +47,7 @@ MOST = {
     "cleaning": 996,
     "cli": 2029,
     "compress": 884,
-    "config": 2627,
+    "config": 2623,
     "data": 2334,
     "evaluation": 3876,
     "extras/lab": 459,
