@@ -545,22 +545,6 @@ def measured(*runs):
     return scores(*runs) + traces(*runs) + drawn + answers + further
 
 
-def forecasts():
-    """Return the forecasts of all ladders."""
-    return [f"<results>/ladders/{ladder}/forecast.json" for ladder in CONFIG.rungs]
-
-
-def forecast_before(wildcards):
-    """Return the forecast that a run waits for. A later one never trains it again."""
-    ladder = CONFIG.runs[wildcards.run].forecast
-    return ancient(f"<results>/ladders/{ladder}/forecast.json") if ladder else []
-
-
-def waiting_folders():
-    """Return the last stages of the runs that wait for a forecast."""
-    return [stage_folders(name)[-1] for name, run in CONFIG.runs.items() if run.forecast]
-
-
 def text_indexes(dataset):
     """Return the files that describe the index of the training text of a dataset."""
     return expand(f"<results>/text/{dataset}/{{part}}.json", part=parts_of(dataset))

@@ -1,4 +1,4 @@
-"""A page for each run, which Snakemake's report includes, and a page for all ladders."""
+"""A page for each run, which Snakemake's report includes."""
 
 
 rule report:
@@ -24,25 +24,3 @@ rule report:
         spider=command,
     shell:
         "{params.spider} --log {log:q} report page {wildcards.run} --output {output:q}"
-
-
-rule ladders:
-    input:
-        forecasts(),
-        expand("{folder}/evaluation.json", folder=waiting_folders()),
-    output:
-        "<results>/report/ladders.json",
-        shown("report/ladders.svg", "Comparison", "ladders"),
-        page="<results>/report/ladders.html",
-    log:
-        "<logs>/ladders.log",
-    benchmark:
-        "<benchmarks>/ladders/report/ladders.tsv"
-    localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
-    params:
-        spider=command,
-    shell:
-        "{params.spider} --log {log:q} report ladders --output {output.page:q}"

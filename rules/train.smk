@@ -37,7 +37,6 @@ rule train:
         previous=previous_receipt,
         indexes=indexes("split", "full"),
         warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",
-        forecast=forecast_before,
     output:
         "<results>/runs/{run}/{stage}/train.json",
     log:

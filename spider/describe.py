@@ -18,7 +18,6 @@ from spider.config import CompressConfig, Config, StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
-from spider.ladders.fit import LEAST_STEPS
 from spider.model.interface import Model
 from spider.processes.device import available
 from spider.report.formatting import quantity
@@ -364,18 +363,6 @@ def render_list(runs: list[dict[str, Any]]) -> None:
             quantity(run["memory"], "B"),
         )
     Console(highlight=False).print(table)
-
-
-def too_short(config: Config, runs: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each run of a ladder that has too few steps, so that no forecast is fitted to it."""
-    fitted = {run for ladder in config.rungs.values() for run in ladder.rungs}
-    steps = {one["run"]: one["stages"][-1]["steps"] for one in runs if one["run"] in fitted}
-    return [
-        f"{run}: {count} steps, and a ladder leaves out runs under {LEAST_STEPS}; give it more FLOPs, a "
-        "smaller size or a smaller batch"
-        for run, count in steps.items()
-        if count < LEAST_STEPS
-    ]
 
 
 def _table(first: str, *titles: str, no_wrap: bool = False) -> Table:

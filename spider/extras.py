@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 #: What the extras of this repository add, by command or by key, to say which one is not installed.
-KNOWN = {"ladders": "lab", "try": "lab", "verdicts": "lab"}
+KNOWN = dict.fromkeys(["forecast", "ladders", "try", "verdicts"], "lab")
 
 
 @cache
@@ -50,6 +50,11 @@ def command(words: str) -> Any:
 def rules() -> list[Path]:
     """Return the files of rules."""
     return [point.load() for point in _points("rules").values()]
+
+
+def config_keys() -> list[str]:
+    """Return the keys of the configuration that extras have."""
+    return [*_points("config")]
 
 
 def config_type(key: str) -> Any:

@@ -48,7 +48,6 @@ class StageFolder:
     scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
     audit = _Inside("audit.json")
-    forecast = _Inside("forecast.json")  # the forecast that the training began with
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
     trace = _Inside("trace.json")  # stretches of the sample that stand in the training text
@@ -135,26 +134,9 @@ class Results:
         """
         return self.root / "ngram" / dataset / counted / text
 
-    def forecast(self, ladder: str) -> Path:
-        return self.root / "ladders" / ladder / "forecast.json"
-
-    @property
-    def verdicts(self) -> Path:
-        """Return the file of all verdicts."""
-        return self.root / "verdicts.jsonl"
-
-    def trial(self, candidate: str) -> Path:
-        """Return the configuration of the runs that a candidate is compared with."""
-        return self.root / "trials" / f"{candidate}.yaml"
-
     @property
     def report(self) -> Path:
         return self.root / "report"
-
-    @property
-    def ladders(self) -> Path:
-        """Return the page of all ladders."""
-        return self.report / "ladders.html"
 
     def page(self, run: str) -> Path:
         return self.report / "runs" / f"{run}.html"

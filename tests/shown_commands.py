@@ -12,7 +12,12 @@ ROOT = Path(__file__).parents[1]
 #: The log is history; all other pages describe the tree as it is.
 PAGES = [
     path
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted(ROOT.glob("extras/*/README.md")),
+    )
     if path.name != "LOG.md"
 ]
 CONFIGURATIONS = [ROOT / "config.yaml", *sorted(ROOT.glob("presets/*.yaml"))]

@@ -162,8 +162,8 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the `differences` between two origins, with the defaults that the files leave out."""
     with contextlib.suppress(ValueError):  # compare them as written if this version lacks one of their keys
         before, now = StageSpec.with_defaults(recut(before)), StageSpec.with_defaults(now)
-    # Without `strict_code` any code may continue a training, and without `forecast` any forecast is right.
-    before = {key: value for key, value in before.items() if key in now or key not in ("code", "forecast")}
+    # Without `strict_code` any code may continue a training.
+    before = {key: value for key, value in before.items() if key in now or key != "code"}
     # The origin has the windows of a step there, so that another cut of the same windows continues.
     return [line.replace(".micro_batch:", ".micro_batch x grad_accum:") for line in differences(before, now)]
 

@@ -25,7 +25,7 @@ from spider.cli.session import (
     prepare_torch,
     take_gpu,
 )
-from spider.config import ForeignConfig, StageSpec, nearest
+from spider.config import ForeignConfig, StageSpec
 from spider.results import CompressedFolder, StageFolder
 
 if TYPE_CHECKING:
@@ -279,53 +279,7 @@ def page(session: Session, run: str, output: Path | None) -> None:
     log.info("%s", output)
 
 
-@command()
-@click.argument("ladder")
-def forecast(session: Session, ladder: str) -> None:
-    """Forecast larger runs from the finished runs of LADDER, before they start."""
-    from spider.ladders.forecast import forecast
-
-    config, results = session.config, session.results
-    if ladder not in config.rungs:
-        raise ValueError(f"ladders: no ladder {ladder!r}{nearest(ladder, config.rungs)}")
-    evaluations = session.evaluations(config.rungs[ladder].rungs)
-    output = results.forecast(ladder)
-    with session.tracked("forecast", ladder, {}, evaluations, [output]) as job:
-        found = forecast(config, results, ladder).write(output)
-        job.artifact(output)
-        for one in found.predictions:
-            job.metric("forecast/bpb", one.bpb)
-            job.metric("forecast/low", one.low)
-            job.metric("forecast/high", one.high)
-    for line in found.left_out:
-        log.warning("%s: left out, %s", ladder, line)
-    for one in found.predictions:
-        log.info("%s: %.4f (%.4f to %.4f) at %.3g FLOPs", output, one.bpb, one.low, one.high, one.flops)
-    if found.problem:
-        log.warning("%s: no forecast, %s", output, found.problem)
-
-
-@command()
-@click.option("--output", type=NEW_FILE, help="HTML file to write (default: in the results folder).")
-def ladders(session: Session, output: Path | None) -> None:
-    """Write the page of all ladders: laws, forecasts and the results that came later."""
-    from spider.report.ladders import write_ladders
-
-    config, results = session.config, session.results
-    output = output or results.ladders
-    files = [output, *(output.with_suffix(suffix) for suffix in (".svg", ".json"))]
-    waiting = [run for run, block in config.runs.items() if block.forecast]
-    inputs = [*map(results.forecast, config.rungs), *session.evaluations(waiting)]
-    with session.tracked("ladders", "report", {}, inputs, files) as job:
-        for view in write_ladders(config, results, output):
-            for line in view.stale:
-                log.warning("%s", line)
-        for file in files:
-            job.artifact(file)
-    log.info("%s", output)
-
-
-for one in (page, draw, compare, forecast, ladders):
+for one in (page, draw, compare):
     report.add_command(one)
 
 

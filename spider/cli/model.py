@@ -43,7 +43,7 @@ def describe(session: Session, run: str | None, as_json: bool, memory: float | N
 
     Several runs, those of a sweep or, without RUN, all of them, get one line each.
     """
-    from spider.describe import describe, render, render_list, too_short
+    from spider.describe import describe, render, render_list
 
     config = session.config
     single = run is not None and run not in config.sweeps
@@ -55,8 +55,6 @@ def describe(session: Session, run: str | None, as_json: bool, memory: float | N
         render(costs[0])
     else:
         render_list(costs)
-    for line in [] if as_json else too_short(config, costs):
-        log.warning("%s", line)
 
 
 @click.command()

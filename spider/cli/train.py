@@ -206,8 +206,6 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     found = [path for path in inputs if path and path.exists()]
     name = f"{spec.run}/{spec.stage}"
     outputs = [StageFolder(folder).receipt]
-    # A later forecast must not look like another input, so the copy that the training began with is recorded.
-    outputs += [StageFolder(folder).forecast] if planned.forecast else []
     with session.tracked("train", name, spec.recorded(), found, outputs) as job:
         cards = []
         for dataset, path in spec.folders(data).items():

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from spider import extras
 from spider.config.block import Block
 from spider.config.data import kinds, source_class
 from spider.config.model import families, family_config, presets
@@ -56,8 +57,8 @@ def _schema() -> dict[str, Any]:
     definitions["OptimizerConfig"] = {"anyOf": [{"enum": sorted(OPTIMIZERS)}, optimizer]}
     definitions["Dataset"]["required"] = []
     definitions["Dataset"]["anyOf"] = [{"required": ["source"]}, {"required": ["like"]}]
-    definitions["LadderConfig"]["required"] = ["rungs"]  # the rest may come from `like`
     whole = define(Config)
+    whole["properties"] |= {key: {} for key in extras.config_keys()}
     return {**whole, "title": "Configuration of Spider", "$defs": definitions}
 
 

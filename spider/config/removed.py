@@ -9,6 +9,8 @@ _ONE = "leave it out; it is {} now"
 
 #: The remedy for each removed key, by the end of its path, in which * stands for any name.
 REMOVED = {
+    "links": "write the values out in `grid:`, or make it a ladder (extras/lab), whose links are formulas",
+    "forecast": "leave it out, and name the run in `waiting:` of the ladder",
     "store": "link `raw` of the one results folder into the other",
     "fp8_recipe": "leave it out; values of a tensor share a scale (tensorwise)",
     "harness.online": "run `spider harness RUN/STAGE --online` once, which keeps the data on this machine",

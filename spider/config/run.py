@@ -592,10 +592,6 @@ class Run(RunSettings):
     """Resources of the run's jobs."""
     grid: dict[str, list[Any] | dict[str, Any]] = {}
     """Values of settings to sweep. Each combination becomes a run of its own (docs/sweeps.md)."""
-    links: dict[str, str | float] = {}
-    """Formulas of settings that follow from those of the grid: ``{lr: 0.032 * sqrt(64 / hidden)}``."""
-    forecast: Name | None = None
-    """Ladder whose forecast for this run's FLOPs has to be written before the run starts."""
 
     @property
     def dataset(self) -> str:

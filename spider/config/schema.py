@@ -23,7 +23,6 @@ from spider.config.block import Block, ConfigError, Name, explain, none_such
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import
-from spider.config.ladders import Ladder, LadderConfig, expand_ladders, inherited
 from spider.config.leaks import leak_problems, shared_file
 from spider.config.measurement import measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
@@ -46,17 +45,14 @@ class Config(Block):
     tokenizers: dict[Name, TokenizerConfig] = {}
     """Tokenizers by name, which datasets may name."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)] = {}
-    """Runs by name. There must be one, or a ladder."""
+    """Runs by name. There must be one, or a block of an extra that makes one."""
     foreign: dict[Name, ForeignConfig] = {}
     """Models that others trained, by name, which stand beside the runs in the comparison."""
     tracking: TrackingConfig = TrackingConfig()
     """Records in MLflow."""
-    ladders: dict[Name, LadderConfig] = {}
-    """Runs of a family at several budgets of FLOPs, from which larger runs are forecast (docs/sweeps.md)."""
     _written: dict[str, Any] = {}
     _sweeps: dict[str, list[str]] = {}
     _extras: dict[str, Any] = {}
-    _rungs: dict[str, Ladder] = {}
 
     @property
     def sweeps(self) -> dict[str, list[str]]:
@@ -69,30 +65,13 @@ class Config(Block):
         return self._extras
 
     @property
-    def rungs(self) -> dict[str, Ladder]:
-        """The runs of each ladder, by its name. Runs that name a ladder as their ``forecast`` wait for it."""
-        return self._rungs
-
-    @property
     def shown(self) -> list[str]:
         """Runs with a page and a row of the comparison: all but those that an extra hides.
 
         A configuration that has only those shows them.
         """
         hidden = {run for block in self.extras.values() for run in getattr(block, "hidden", ())}
-        hidden |= {run for ladder in self.rungs.values() for run in ladder.rungs}
         return [run for run in self.runs if run not in hidden] or [*self.runs]
-
-    def forecast_at(self, ladder: str) -> list[float]:
-        """Return the FLOPs that a ladder is to forecast, in rising order."""
-        waiting = [
-            budget
-            for run in self.runs.values()
-            if run.forecast == ladder
-            for stage in run.stages
-            if (budget := run.settings_of(stage).target_flops)
-        ]
-        return sorted({*waiting, *([at] if (at := self.rungs[ladder].at) else [])})
 
     @property
     def written(self) -> dict[str, Any]:
@@ -318,13 +297,9 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
     if allow_imports:
         for name in named_imports(written):
             allow_import(name)
-    ladders = inherited(written.get("ladders"))
-    of_ladders, rungs = expand_ladders(ladders)
     if isinstance(runs := written.get("runs", {}), dict):
         runs, sweeps = expand_grids(runs)
-        if twice := runs.keys() & of_ladders.keys():
-            raise ConfigError(f"runs.{min(twice)}: a ladder makes a run of this name")
-        written = {**written, "runs": runs | of_ladders, "ladders": ladders or {}}
+        written = {**written, "runs": runs}
     blocks, written = _read_extras(written)
     core = {key: value for key, value in written.items() if key not in blocks}
     try:
@@ -337,12 +312,7 @@ def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) ->
         raise ConfigError("\n".join(problems))
     runs = {name: sized(run, *known) for name, run in config.runs.items()}
     config = config.model_copy(update={"runs": runs})
-    if ladders != {}:  # else the ladders of this mapping are expanded already
-        problems = list(_forecast_problems(config, rungs))
-        if problems:
-            raise ConfigError("\n".join(problems))
-    config._written, config._sweeps, config._rungs = {**written, "ladders": {}}, sweeps, rungs
-    config._extras = blocks
+    config._written, config._sweeps, config._extras = written, sweeps, blocks
     problems = list(_problems(config))
     if allow_imports:
         problems += [
@@ -500,17 +470,6 @@ def _chat_problems(config: Config, name: str) -> Iterator[str]:
     for key in keys + ["harness"] * bool(run.harness and run.harness.chat):
         remedy = "train a stage on data of format: chat, or leave it out"
         yield f"{key}.chat: no stage of the run learns from conversations; {remedy}"
-
-
-def _forecast_problems(config: Config, ladders: dict[str, Ladder]) -> Iterator[str]:
-    """Yield the runs that wait for a forecast which no ladder can give."""
-    for name, run in config.runs.items():
-        if run.forecast is None:
-            continue
-        if run.forecast not in ladders:
-            yield f"runs.{name}.forecast: {none_such('ladder', run.forecast, ladders)}"
-        if len(run.stages) > 1 or not run.settings_of(run.stages[0]).target_flops:
-            yield f"runs.{name}.forecast: needs target_flops, and a single stage"
 
 
 # --------------------------------------------------------------- settings of command line and environment

@@ -21,14 +21,13 @@ from decimal import Decimal
 from typing import Any, get_args
 
 from spider.config.block import Block, ConfigError, check_name, nearest
-from spider.config.formulas import evaluate
 from spider.config.model import ModelConfig, family_config, model_block
 from spider.config.run import Run, StageSettings
 
 Path = tuple[str, ...]
 
 #: Keys of a run that are not settings of its training.
-_NOT_SWEPT = ("grid", "links", "forecast", "stages")
+_NOT_SWEPT = ("grid", "stages")
 #: Name for the setting of recomputed activations, whose path differs between families.
 _CHECKPOINTING = "model.gradient_checkpointing"
 
@@ -165,18 +164,12 @@ def expand_grids(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[s
 def expand(name: str, run: dict[str, Any], grid: Any, *, where: str) -> dict[str, Any]:
     """Return a block for each combination of the values of a grid, by the name of its run.
 
-    The ``links`` of the run are evaluated with the values of the grid.
-
     Raises:
-        ConfigError: the grid or a link is wrong; ``where`` is the path of the run's block.
+        ConfigError: the grid is wrong; ``where`` is the path of the run's block.
     """
-    run = dict(run)
-    links = run.pop("links", None) or {}
-    linked, where = f"{where}.links", f"{where}.grid"
+    where = f"{where}.grid"
     if not isinstance(grid, dict) or not grid:
         raise ConfigError(f"{where}: must be a mapping from settings to their values, at least one")
-    if not isinstance(links, dict):
-        raise ConfigError(f"{linked}: must be a mapping from settings to formulas")
     paths = {key: resolve(f"{where}.{key}", str(key), run) for key in grid}
     for one, other in itertools.combinations(paths, 2):
         if paths[one] == paths[other]:
@@ -201,33 +194,12 @@ def expand(name: str, run: dict[str, Any], grid: Any, *, where: str) -> dict[str
         chosen = zip(paths.values(), combination, strict=True)
         for path, (_, value) in sorted(chosen, key=lambda item: len(item[0])):  # a model before its parts
             put(block, path, value)
-        values = {path: value for path, (_, value) in zip(paths.values(), combination, strict=True)}
-        _put_links(block, links, values, linked)
         full = "-".join([name, *(label for label, _ in combination)])
         if full in expanded:
             problem = f"two combinations are both named {full!r}"
             raise ConfigError(f"{where}: {problem}; name the values: {{name: value}}")
         expanded[full] = block
     return expanded
-
-
-def _put_links(block: dict[str, Any], links: dict[str, Any], values: dict[Any, Any], where: str) -> None:
-    """Set the linked settings of a run. A formula may use the grid's numbers and the links before it.
-
-    If a link and a setting of the grid end alike, such as ``model.boundary.hidden`` and ``model.hidden``, the
-    name is that of the grid's setting.
-    """
-    names = {path[-1]: value for path, value in values.items() if isinstance(value, (int, float))}
-    for key, formula in links.items():
-        path = resolve(f"{where}.{key}", str(key), block)
-        if path in values:
-            raise ConfigError(f"{where}.{key}: is a setting of the grid too")
-        try:
-            value = evaluate(str(formula), names)
-        except ConfigError as error:
-            raise ConfigError(f"{where}.{key}: {error}") from None
-        names.setdefault(path[-1], value)
-        put(block, path, value)
 
 
 def _values(label: str, axis: Any) -> list[tuple[str, Any]]:

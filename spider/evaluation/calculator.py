@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 import re
 import warnings
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
-from spider.config.formulas import BINARY
 from spider.tokens import Tokens
 from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
@@ -22,6 +24,16 @@ MOST_CHARACTERS, MOST_PARENTHESES, MOST_BITS = 250, 32, 250
 #: Significant digits of a result that is not an integer: 0.1 + 0.2 is 0.3.
 DIGITS = 12
 
+#: The operators of two numbers.
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 

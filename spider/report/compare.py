@@ -29,7 +29,6 @@ from spider.evaluation.records import (
     sum_of_probabilities,
 )
 from spider.evaluation.result import ALONE, Result, Row, baselines, best_first, legends, scores, shortened
-from spider.ladders.forecast import against
 from spider.record import Record
 from spider.report import figures
 from spider.report.charts import COLOURS
@@ -180,12 +179,6 @@ def compare(
     tables = _tables(summary)
     models = [*(model for run in runs.values() for model in run.rows.values()), *summary.foreign.values()]
     notes = legends(model.results for model in models)
-    notes += [
-        f"{run}: {line}."
-        for run, own in stages.items()
-        for folder, one in own
-        if (line := against(folder, one.bpb))
-    ]
     notes.append(sum_of_probabilities(max(model.deviation for model in models)))
     if not all(model.lossless for model in models):
         notes.append(LOSSY)

@@ -76,8 +76,6 @@ class Needed:
         paths += [f"text/{name}/" for name in used]
         if ngram:
             paths += [f"ngram/{name}/{ngram.counted}/" for name in used]
-        if run in config.runs and (ladder := config.runs[run].forecast):
-            paths += [f"ladders/{ladder}/"]
         paths += [f"runs/{run}/[^/]+$"]
         paths += [f"runs/{run}/{stage}/" for stage, _ in specs]
         return cls(run=run, paths=tuple(paths))

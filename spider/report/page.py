@@ -18,7 +18,6 @@ from spider import files
 from spider.config import Config
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import CONTEXTS, Result, legends, scores
-from spider.ladders.forecast import against
 from spider.report import figures
 from spider.report.costs import Needed, commands, costs
 from spider.report.formatting import LOSSY, printable
@@ -76,11 +75,6 @@ def render(config: Config, results: Results, run: str) -> str:
         stages=stages,
         badges={name: badge for stage in stages for name, badge in stage.badges.items()},
         last=last,
-        forecasts=[
-            line
-            for stage in stages
-            if stage.evaluation and (line := against(results.stage(run, stage.name), stage.evaluation.bpb))
-        ],
         flops=sum(s.evaluation.flops_per_token * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],
         dagger=mark,

@@ -23,7 +23,6 @@ from spider.checkpoints.records import Origin, Receipt
 from spider.config import Config, ConfigError, StageSpec
 from spider.data.metadata import load_metadata
 from spider.errors import TrainingError
-from spider.ladders.forecast import keep
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
@@ -61,8 +60,6 @@ class Plan(NamedTuple):
     """Record of the warm-up for this stage's shape."""
     indexes: tuple[Path, Path] | None
     """Folders of the n-gram indexes without and with the training text; None for a model that reads none."""
-    forecast: Path | None = None
-    """The forecast that has to be written before this training starts (`spider.ladders.forecast`)."""
 
 
 def plan(config: Config, changed: Config, run: str, stage: str, options: Places) -> Plan:
@@ -140,7 +137,6 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
         reset_steps=options.reset_steps,
         warmup=warmup if warmup.exists() else None,
         indexes=indexes,
-        forecast=results.forecast(ladder) if (ladder := changed.run(run).forecast) else None,
     )
 
 
@@ -154,7 +150,6 @@ def train(
     reset_steps: bool = False,
     warmup: Path | None = None,
     indexes: tuple[Path, Path] | None = None,
-    forecast: Path | None = None,
     code: str | None = None,
     on_step: Callable[[int], None] | None = None,
     world: World = ALONE,
@@ -202,9 +197,6 @@ def train(
             origin["conversations"] = chats
         try:
             fields = {**spec.deciding(), **origin, **({"code": code} if code else {})}
-            if forecast is not None:
-                began_with = world.from_first(lambda: keep(forecast, folder, spec.settings.target_flops))
-                fields["forecast"] = began_with
             own = Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields)
             good = world.from_first(lambda: claim(folder, own))
             if good is None or not good.training.final:

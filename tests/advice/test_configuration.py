@@ -377,29 +377,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.grid.model": {"small": {"preset": "tiny"}}},
         ),
     ],
-    "config/formulas.py": [
-        (
-            "is not a part of a formula; write {}",
-            {
-                "runs.r.stages.1.lr": OUT,
-                "runs.r.grid": {"model.hidden": [64]},
-                "runs.r.links": {"lr": "hidden.real"},
-            },
-            {"runs.r.links.lr": "1 / hidden"},
-        )
-    ],
-    "config/ladders.py": [
-        (
-            "is that of {}; leave it out",
-            {"ladders.one": LADDER, "ladders.two": {"like": "one", "seed": 3}},
-            {"ladders.two.seed": OUT},
-        ),
-        (
-            "has no grid or forecast of its own; write rungs and target",
-            {"ladders.one": LADDER | {"grid": {"seed": [1, 2]}}},
-            {"ladders.one.grid": OUT, "ladders.one.target": {"flops": 4e9, "sizes": [32]}},
-        ),
-    ],
     "config/cleaning.py": [
         (
             "is a size, which {} does not compare; use >= or <=",

@@ -69,7 +69,7 @@ def two(workflow, monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Run a tracked workflow once, with jobs of all rules but those of ladders; return it and its output."""
+    """Run a tracked workflow once, with jobs of all rules; return it and its output."""
     home = tmp_path_factory.mktemp("every-rule")
     (folder := home / "a folder with spaces").mkdir()
     (programs := home / "bin").mkdir()
@@ -466,24 +466,8 @@ def unrecorded(workflow: Workflow, jobs: list[tuple[str, set[str]]]) -> dict[str
 def test_the_record_of_every_job_lists_all_its_outputs(everything):
     jobs = declared(everything)
     # test_store.py runs `download_temp`, which is the rule `download` with another output.
-    assert {rule for rule, _ in jobs} == rules() - {"forecast", "ladders", "download_temp"}
+    assert {rule for rule, _ in jobs} == rules() - {"download_temp"}
     assert unrecorded(everything, jobs) == {}
-
-    # A ladder needs six runs, so copies of one run stand for them. They give no forecast, and a page.
-    done = everything.results / "runs/bytes"
-    ladder = everything.config["runs"].pop("bytes") | {"stages": [{"name": "first"}], "size": "model.width"}
-    del ladder["audit"]
-    ladder["rungs"] = [{"flops": flops, "sizes": [8, 16, 32]} for flops in (1e8, 4e8)]
-    everything.config |= {"runs": {}, "ladders": {"l": ladder | {"target": {"flops": 1e9}}}}
-    jobs = declared(everything, "results/report/ladders.html")
-    for width in (8, 16, 32):
-        for budget in ("1e8", "4e8"):
-            shutil.copytree(done, everything.results / f"runs/l-c{budget}-width{width}-seed1")
-    spider(everything, "report", "forecast", "l")
-    spider(everything, "report", "ladders")
-    ladders = [job for job in jobs if job[0] in ("forecast", "ladders")]
-    assert len(ladders) == 2 and unrecorded(everything, ladders) == {}
-    assert "l: no forecast" in (everything.results / "report/ladders.html").read_text()
 
     scores = [read_json(path) for path in (everything.results / "tracking/evaluations").glob("*.json")]
     compressed = read_json(everything.results / "runs/bpe/packed/compressed/evaluation.json")

@@ -104,6 +104,9 @@ def test_the_core_works_without_its_extras(workflow, tmp_path_factory):
     assert "small" in spider(workflow, path, "describe", "small")
     plan = workflow("--dry-run", PYTHONPATH=path)
     assert "train" in plan and "compare" in plan
+    workflow.config["ladders"] = {}
+    refused = workflow("--dry-run", PYTHONPATH=path, fails=True)
+    assert "ladders: is of the extra lab, which is not installed; run `pip" in refused
 
 
 def test_an_extra_adds_commands_rules_and_runs(workflow, demo):

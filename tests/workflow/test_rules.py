@@ -19,7 +19,7 @@ PROFILE = ROOT / "profiles/slurm"
 WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_checkpoints", "sample", "harness", "compress"}
 WITH_A_MODEL |= {"evaluate_foreign", "audit"}
 #: Rules of about a second, which run where Snakemake runs.
-LOCAL = {"draw", "compare", "report", "forecast", "ladders"}
+LOCAL = {"draw", "compare", "report", "claim_forecast", "forecast", "ladders"}
 
 
 def with_every_rule(workflow: Workflow, gpus: int) -> None:

@@ -199,11 +199,12 @@ class Trial:
         runs = dict(written["runs"])
         for run, name in itertools.product(missing, self.names):
             if run == f"{name}-seed{seed}":
-                block = {key: value for key, value in runs[name].items() if key != "forecast"}
-                runs[run] = {**block, "seed": seed}
+                runs[run] = {**runs[name], "seed": seed}
         plain = {key: value for key, value in written.items() if key != "foreign"} | {"runs": runs}
         targets = [self.results.stage(run, runs[run]["stages"][-1]["name"]).evaluation for run in missing]
-        return run_workflow(plain, self.results.trial(self.names[1]), targets, options, Path.cwd())
+        return run_workflow(
+            plain, self.results.root / "trials" / f"{self.names[1]}.yaml", targets, options, Path.cwd()
+        )
 
     def _began(self, runs: Sequence[str], since: float) -> bool:
         """Return whether a job of some runs has written a log since a time, in seconds since 1970."""

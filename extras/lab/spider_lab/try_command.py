@@ -97,19 +97,19 @@ def _answer(
     as_json: bool,
 ) -> None:
     from spider_lab.trial import Trial
-    from spider_lab.verdicts import add_verdict, moved, read_verdicts
+    from spider_lab.verdicts import add_verdict, moved, read_verdicts, verdicts_of
 
     trial = Trial(config, session.results, names, changes)
-    rows = read_verdicts(session.results.verdicts)
+    rows = read_verdicts(verdicts_of(session.results))
     found = None if again else trial.recorded(rows)
     if found is None:
         say = _to_stderr if as_json else click.echo
         for line in trial.warnings():
             say(line)
         found = trial.decide(most=pairs, budget=budget, options=options, say=say)
-        add_verdict(session.results.verdicts, found)
+        add_verdict(verdicts_of(session.results), found)
     elif not as_json:
-        click.echo(f"verdict of {_date(found)}, from {session.results.verdicts} (--again decides again)")
+        click.echo(f"verdict of {_date(found)}, from {verdicts_of(session.results)} (--again decides again)")
     if as_json:
         click.echo(found.model_dump_json(indent=2))
         return
@@ -155,9 +155,9 @@ def described(verdict: Verdict) -> list[str]:
 @click.pass_obj
 def verdicts(session: Session, as_json: bool) -> None:
     """List all verdicts of the results folder, and those that do not hold today."""
-    from spider_lab.verdicts import moved, read_verdicts
+    from spider_lab.verdicts import moved, read_verdicts, verdicts_of
 
-    for one in read_verdicts(session.results.verdicts):
+    for one in read_verdicts(verdicts_of(session.results)):
         if as_json:
             click.echo(one.model_dump_json())
             continue

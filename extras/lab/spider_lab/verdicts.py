@@ -68,6 +68,11 @@ class Verdict(BaseModel, frozen=True):
 BUDGET = "the budget is spent"
 
 
+def verdicts_of(results: Results) -> Path:
+    """Return the file of all verdicts."""
+    return results.root / "verdicts.jsonl"
+
+
 def read_verdicts(path: Path) -> list[Verdict]:
     """Return the rows of ``verdicts.jsonl``, the oldest first; none if there is no file.
 

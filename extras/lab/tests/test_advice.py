@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import click
 import pytest
+from spider_lab.fit import fit
+from spider_lab.forecast import too_short
 from spider_lab.trial import Trial, with_change
 from spider_lab.try_command import Duration
 from spider_lab.verdicts import read_verdicts
+from test_fit import BUDGETS
+from test_fit import ladder as made_ladder
+from test_forecast import plain as ladders
 from test_trial import (  # noqa: F401 (fixtures)
     demo,
     known,
@@ -96,3 +102,37 @@ def test_a_budget_is_a_duration():
         Duration().convert("5", None, None)
     advised(str(caught.value), "lab/try_command.py", "is not a duration; write 90s, 30m or 2h")
     assert Duration().convert("90s", None, None) == 90
+
+
+def test_sizes_and_seeds_are_added_to_a_ladder():
+    for at, more in (((2.0, 4.0, 8.0), (0.25, 0.5, 1.0)), ((0.1, 0.2, 0.4), (0.8, 1.6, 3.2))):
+        said = " ".join(curve.problem or "" for curve in fit(made_ladder(BUDGETS, at=at)).curves)
+        if more < at:
+            advised(said, "lab/fit.py", "the best size is below the smallest; add smaller ones")
+        else:
+            advised(said, "lab/fit.py", "the best size is above the largest; add larger ones")
+        assert not any(c.problem for c in fit(made_ladder(BUDGETS, at=sorted((*at, *more)))).curves)
+    sizes = (0.2, 0.5, 1.0, 2.0, 5.0)
+    bent = [
+        replace(one, bpb=one.bpb + (0.05 if "-1.0-" in one.run and one.budget == BUDGETS[0] else 0))
+        for one in made_ladder(BUDGETS, noise=0.002, common=0, at=sizes)
+    ]
+    (said,) = fit(bent).left_out
+    advised(said, "lab/fit.py", "{}: leave out size {}")
+    assert not fit([one for one in bent if f"{one.size:g}" != said.rpartition(" ")[2]]).left_out
+
+
+def test_a_ladder_is_written_as_the_message_says(tmp_path):
+    config = ladders(tmp_path)
+    config["ladders"]["toy"] |= {"links": {"lr": "width.real"}, "grid": {"seed": [1, 2]}}
+    with refused("lab/ladders.py", "has no grid of its own; write rungs and target"):
+        load_config(config)
+    del config["ladders"]["toy"]["grid"]
+    with refused("lab/ladders.py", "is not a part of a formula; write {}"):
+        load_config(config)
+    config["ladders"]["toy"]["links"]["lr"] = "1 / width"
+    config["ladders"]["toy"]["rungs"][0]["flops"] = 1e6
+    said = too_short(load_config(config), "toy")
+    advised(said[0], "lab/forecast.py", "give it more FLOPs, a smaller size or a smaller batch")
+    config["ladders"]["toy"]["rungs"] = [{"flops": flops, "sizes": [8, 16, 32]} for flops in (6e8, 8e8)]
+    assert not too_short(load_config(config), "toy")

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 from spider_lab.trial import Trial, with_change
-from spider_lab.verdicts import read_verdicts
+from spider_lab.verdicts import read_verdicts, verdicts_of
 
 from spider.checkpoints.records import Origin, Receipt
 from spider.cli import cli
@@ -125,11 +125,11 @@ def test_a_better_setting_is_found_and_the_same_question_is_answered_from_the_re
     again = run("try", "model.width=16", "--against", "demo")
     assert "from" in again.output and "verdicts.jsonl" in again.output and "BETTER" in again.output
     assert workflow.run_workflow.trained == ["demo-width16"]
-    (row,) = read_verdicts(demo.verdicts)
+    (row,) = read_verdicts(verdicts_of(demo))
     assert row.change == ["model.width=16"] and row.outcome == "better" and row.interval[1] < 0
     assert row.data and row.pairs[0].runs == ("demo", "demo-width16")
     run("try", "model.width=16", "--against", "demo", "--again")
-    assert len(read_verdicts(demo.verdicts)) == 2 and len(workflow.run_workflow.trained) == 1
+    assert len(read_verdicts(verdicts_of(demo))) == 2 and len(workflow.run_workflow.trained) == 1
 
 
 def test_a_change_that_does_nothing_is_not_shown(demo):
@@ -143,7 +143,7 @@ def test_a_change_that_does_nothing_is_not_shown(demo):
 def test_without_a_known_noise_at_least_two_pairs_are_trained(demo):
     write(demo, load_config(plain(demo.root)), "demo")
     run("try", "model.width=16", "--against", "demo", "--pairs", "3")
-    (row,) = read_verdicts(demo.verdicts)
+    (row,) = read_verdicts(verdicts_of(demo))
     assert len(row.pairs) >= 2 and row.noise is None
 
 
@@ -167,7 +167,7 @@ def test_a_failed_training_is_a_row_too_and_is_not_tried_again(demo):
     workflow.run_workflow.status, workflow.run_workflow.begins = 1, False
     with pytest.raises(ValueError, match="Snakemake ended with status 1 before a job of demo-width16 began"):
         run("try", "model.width=16", "--against", "demo")
-    assert not demo.verdicts.exists()
+    assert not verdicts_of(demo).exists()
     workflow.run_workflow.begins = True
     printed = run("try", "model.width=16", "--against", "demo").output
     assert "FAILED (demo-width16 failed: Snakemake ended with status 1)" in printed

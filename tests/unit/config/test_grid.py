@@ -3,7 +3,7 @@ import copy
 import pytest
 import yaml
 
-from spider.config import ConfigError, Given, load_config, with_settings
+from spider.config import ConfigError, load_config
 from spider.config.settings import LIMIT
 
 BASE = """
@@ -109,47 +109,3 @@ def test_two_runs_of_one_name_are_refused():
 def test_the_error_about_the_name_of_a_sweep_lists_its_runs():
     with pytest.raises(ConfigError, match="demo is a sweep, name one of its runs: demo-lr4e-3"):
         load_config(config_with("{lr: [4e-3]}")).run("demo")
-
-
-def test_a_link_follows_from_the_grid_and_from_the_links_before_it():
-    links = {"model.ffn_hidden": "max(64, 4 * hidden)", "lr": "0.1 / sqrt(hidden)", "min_lr_ratio": "lr * 2"}
-    config = load_config(config_with("{model.hidden: [16, 64]}", links=links))
-    found = {name: (run.model.ffn_hidden, run.defaults.lr) for name, run in config.runs.items()}
-    assert found == {"demo-hidden16": (64, 0.025), "demo-hidden64": (256, 0.0125)}
-    assert config.runs["demo-hidden64"].defaults.min_lr_ratio == 0.025
-
-
-def test_a_link_may_end_like_a_setting_of_the_grid():
-    links = {"model.boundary.hidden": "hidden / 2", "lr": "0.1 / hidden"}
-    run = load_config(config_with("{model.hidden: [64]}", links=links)).runs["demo-hidden64"]
-    assert (run.model.boundary.hidden, run.defaults.lr) == (32, 0.1 / 64)
-
-
-@pytest.mark.parametrize(
-    ("links", "message"),
-    [
-        (
-            {"lr": "hiden * 2"},
-            r"runs.demo.links.lr: uses 'hiden'; did you mean \"hidden\"\?; it may use hidden",
-        ),
-        ({"lrr": "1"}, r"runs.demo.links.lrr: unknown key; did you mean \"lr\"\?"),
-        ({"lr": "hidden / 0"}, r"'hidden / 0' has no value \(division by zero\)"),
-        ({"lr": "hidden.bit_length()"}, "is not a part of a formula; write numbers, names"),
-        ({"lr": "2 *"}, "has no value"),
-        ({"model.hidden": "3"}, "is a setting of the grid too"),
-    ],
-)
-def test_a_wrong_link_is_named(links, message):
-    with pytest.raises(ConfigError, match=message):
-        load_config(config_with("{model.hidden: [16]}", links=links))
-
-
-def test_settings_apply_to_a_run_of_a_ladder():
-    plain = yaml.safe_load(BASE)
-    ladder = plain["runs"].pop("demo") | {"stages": [{"name": "main"}], "size": "model.hidden"}
-    ladder["rungs"] = [{"flops": flops, "sizes": [16, 32, 64]} for flops in (1e9, 2e9)]
-    config = load_config(plain | {"ladders": {"demo": ladder}})
-    spec = config.stage("demo-c1e9-hidden32-seed1", "main")
-    assert with_settings(config, spec.run, "main", [])[0].stage(spec.run, "main") == spec
-    changed, _ = with_settings(config, spec.run, "main", [Given("--lr", "lr", 0.5)])
-    assert changed.stage(spec.run, "main").settings.lr == 0.5

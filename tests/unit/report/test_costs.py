@@ -39,24 +39,14 @@ CONFIG = {
             "data": "cut",
             "model": "gpt-cpu",
             "stages": [{"name": "only", "target_flops": 1e10, "packing": "best_fit", "seq_len": 512}],
-            "forecast": "steps",
         },
         "counted": {"data": "text", "model": "slim", "stages": [{"name": "only", "max_steps": 1}]},
     },
 }
-CONFIG["ladders"] = {
-    "steps": {
-        "data": "text",
-        "model": "gpt-cpu",
-        "stages": [{"name": "only"}],
-        "size": "model.layers",
-        "rungs": [{"flops": flops, "sizes": [1, 2, 3]} for flops in (1e9, 2e9)],
-    }
-}
 COUNTED = load_config(CONFIG).runs["counted"].model.ngram.counted
 #: By run, the values of wildcards for its jobs.
 WILDCARDS = {
-    "small": {"dataset": "cut", "tokenizer": "bpe", "seq_len": "512", "ladder": "steps"},
+    "small": {"dataset": "cut", "tokenizer": "bpe", "seq_len": "512"},
     "counted": {"dataset": "text", "counted": COUNTED, "text": "full"},
 }
 for run, values in WILDCARDS.items():
@@ -95,7 +85,7 @@ def test_a_benchmark_file_has_the_path_of_an_output():
 def test_every_rule_of_the_workflow_has_a_row_of_costs(run, data, tmp_path):
     rules = write_all(tmp_path, run)
     assert rules | SHARED == BENCHMARKS.keys() - (
-        {"count_ngrams", "build_ngrams"} if run == "small" else {"tokenizer", "pack", "forecast"}
+        {"count_ngrams", "build_ngrams"} if run == "small" else {"tokenizer", "pack"}
     )
     table = costs(Results(tmp_path), needs(run, data), [])
     assert {(row.rule, row.jobs, row.seconds) for row in table} == {(rule, 1, 2.0) for rule in rules}

@@ -410,7 +410,6 @@ from spider.report.compare import compare
 from spider.report.figures import draw_stage
 from spider.report.page import write_report
 from spider.report.terminal import terminal_summary
-from spider.report import ladders
 from spider.results import Results, StageFolder
 plain, stages = json.loads(sys.argv[1]), [Path(one) for one in sys.argv[2:]]
 results = Results(Path(plain["results"]))

@@ -11,13 +11,13 @@ import numpy as np
 
 from spider import files
 from spider.config import Config
-from spider.config.ladders import FARTHEST
-from spider.ladders.fit import COVERAGE, Curve, Fit, multiplier
-from spider.ladders.forecast import Forecast, Prediction, Rung, best_of, kept
 from spider.report.charts import COLOURS, MARKERS, Axis, Chart, Series
 from spider.report.formatting import count_label, flops_label, quantity
 from spider.report.render import html, picture
 from spider.results import Results
+from spider_lab.fit import COVERAGE, Curve, Fit, multiplier
+from spider_lab.forecast import Forecast, Prediction, Rung, copy_of, finished, path_of
+from spider_lab.ladders import FARTHEST, ladders_of, waiting_of
 
 Rows = list[list[str]]
 
@@ -38,7 +38,7 @@ class View:
     fit: Fit
     targets: list[Rung]
     stale: list[str]
-    """Runs that began with another forecast than the one of today, or with an edited one."""
+    """Runs that began with another forecast than the one of today."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ def write_ladders(config: Config, results: Results, output: Path) -> list[View]:
     Raises:
         ValueError: the forecast of a ladder is missing or damaged.
     """
-    views = [_view(config, results, name) for name in config.rungs]
+    views = [_view(config, results, name) for name in ladders_of(config)]
     figures = [[_parabolas(view) for view in views], [_losses(views), _sizes(views)]]
     multipliers = _multipliers(views)
     page = html(
@@ -75,19 +75,15 @@ def write_ladders(config: Config, results: Results, output: Path) -> list[View]:
 
 
 def _view(config: Config, results: Results, name: str) -> View:
-    forecast = Forecast.read(results.forecast(name))
-    waiting = [run for run, block in config.runs.items() if block.forecast == name]
-    stale = []
-    for run in waiting:
-        folder = results.stage(run, config.runs[run].stages[-1].name)
-        if (found := kept(folder)) is None:
-            continue
-        began_with, recorded = found
-        if began_with.digest != recorded:
-            stale.append(f"{run}: its copy of the forecast was edited after the training began")
-        elif recorded != forecast.digest:
-            stale.append(f"{run}: stale, a run of the ladder has changed since this one began")
-    return View(forecast, forecast.fit, best_of(config, results, waiting), stale)
+    forecast = Forecast.read(path_of(results, name))
+    waiting = waiting_of(config, name)
+    began = [run for run in waiting if copy_of(results, run).is_file()]
+    stale = [
+        f"{run}: stale, a run of the ladder has changed since this one began"
+        for run in began
+        if Forecast.read(copy_of(results, run)).digest != forecast.digest
+    ]
+    return View(forecast, forecast.fit, finished(config, results, name, waiting), stale)
 
 
 def _plain(view: View) -> dict[str, object]:

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from spider.ladders.fit import DRAWS, LEAST_STEPS, Point, fit, multiplier
-from spider.report.ladders import _times
+from spider_lab.fit import DRAWS, LEAST_STEPS, Point, fit, multiplier
+from spider_lab.page import _times
 
 #: The law that the points follow: L = E + A C^-b at the best size N* = k C^a, and a parabola around it.
 E, A, B, K, EXPONENT, CURVATURE = 0.8, 40.0, 0.12, 0.2, 0.5, 0.15

@@ -1,8 +1,8 @@
 """``forecast.json`` of a ladder: the losses of larger runs, forecast from its finished runs.
 
-A run that names a ladder as its ``forecast`` needs this file before it starts. It copies the file into its
-stage's folder (`keep`), and ``origin.json`` records the digest. So no forecast can be written after the
-training began. A run of the ladder that changes later makes another forecast, and the copy is shown as stale.
+A run that waits for it gets a copy in its own folder (`claim`), which is an input of its training. So no
+forecast can be written after the training began, and the record of the training has the digest of the copy. A
+run of the ladder that changes later makes another forecast, and the copy is shown as stale.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from pydantic import BaseModel
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from spider import files
-from spider.checkpoints.records import Origin, Receipt
+from spider.checkpoints.records import Receipt
 from spider.config import Config
-from spider.config.formulas import evaluate
-from spider.config.ladders import FARTHEST
-from spider.errors import TrainingError
 from spider.evaluation.records import Evaluation
-from spider.ladders.fit import Fit, Point, fit
 from spider.record import Record
-from spider.results import Results, StageFolder
+from spider.results import Results
+from spider_lab.fit import LEAST_STEPS, Fit, Point, fit
+from spider_lab.ladders import FARTHEST, budgets_of, ladders_of, rungs_of
 
 
 @pydantic_dataclass(frozen=True)
@@ -73,10 +71,6 @@ class Forecast(Record):
         """The law, fitted again to the same runs."""
         return fit(self.rungs)
 
-    def at(self, flops: float) -> Prediction | None:
-        """Return the prediction for some FLOPs, if there is one."""
-        return next((one for one in self.predictions if one.flops == flops), None)
-
     @property
     def digest(self) -> str:
         """Digest of all but the time."""
@@ -89,12 +83,11 @@ def forecast(config: Config, results: Results, name: str) -> Forecast:
     Raises:
         ValueError: a run is not trained or evaluated, or two runs are scored or trained on different text.
     """
-    ladder = config.rungs[name]
     rungs: list[Rung] = []
     texts: dict[str, str] = {}
     data: dict[str, str] = {}
-    for run in ladder.rungs:
-        rung, evaluation, receipt = read_rung(config, results, run)
+    for run in rungs_of(config, name):
+        rung, evaluation, receipt = read_rung(config, results, name, run)
         rungs.append(rung)
         texts.setdefault(evaluation.text_sha256, run)
         data.setdefault(receipt.data_digest, run)
@@ -105,7 +98,7 @@ def forecast(config: Config, results: Results, name: str) -> Forecast:
     fitted = fit(rungs)
     problem = fitted.problem
     predictions: list[Prediction] = []
-    for flops in config.forecast_at(name) if problem is None else ():
+    for flops in budgets_of(config, name) if problem is None else ():
         if not fitted.largest < flops <= FARTHEST * fitted.largest:
             problem = (
                 f"{flops:.3g} FLOPs are not between the largest budget of the fit, {fitted.largest:.3g}, and "
@@ -126,7 +119,7 @@ def forecast(config: Config, results: Results, name: str) -> Forecast:
     )
 
 
-def read_rung(config: Config, results: Results, run: str) -> tuple[Rung, Evaluation, Receipt]:
+def read_rung(config: Config, results: Results, name: str, run: str) -> tuple[Rung, Evaluation, Receipt]:
     """Return a finished run as a rung, with its evaluation and its receipt.
 
     Raises:
@@ -137,9 +130,8 @@ def read_rung(config: Config, results: Results, run: str) -> tuple[Rung, Evaluat
     folder = results.stage(run, stage.name)
     receipt, evaluation = Receipt.read(folder.receipt), Evaluation.read(folder.evaluation)
     spec = config.stage(run, stage.name)
-    ladder = next(one for one in config.rungs.values() if run in one.runs or one.name == block.forecast)
-    size: Any = block if not ladder.size.startswith("model.") else block.model
-    for part in ladder.size.removeprefix("model.").split("."):
+    size: Any = block
+    for part in ladders_of(config)[name].size.split("."):
         size = getattr(size, part)
     assert spec.settings.target_flops is not None, "a run of a ladder has a budget"
     rung = Rung(
@@ -163,15 +155,12 @@ def _prediction(config: Config, name: str, fitted: Fit, flops: float) -> Predict
     pairs = [zip(curve.sizes, curve.parameters, strict=True) for curve in fitted.curves]
     sizes = {size: N for curve in pairs for size, N in curve}
     slope, height = np.polyfit(np.log([*sizes.values()]), np.log([*sizes]), 1)
-    block = config.ladders[name]
+    ladder = ladders_of(config)[name]
     # A width may have to be a multiple of 8, as all sizes of the ladder then are.
     unit = math.gcd(*map(int, sizes))
     size = math.exp(height + slope * math.log(parameters))
-    settings = {block.size: float(unit * max(1, round(size / unit))), "target_flops": flops}
-    names = {key.rpartition(".")[2]: value for key, value in settings.items()} | {"seed": 1}
-    for key, formula in block.links.items():
-        settings[key] = float(evaluate(str(formula), names))
-        names.setdefault(key.rpartition(".")[2], settings[key])
+    settings = {ladder.size: float(unit * max(1, round(size / unit))), "target_flops": flops}
+    settings |= ladder.linked(f"ladders.{name}", {**settings, "seed": 1})
     return Prediction(
         flops=flops,
         bpb=fitted.loss(flops),
@@ -183,61 +172,52 @@ def _prediction(config: Config, name: str, fitted: Fit, flops: float) -> Predict
     )
 
 
-def keep(written: Path, folder: Path, flops: float | None) -> str:
-    """Copy a forecast into the folder of a stage that is about to start; return the digest to record.
+def too_short(config: Config, ladder: str) -> list[str]:
+    """Return a line for each run of a ladder that has too few steps, so that no forecast is fitted to it."""
+    from spider.describe import describe
 
-    A training that goes on keeps the forecast that it began with.
+    steps = {run: describe(config, run)["stages"][-1]["steps"] for run in rungs_of(config, ladder)}
+    return [
+        f"{run}: {count} steps, and a ladder leaves out runs under {LEAST_STEPS}; give it more FLOPs, a "
+        "smaller size or a smaller batch"
+        for run, count in steps.items()
+        if count < LEAST_STEPS
+    ]
+
+
+def path_of(results: Results, ladder: str) -> Path:
+    """Return the file of a ladder's forecast."""
+    return results.root / "ladders" / ladder / "forecast.json"
+
+
+def copy_of(results: Results, run: str) -> Path:
+    """Return the copy of the forecast that a run begins with."""
+    return results.run(run) / "forecast.json"
+
+
+def claim(config: Config, results: Results, ladder: str, run: str) -> Path:
+    """Copy the forecast of a ladder for a run that is about to start.
 
     Raises:
-        TrainingError: the forecast is missing, has no prediction for these FLOPs, or the training began
-            before it.
+        ValueError: the forecast has no prediction for this run's FLOPs, or the training began before it.
     """
-    stage = StageFolder(folder)
-    if stage.origin.exists():
-        recorded = Origin.read(stage.origin).fields.get("forecast")
-        if recorded is None:
-            raise TrainingError(
-                f"{folder}: began to train before its forecast was written, so the forecast would prove "
-                "nothing; move the folder away to train again, or remove `forecast` from the run"
-            )
-        return str(recorded)
-    try:
-        found = Forecast.read(written)
-    except ValueError as error:
-        raise TrainingError(f"{error}; this run needs a forecast before it starts") from None
-    if found.problem or flops is None or found.at(flops) is None:
+    stage = config.runs[run].stages[0]
+    folder, flops = results.stage(run, stage.name), config.stage(run, stage.name).settings.target_flops
+    if folder.origin.exists():
+        raise ValueError(
+            f"{folder.path}: began to train before its forecast was written, so the forecast would prove "
+            f"nothing; move the folder away to train again, or remove {run} from the ladder"
+        )
+    found = Forecast.read(path_of(results, ladder))
+    if found.problem or not any(one.flops == flops for one in found.predictions):
         reason = found.problem or f"it has no prediction for {flops} FLOPs"
-        raise TrainingError(f"{written}: {reason}; this run needs a forecast before it starts")
-    found.write(stage.forecast)
-    return found.digest
+        raise ValueError(f"{path_of(results, ladder)}: {reason}; {run} needs a forecast before it starts")
+    found.write(copy_of(results, run))
+    return copy_of(results, run)
 
 
-def kept(folder: StageFolder) -> tuple[Forecast, str | None] | None:
-    """Return the forecast in the folder of a stage, and the digest that was recorded when it began."""
-    if not folder.forecast.is_file():
-        return None
-    recorded = Origin.read(folder.origin).fields.get("forecast") if folder.origin.is_file() else None
-    return Forecast.read(folder.forecast), recorded
-
-
-def against(folder: StageFolder, bpb: float) -> str | None:
-    """Return a phrase that compares a result with the forecast that its training began with, if any."""
-    if not (folder.forecast.is_file() and folder.origin.is_file()):
-        return None
-    fields = Origin.read(folder.origin).fields
-    forecast = Forecast.read(folder.forecast)
-    found = forecast.at(fields["settings"]["target_flops"])
-    if found is None or forecast.digest != fields.get("forecast"):
-        return "the forecast was edited after the training began"
-    inside = "inside" if found.low <= bpb <= found.high else "outside"
-    return (
-        f"forecast by the ladder {forecast.ladder} before it started: {found.bpb:.4f} ({found.low:.4f} to "
-        f"{found.high:.4f}), {found.bpb / bpb - 1:+.1%} from the result, which is {inside} the interval"
-    )
-
-
-def best_of(config: Config, results: Results, runs: Sequence[str]) -> list[Rung]:
+def finished(config: Config, results: Results, ladder: str, runs: Sequence[str]) -> list[Rung]:
     """Return the finished ones of some runs."""
     names = [(run, config.runs[run].stages[-1].name) for run in runs]
     done = [run for run, stage in names if results.stage(run, stage).evaluation.is_file()]
-    return [read_rung(config, results, run)[0] for run in done]
+    return [read_rung(config, results, ladder, run)[0] for run in done]
