@@ -58,7 +58,8 @@ def _schema() -> dict[str, Any]:
     definitions["Dataset"]["required"] = []
     definitions["Dataset"]["anyOf"] = [{"required": ["source"]}, {"required": ["like"]}]
     whole = define(Config)
-    whole["properties"] |= {key: {} for key in extras.config_keys()}
+    about = "A block of an extra, whose page has its keys (extras/)."
+    whole["properties"] |= {key: {"type": "object", "description": about} for key in extras.config_keys()}
     return {**whole, "title": "Configuration of Spider", "$defs": definitions}
 
 

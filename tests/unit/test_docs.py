@@ -24,6 +24,7 @@ from spider.config import (
 )
 from spider.config.model import family_block, model_block
 from spider.config.reference import reference
+from spider.extras import config_keys
 from spider.model import build_model
 from spider.model.gpt.config import Config as GPTConfig
 from spider.training.memory import meta_model
@@ -172,7 +173,7 @@ def completed(block: dict) -> dict:
     """Lay an example on the default configuration: top-level keys, keys of its run, or keys of its stages."""
     plain = yaml.safe_load((ROOT / "config.yaml").read_text())
     run = plain["runs"]["spider-ngram"]
-    if set(block) <= set(Config.model_fields):
+    if set(block) <= {*Config.model_fields, *config_keys()}:
         for name in ("datasets", "tokenizers"):
             plain[name] = plain.get(name, {}) | block.get(name, {})
         return plain | {key: value for key, value in block.items() if key not in ("datasets", "tokenizers")}

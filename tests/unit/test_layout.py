@@ -47,7 +47,7 @@ MOST = {
     "cleaning": 996,
     "cli": 1988,
     "compress": 884,
-    "config": 2433,
+    "config": 2434,
     "data": 2334,
     "evaluation": 3887,
     "extras/lab": 1175,
