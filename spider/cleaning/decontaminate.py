@@ -70,7 +70,7 @@ def find_contaminated(
 
     Held-out documents are not searched. Raises like `encode_part`.
     """
-    known = Protected(pq.read_table(protected), settings.words, settings.shortest, settings.common)
+    known = Protected(pq.read_table(protected), settings.WORDS, settings.SHORTEST, settings.COMMON)
     columns: dict[int, dict[str, Any]] = {}
     for documents, held_out in plain_documents(parquet, dataset):
         chosen = documents.filter(pa.array(~held_out))

@@ -45,9 +45,9 @@ def protect(session: Session, dataset: str) -> None:
     output = results.protected(config.raw(dataset))
     with session.tracked("protect", dataset, settings.changed(), inputs, [output]) as job:
         given = protected.given(config, dataset)
-        counts = write_protected(output, given, held_out, settings.shortest)
+        counts = write_protected(output, given, held_out, settings.SHORTEST)
         for name, (documents, short) in counts.items():
-            unprotected = f"{short:,} with fewer than {settings.shortest} words cannot be protected"
+            unprotected = f"{short:,} with fewer than {settings.SHORTEST} words cannot be protected"
             log.info("%s: %s documents or questions, %s", name, f"{documents:,}", unprotected)
         if not counts:
             log.warning("datasets.%s: no held-out document, task or file to compare with", dataset)
@@ -75,5 +75,5 @@ def contaminated(session: Session, dataset: str, part: str) -> None:
         job.metric("common_sequences", common)
     log.info("%s: %s documents with protected text", output, f"{len(found):,}")
     if common:
-        reason = f"more than {settings.common} documents of the part hold them"
+        reason = f"more than {settings.COMMON} documents of the part hold them"
         log.info("%s sequences of held-out text do not count, because %s", f"{common:,}", reason)

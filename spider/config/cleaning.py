@@ -6,11 +6,11 @@ A filter is one line, ``COLUMN OPERATOR VALUE``. `spider.data.filters` applies i
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from spider.config.block import Block, Positive, wrong_key
+from spider.config.block import Block, wrong_key
 
 #: Name in a filter for the size of the text in bytes.
 SIZE = "bytes"
@@ -81,13 +81,14 @@ class NearConfig(Block):
 class DecontaminateConfig(Block):
     """Removal of documents that contain text which models are measured with."""
 
-    words: Annotated[int, Field(ge=5)] = 13
-    """Length of a match, in words."""
-    shortest: Annotated[int, Field(ge=5)] = 8
-    """Fewest words of a protected text that is shorter than ``words``. It matches as a whole."""
-    common: Positive | None = 10
-    """Most documents of a part with the same match in held-out text. Text that more of them hold, such as
-    a license, does not count (null: no limit)."""
+    #: Length of a match, in words.
+    WORDS: ClassVar[int] = 13
+    #: Fewest words of a protected text that is shorter than that. It matches as a whole.
+    SHORTEST: ClassVar[int] = 8
+    #: Most documents of a part with the same match in held-out text. Text that more of them hold, such as a
+    #: license, does not count.
+    COMMON: ClassVar[int] = 10
+
     held_out: bool = True
     """Compare with the held-out text of this dataset, and of all that the runs on it read or are evaluated
     on."""
@@ -100,8 +101,6 @@ class DecontaminateConfig(Block):
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> DecontaminateConfig:
-        if self.shortest > self.words:
-            raise wrong_key("shortest", f"must be at most words, {self.words} (got {self.shortest})")
         if not (self.held_out or self.tasks or self.folders):
             raise wrong_key("folders", "nothing to compare with; set held_out, tasks or folders")
         return self

@@ -44,6 +44,6 @@ def _own(config: Config, dataset: str) -> Iterator[tuple[Path, int]]:
         return
     for folder in settings.folders:
         try:
-            yield from ((file, settings.shortest) for file in files_of(Path(folder)))
+            yield from ((file, settings.SHORTEST) for file in files_of(Path(folder)))
         except ValueError as error:
             raise ConfigError(f"datasets.{dataset}.cleaning.decontaminate.folders: {error}") from None
