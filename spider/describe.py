@@ -18,13 +18,9 @@ from spider.config import CompressConfig, Config, StageSpec
 from spider.data.metadata import load_metadata
 from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
-<<<<<<< HEAD
-=======
-from spider.formatting import quantity
-from spider.ladders.fit import LEAST_STEPS
->>>>>>> a6b7c673 (Show every result by loops over one shape, and draw by matplotlib)
 from spider.model.interface import Model
 from spider.processes.device import available
+from spider.report.formatting import quantity
 from spider.results import Results
 from spider.training.fit import choose, is_open, memory_of, with_choice
 from spider.training.memory import meta_model, training_memory

@@ -39,9 +39,9 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from spider.config.spec import StageSpec
-from spider.formatting import duration, printable
 from spider.pace import OUTPUT
 from spider.report.costs import attempts
+from spider.report.formatting import duration, printable
 from spider.training.warmup_record import Warmup
 
 #: Seconds between two looks at the logs, and between two lines of a running job in a pipe.

@@ -46,7 +46,7 @@ PRELOADED = (
     "spider.model.gpt.model",
     "spider.model.spider.model",
     "spider.report.page",
-    "spider.report.tables",
+    "spider.report.terminal",
     "spider.requests",
     "spider.tracking.sync",
     "spider.training.stage",

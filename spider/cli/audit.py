@@ -59,6 +59,7 @@ def audit(
     """
     from spider.audit import SCORED_AGAIN, fresh
     from spider.audit.checks import audit
+    from spider.evaluation.result import Result
 
     claim = _claim(session, f"{name}/{stage}" if stage else name, compressed)
     folder, root = claim.folder, claim.results.root
@@ -81,14 +82,16 @@ def audit(
         command=command_line(),
     ) as job:
         found = audit(claim, quick=quick, only=chosen, tell=lambda one: None if as_json else _print(one))
-        results = found.results
-        for metric, count in results["audit"].metrics.items():
+        counts: dict[str, float] = {}
+        counts |= {f"audit/{status}": found.count(status) for status in ("passed", "failed", "skipped")}
+        for metric, count in counts.items():
             job.metric(metric, count)
         if output:
             found.write(output)
             job.artifact(output)
         if output == folder.audit:
-            tracking.log_scores(root, folder, results, [output], of="audit")
+            result = Result(title="Audit", metrics=counts)
+            tracking.log_scores(root, folder, {"audit": result}, [output], of="audit")
     if as_json:
         click.echo(json.dumps(found.plain(), indent=2))
     if not found.passed:

@@ -82,7 +82,7 @@ def evaluate(
     from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
-    from spider.report.summary import verdicts
+    from spider.report.scores import verdicts
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -116,8 +116,8 @@ def evaluate(
         tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card, costs=costs)
         job.metric("bpb", measured.bpb)
     text = "" if measured.lossless else " (of the decoded text)"
-    for context, phrase, _ in verdicts(measured, measured.results):
-        log.info("%s%s: %s", context, text, phrase)
+    for one in verdicts(measured, measured.results):
+        log.info("%s%s: %s", one.context, text, one.text)
 
 
 def _evaluate_foreign(
@@ -214,7 +214,7 @@ def report() -> None:
 @click.argument("name", metavar="RUN[/STAGE]")
 def draw(session: Session, name: str) -> None:
     """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
-    from spider.report.page import FIGURES, draw_stage
+    from spider.report.figures import FIGURES, draw_stage
 
     results = session.results
     run, stage = session.names(name)
@@ -233,27 +233,31 @@ def draw(session: Session, name: str) -> None:
 @command()
 @click.option("--output", type=FILE, required=True, help="summary.json to write.")
 def compare(session: Session, output: Path) -> None:
-    """Compare all evaluations: write summary.json, and table.md and bpb.svg beside it."""
-    from spider.report import figures
-    from spider.report.tables import compare
+    """Compare all evaluations: write a table, figures and summary.json."""
+    from spider.report.compare import compare
 
     evaluations = session.evaluations(session.config.shown)
     compressed = session.compressed()
     checkpoints = [
         path for one in evaluations if (path := StageFolder(one.parent).checkpoint_scores).exists()
     ]
-    others = [output.with_name(name) for name in ("table.md", "bpb.svg")]
+    others = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
     foreign = session.results.foreign_scores
     inputs = [*evaluations, *compressed, *foreign, *checkpoints]
     with session.tracked("compare", "report", {}, inputs, [output, *others]) as job:
         benchmarks = session.results.root / "benchmarks"
-        summary = compare(evaluations, foreign=foreign, benchmarks=benchmarks, output=output.parent)
-        figures.save([figures.by_stage(summary)], output.with_name("bpb.svg"), size=(10, 5))
+        summary = compare(
+            evaluations,
+            compressed=compressed,
+            foreign=foreign,
+            benchmarks=benchmarks,
+            output=output.parent,
+        )
         for run, compared in summary.runs.items():
             if compared.best:
                 weights = compared.stages[compared.best].weights
                 tracking.log_choice(session.results.root, run, compared.best, weights)
-        for name in ("summary.json", "table.md", "bpb.svg"):
+        for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
             job.artifact(output.parent / name)
 
 

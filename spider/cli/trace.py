@@ -82,7 +82,7 @@ def _bytes(text: str) -> bytes:
 
 def _described(stretch: Stretch) -> list[str]:
     """Return lines about a stretch."""
-    from spider.formatting import times
+    from spider.report.formatting import times
 
     lines = [f"\n{stretch.end - stretch.begin} bytes, {times(stretch.count)}: {stretch.text!r}"]
     return lines + [line for place in stretch.places for line in _place(place)]

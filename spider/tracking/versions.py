@@ -67,8 +67,7 @@ class Version(NamedTuple):
         tags = {"spider.step": str(self.record.step), "spider.path": str(self.record.params["path"])}
         for row in self.rows:
             for name, _, number in row.numbers():
-                value = number.text if number.value is None else str(number.value).removesuffix(".0")
-                tags[name.replace("/", ".")] = value
+                tags[name.replace("/", ".")] = str(number.value).removesuffix(".0")
         return self.record.tags | tags
 
 

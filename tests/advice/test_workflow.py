@@ -13,7 +13,7 @@ from spider.config import load_config
 from spider.data.metadata import Metadata
 from spider.data.shards import verify
 from spider.evaluation.records import Evaluation, Sample
-from spider.report.summary import Summary
+from spider.report.compare import Summary
 from spider.training.warmup_record import Warmup
 from tests.unit.small_datasets import flip
 from tests.workflow.conftest import PATIENCE, finished

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel
@@ -21,11 +21,6 @@ from spider import files
 from spider.checkpoints.records import Receipt
 from spider.config import Config
 from spider.evaluation.records import Evaluation
-<<<<<<< HEAD:extras/lab/spider_lab/forecast.py
-=======
-from spider.evaluation.result import Result, Row
-from spider.ladders.fit import Fit, Point, fit
->>>>>>> a6b7c673 (Show every result by loops over one shape, and draw by matplotlib):spider/ladders/forecast.py
 from spider.record import Record
 from spider.results import Results
 from spider_lab.fit import LEAST_STEPS, Fit, Point, fit
@@ -221,40 +216,7 @@ def claim(config: Config, results: Results, ladder: str, run: str) -> Path:
     return copy_of(results, run)
 
 
-<<<<<<< HEAD:extras/lab/spider_lab/forecast.py
 def finished(config: Config, results: Results, ladder: str, runs: Sequence[str]) -> list[Rung]:
-=======
-def kept(folder: StageFolder) -> tuple[Forecast, str | None] | None:
-    """Return the forecast in the folder of a stage, and the digest that was recorded when it began."""
-    if not folder.forecast.is_file():
-        return None
-    recorded = Origin.read(folder.origin).fields.get("forecast") if folder.origin.is_file() else None
-    return Forecast.read(folder.forecast), recorded
-
-
-def against(folder: StageFolder, bpb: float) -> Result | None:
-    """Compare a result with the forecast that its training began with, if any, as a badge."""
-    if not (folder.forecast.is_file() and folder.origin.is_file()):
-        return None
-    fields = Origin.read(folder.origin).fields
-    forecast = Forecast.read(folder.forecast)
-    found = forecast.at(fields["settings"]["target_flops"])
-    if found is None or forecast.digest != fields.get("forecast"):
-        state, note = "edited", "the forecast was edited after the training began"
-    else:
-        state = "inside" if found.low <= bpb <= found.high else "outside"
-        note = (
-            f"forecast by the ladder {forecast.ladder} before it started: {found.bpb:.4f} "
-            f"({found.low:.4f} to {found.high:.4f}), {found.bpb / bpb - 1:+.1%} from the result, "
-            f"which is {state} the interval"
-        )
-    tone: Literal["good", "bad"] = "good" if state == "inside" else "bad"
-    badge = Row(name="forecast", label="forecast", value=None, text=state, column=True, tone=tone, note=note)
-    return Result(title="Forecast", rows=[badge])
-
-
-def best_of(config: Config, results: Results, runs: Sequence[str]) -> list[Rung]:
->>>>>>> a6b7c673 (Show every result by loops over one shape, and draw by matplotlib):spider/ladders/forecast.py
     """Return the finished ones of some runs."""
     names = [(run, config.runs[run].stages[-1].name) for run in runs]
     done = [run for run, stage in names if results.stage(run, stage).evaluation.is_file()]

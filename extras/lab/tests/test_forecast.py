@@ -15,13 +15,6 @@ from spider.config import ConfigError, load_config
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.files import read_json
-<<<<<<< HEAD:extras/lab/tests/test_forecast.py
-=======
-from spider.ladders.forecast import Forecast, against, forecast, kept
-from spider.report.ladders import write_ladders
-from spider.report.page import render
-from spider.report.tables import compare
->>>>>>> a6b7c673 (Show every result by loops over one shape, and draw by matplotlib):tests/unit/ladders/test_forecast.py
 from spider.results import Results, write_config
 from spider.training.stage import Places, plan, train
 from tests.advice.followed import refused
@@ -142,28 +135,7 @@ def test_a_run_does_not_start_without_its_forecast_and_keeps_the_one_that_it_beg
     page = output.read_text()
     assert "after its forecast" in page and output.with_suffix(".svg").stat().st_size > 3000
 
-<<<<<<< HEAD:extras/lab/tests/test_forecast.py
     # A rung changes later: another forecast, and the same copy, which is no reason to train again.
-=======
-    evaluate(
-        folder.receipt, config.stage("toy-c1e9-width64-seed1", "main"), results.shards("text"), folder.path
-    )
-    (view,) = write_ladders(config, results, results.ladders)
-    assert not view.stale and [one.run for one in view.targets] == ["toy-c1e9-width64-seed1"]
-    page = results.ladders.read_text()
-    assert "toy at 1e+09: forecast" in page or "toy at 1e09: forecast" in page
-    (badge,) = against(folder, Evaluation.read(folder.evaluation).bpb).rows
-    assert badge.note.startswith("forecast by the ladder toy before it started: ")
-    assert badge.text in ("inside", "outside") and f"which is {badge.text} the interval" in badge.note
-    assert badge.note in render(config, results, "toy-c1e9-width64-seed1")
-    compare([folder.evaluation], benchmarks=None, output=results.report)
-    table = (results.report / "table.md").read_text()
-    assert f"toy-c1e9-width64-seed1 / main, forecast: {badge.text}. {badge.note}." in table
-    assert "## toy: forecasts" in table, "of ladders.json"
-    assert "after its forecast" in page and results.ladders.with_suffix(".svg").stat().st_size > 3000
-
-    # A rung changes later: another forecast, the same copy, and the finished run is not trained again.
->>>>>>> a6b7c673 (Show every result by loops over one shape, and draw by matplotlib):tests/unit/ladders/test_forecast.py
     path = results.stage("toy-c3e8-width8-seed1", "main").evaluation
     path.write_text(json.dumps(read_json(path) | {"bpb": 5.0}))
     forecast(config, results, "toy").write(path_of(results, "toy"))

@@ -15,7 +15,7 @@ from spider.evaluation.noise import scored_runs
 from spider.evaluation.records import Evaluation
 from spider.files import write_text
 from spider.provenance import workflow
-from spider.report.tables import compare
+from spider.report.compare import compare
 from spider.results import Results, write_config
 from spider.training.stage import train
 from tests.unit.report.finished import encode_text
@@ -235,13 +235,15 @@ def test_a_table_marks_no_model_as_the_best_within_the_noise_of_seeds(demo):
         write(demo, config, one, bpb=3.5 if one == "demo" else 3.501)
     paths = [demo.stage(one, "main").evaluation for one in ("demo", name)]
     compare(paths, benchmarks=None, output=demo.report)
-    table = (demo.report / "table.md").read_text("utf-8")
+    page = (demo.report / "table.html").read_text("utf-8")
     note = f"No model is marked as the best: demo / main and {name} / main differ by no more than seeds"
-    assert note in table and "**" not in table
+    assert (
+        note in page and 'class="best"' not in page and note in (demo.report / "table.md").read_text("utf-8")
+    )
     write(demo, config, far, bpb=3.4)
     compare([*paths, demo.stage(far, "main").evaluation], benchmarks=None, output=demo.report)
-    table = (demo.report / "table.md").read_text("utf-8")
-    assert "No model is marked" not in table and f"**{far} / main**" in table
+    page = (demo.report / "table.html").read_text("utf-8")
+    assert "No model is marked" not in page and f'class="best"><th>{far} / main' in page
 
 
 def test_a_run_with_stale_scores_is_not_taken(demo):

@@ -15,7 +15,7 @@ from spider.data.metadata import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.sample import sample
 from spider.files import sha256, write_json
-from spider.report.page import draw_stage
+from spider.report.figures import draw_stage
 from spider.results import Results
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
