@@ -258,12 +258,10 @@ def _choose(after, rows, followed, found, slot, symbols):  # type: ignore[no-unt
 
 
 @inner
-def _write_features(rows, columns, followed, found, slot, line, totals, counts, bits):  # type: ignore[no-untyped-def]
+def _write_features(rows, columns, followed, found, slot, most, line, totals, counts, bits):  # type: ignore[no-untyped-def]
     """Scatter the features of counts and document matches into a zeroed line, from the given bytes on.
 
-    Symbols that are not candidates go behind the last candidate's part, which saves a branch. This overwrites
-    the beginning of the next part, which is cleared afterwards, and the end of the line. A candidate's part
-    of the counts has ``columns`` bytes.
+    A candidate's part of the counts has ``columns`` bytes. Symbols whose slot is ``most`` are no candidates.
     """
     matches = len(found) + 1
     for o in range(len(rows)):
@@ -271,13 +269,15 @@ def _write_features(rows, columns, followed, found, slot, line, totals, counts, 
         line[totals + 2 * o + 1] = rows[o, 1]
         k = 2
         while k < rows.shape[1] and rows[o, k + 1] > 0:
-            line[counts + slot[rows[o, k]] * columns + o] = rows[o, k + 1]
+            candidate = slot[rows[o, k]]
+            if candidate < most:
+                line[counts + candidate * columns + o] = rows[o, k + 1]
             k += 2
-    for o in range(len(rows)):
-        line[bits + o] = 0
     for p in range(len(found)):
         for k in range(found[p]):
-            line[bits + slot[followed[p, k]] * matches + p] |= 1 << k
+            candidate = slot[followed[p, k]]
+            if candidate < most:
+                line[bits + candidate * matches + p] |= 1 << k
 
 
 @inner
@@ -342,8 +342,10 @@ def _write_candidates(  # type: ignore[no-untyped-def]
             line[w] = 0
         _document_matches(text, links, most, i, followed, found, distance)
         n = line[number_at] = _choose(after[j], rows[j], followed, found, slot, symbols)
+        columns = kinds + len(contexts)
+        most_candidates = len(symbols) - 1
         _write_features(
-            rows[j], kinds + len(contexts), followed, found, slot, line, totals_at, counts_at, bits_at
+            rows[j], columns, followed, found, slot, most_candidates, line, totals_at, counts_at, bits_at
         )
         _write_document_counts(
             contexts, i, shift, followers, seen, symbols, n, kinds, line, totals_at, counts_at
@@ -359,7 +361,7 @@ def _write_candidates(  # type: ignore[no-untyped-def]
         for c in range(n):
             line[symbols_at + c] = symbols[c]
             slot[symbols[c]] = len(symbols) - 1
-        for w in range(out.shape[1]):
+        for w in range(len(line)):
             out[j, w] = line[w]
     return counted
 
@@ -510,16 +512,15 @@ def _scratch(layout: Layout, P: int) -> tuple[np.ndarray, ...]:
     """Allocate the working memory of `_write_candidates`.
 
     It holds ``followed``, ``found`` and ``distance`` of `_document_matches`, ``slot`` and ``symbols`` of
-    `_choose`, and a line of output. `_write_features` writes one candidate too many: a row of ``bits``, and
-    the first ``contexts`` bytes of that part. So the line is longer than a line of output. Allocation stays
-    outside compiled code, where it would double the time to compile.
+    `_choose`, and a line of output. Allocation stays outside compiled code, where it would double the time to
+    compile.
     """
     return (
         np.zeros((P, POSITIONS), np.uint8),
         *np.zeros((2, P), np.int64),
         np.full(END + 1, layout.candidates),
         np.zeros(layout.candidates + 1, np.uint8),
-        np.zeros(layout.width + max(layout.match_orders, layout.contexts), np.uint8),
+        np.zeros(layout.width, np.uint8),
     )
 
 

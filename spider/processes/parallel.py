@@ -58,6 +58,9 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
 
 def replicate(model: nn.Module, world: World) -> nn.Module:
     """Return the model wrapped in DDP, which averages gradients over all processes."""
+    # DDP orders its buckets anew after the first step of each start, unless it looks for unused parameters. Of
+    # three or more processes another order is another sum, and a resumed training would end with other bytes.
+    keeps_buckets = world.size > 2
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor came in 2.12
         return DistributedDataParallel(
@@ -65,9 +68,7 @@ def replicate(model: nn.Module, world: World) -> nn.Module:
             device_ids=[world.local_rank] if world.device.type == "cuda" else None,
             broadcast_buffers=False,  # equal after every step; within a step each counts its own
             gradient_as_bucket_view=True,
-            # Otherwise the second step after each start sums in other buckets than the first. The order of a
-            # sum of three depends on its place in a bucket, so a resumed training would end with other bytes.
-            find_unused_parameters=world.size > 2,
+            find_unused_parameters=keeps_buckets,
         )
 
 

@@ -577,8 +577,9 @@ class Trainer:
             "shuffled": self.settings.order == "shuffled",
         }
         if not spec.mixed:
-            return Loader(*self._opened[spec.data], **rows, **share, position=position)
-        sources = {name: Loader(*one, **rows) for name, one in self._opened.items()}
+            (one,) = self._opened.values()
+            return Loader(one.shards, one.packed, **rows, **share, position=position)
+        sources = {name: Loader(one.shards, one.packed, **rows) for name, one in self._opened.items()}
         if position and not self.progress.step:
             position = anew(position)
         windows = {name: source.windows for name, source in sources.items()}

@@ -72,6 +72,10 @@ _BASE_WIDTH = 768
 _SCRATCH_NUMEL = 1 << 26
 _SMALLEST_MOMENT, _SMALLEST_BLOCK = 4096, 32
 
+#: Parameters of one shape, which are stacked, and the batches that fit into the scratch memory at once.
+_Batch = list[Tensor]
+_Round = list[_Batch]
+
 
 def polar(g_Nrc: Tensor) -> Tensor:
     """Approximate the polar factor ``U V^T`` of each of N matrices ``g = U S V^T``, in their dtype.
@@ -211,16 +215,16 @@ class Optimizer:
                 self._apply(group, batch, u_Nrc.to(self.state[batch[0]]["momentum"].dtype), finite)
                 first += len(batch) * batch[0].shape[:-2].numel()
 
-    def _rounds(self, params: list[Tensor]) -> list[list[list[Tensor]]]:
-        """Group parameters into batches of one shape, and batches into rounds.
+    def _rounds(self, params: list[Tensor]) -> list[_Round]:
+        """Return the rounds in which the polar factors of these parameters are computed.
 
-        The polar factors of a round are computed at once. Several processes exchange all batches of a round
-        in one message; a single process has one batch a round. `_SCRATCH_NUMEL` bounds the values of both.
+        Several processes exchange all batches of a round in one message; a single process has one batch a
+        round. `_SCRATCH_NUMEL` bounds the values of both.
         """
-        by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        by_shape: dict[torch.Size, _Batch] = defaultdict(list)
         for p in params:
             by_shape[p.shape].append(p)
-        rounds: list[list[list[Tensor]]] = []
+        rounds: list[_Round] = []
         left = 0
         for shape, same in by_shape.items():
             per_batch = max(1, _SCRATCH_NUMEL // shape.numel())

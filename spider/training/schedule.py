@@ -26,7 +26,6 @@ steps of the run, because each stage inherits it from the stage before.
 from __future__ import annotations
 
 import math
-from itertools import count
 
 from spider.config import OptimizerConfig, StageSettings, StageSpec
 from spider.model.interface import Model
@@ -123,11 +122,26 @@ def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSet
     """
     if settings.max_hours is None or step < settings.warmup_steps:
         return None
-    share = 1 - (settings.decay_fraction if settings.schedule == "wsd" else 0.0)
+    share = _share_before_decay(settings)
     decaying = steps is not None and step >= _decay_start(steps, settings)
     if decaying or seconds < share * settings.max_hours * 3600:
         return None
-    return next(n for n in count(int(step / share)) if _decay_start(n + 1, settings) > step)
+    return _steps_that_decay_from(step, settings)
+
+
+def _share_before_decay(settings: StageSettings) -> float:
+    return 1 - settings.decay_fraction if settings.schedule == "wsd" else 1.0
+
+
+def _steps_that_decay_from(step: int, settings: StageSettings) -> int:
+    """Return the most steps of a stage that begins to decay at ``step``: the inverse of `_decay_start`.
+
+    It is ``step / (1 - decay_fraction)`` up to rounding.
+    """
+    steps = int(step / _share_before_decay(settings))
+    while _decay_start(steps + 1, settings) <= step:
+        steps += 1
+    return steps
 
 
 def _decay_start(steps: int, settings: StageSettings) -> int:

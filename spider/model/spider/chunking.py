@@ -18,7 +18,18 @@ A window of T bytes has at most ``ceil(T * capacity)`` patches. Further boundari
 causal, and counted. A text that begins a longer window may have the patches of that window.
 
 The patches of a batch, the null patch of each window first, are contiguous in a flat buffer, the rows of the
-core (`spider.model.spider.windows`). Its size is about the number of patches if shapes may vary and reading
+core (`spider.model.spider.windows`). Two windows of six bytes, which close three patches (`Patches`)::
+
+    byte t      0 1 2 3 4 5   6 7 8 9 10 11     numbered through all windows
+    closes      . . x . . x   . x . . .  .      bytes 8 to 11 are an open tail
+    row_BT      0 0 1 1 1 2   3 4 4 4 4  4      rows 0 and 3 are null patches
+    member_BT   1 1 1 2 2 2   4 4 5 5 5  5
+
+    row         0 1 2 3 4
+    edge_S      0 2 5 6 7 12                    first byte that reads the row or a later one
+    first_S     0 0 3 6 6 8                     bytes 0 to 2 are those of row 1, 3 to 5 those of row 2
+
+The size of the buffer is about the number of patches if shapes may vary and reading
 that number does not wait for a device. Otherwise, in training, it is static: the size that a batch at the
 wanted rate fills, and some spare rows (`Chunker.rows`). Patches that do not fit are ignored and counted as
 well: those that close last, and at the same byte those of later windows. So no later byte decides about a
@@ -47,7 +58,7 @@ from kernels.segment_sum import segment_expand, segment_expand_torch, segment_su
 from kernels.switch import use_triton
 from spider.model.layers import Linear, RMSNorm, rms_norm, wide
 from spider.model.spider.config import BoundaryConfig
-from spider.model.spider.windows import Windows, equal_windows, lay_out, taken
+from spider.model.spider.windows import Windows, equal_windows, gather_unique, lay_out
 from spider.tokens import BYTES
 
 #: Standard deviation of the boundary logits at the start. It is well above that of the logistic noise (1.8).
@@ -88,8 +99,8 @@ class Patches:
 
     @property
     def first_S(self) -> Tensor:
-        """First byte of each patch; the next entry is its end. A null patch spans the open bytes of the
-        window before."""
+        """``first_S[p]`` to ``first_S[p + 1]`` are the bytes of patch p. Those of a null patch are the open
+        tail of the window before, and `Chunker.down` does not read them."""
         return F.pad(self.edge_S[:-1] + self.filled_M, (1, 0))
 
     @property
@@ -216,7 +227,7 @@ class Chunker(nn.Module):
         edge_S = torch.searchsorted(row_BT.flatten(), m_S)
         filled_M = windows.valid_M & (number_M > 0)
         patches = Patches(windows, row_BT, kept_BT, edge_S, filled_M, boundary_M=b_BT.new_ones(()))
-        closing_M = taken(b_BT.flatten(), patches.close_M, row_BT.flatten(), kept_BT.flatten())
+        closing_M = gather_unique(b_BT.flatten(), patches.close_M, row_BT.flatten(), kept_BT.flatten())
         patches.boundary_M = torch.where(filled_M, closing_M, 1.0)
         loss, metrics = self._rate_loss(b_BT)
         rate = hard_BT.float().mean()

@@ -45,7 +45,7 @@ class Windows(NamedTuple):
     def spread(self, x_MD: Tensor) -> Tensor:
         """Return the spread form of rows (M, D): (B, L, D)."""
         if self.row_P is not None and self.place_M is not None:
-            x_MD = taken(x_MD, self.row_P, self.place_M, self.valid_M)
+            x_MD = gather_unique(x_MD, self.row_P, self.place_M, self.valid_M)
         return x_MD.unflatten(0, (-1, self.longest))
 
     def gather(self, x_BLD: Tensor) -> Tensor:
@@ -53,19 +53,20 @@ class Windows(NamedTuple):
         x_PD = x_BLD.flatten(0, 1)
         if self.row_P is None or self.place_M is None or self.own_P is None:
             return x_PD
-        return taken(x_PD, self.place_M, self.row_P, self.own_P)
+        return gather_unique(x_PD, self.place_M, self.row_P, self.own_P)
 
 
-def taken(x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
-    """Return ``x[there]``, where the rows of the result that are used come from different rows of ``x``.
+def gather_unique(x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
+    """Return the rows ``x[there]``.
 
-    The backward pass is therefore a gather as well, deterministic and without atomics. Row n of ``x`` gets
-    the gradient of row ``back[n]`` of the result where ``real``, else zero.
+    ``there`` must not repeat a row of ``x`` in two rows of the result that are used. So the gradient is a
+    gather too, deterministic and without atomics: row n of ``x`` gets that of row ``back[n]`` of the result
+    where ``real``, else zero.
     """
-    return _Taken.apply(x, there, back, real)
+    return _GatherUnique.apply(x, there, back, real)
 
 
-class _Taken(torch.autograd.Function):
+class _GatherUnique(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
         ctx.save_for_backward(back, real)
