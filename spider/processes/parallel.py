@@ -58,8 +58,8 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
 
 def replicate(model: nn.Module, world: World) -> nn.Module:
     """Return the model wrapped in DDP, which averages gradients over all processes."""
-    # DDP orders its buckets anew after the first step of each start, unless it looks for unused parameters. Of
-    # three or more processes another order is another sum, and a resumed training would end with other bytes.
+    # DDP orders its buckets anew after the first step of each start, unless it looks for unused parameters.
+    # With three or more processes another order is another sum, and a resumed training would end otherwise.
     keeps_buckets = world.size > 2
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor came in 2.12
