@@ -35,7 +35,7 @@ from spider.config import CompressConfig, load_config
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model, model_tensors
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.results import Results
 
 #: A cap that no file reaches.
@@ -115,7 +115,7 @@ def main() -> None:
 
     def bpb(model: Model) -> float:
         tokens_N, _ = validation_stream(shards, scored, model.tokens)
-        return score(model, tokens_N, Reading(spec.window, spec.evaluation.overlap)).bpb
+        return score(model, tokens_N, Scoring(spec.window, spec.evaluation.overlap)).bpb
 
     trained = Checkpoint.at(stage.receipt).model()
     whole = bpb(trained)

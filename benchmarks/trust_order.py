@@ -16,8 +16,8 @@ import torch
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.loader import batch_digest
-from spider.data.metadata import build_metadata
 from spider.data.packing import pack
+from spider.data.shards import build_metadata
 from spider.provenance.order import Order, logged
 from spider.results import Results
 from spider.training.metrics import read_rows

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from common import ROOT, show
 
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, load_metadata
 from spider.provenance.text_index import build, open_index, stretches
 
 LEAST = 20

@@ -27,7 +27,7 @@ from spider.config.schema import read_yaml
 from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
 from spider.files import digest
-from spider.processes.bounds import bounds
+from spider.processes.gpus import bounds
 from spider.provenance.made import STANDS_FOR, Memory, in_future, real
 from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests

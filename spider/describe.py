@@ -14,19 +14,18 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
+from spider.checkpoints.records import Kind
 from spider.config import CompressConfig, Config, StageSpec
-from spider.data.metadata import load_metadata
 from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
+from spider.data.shards import load_metadata
 from spider.model.interface import Model
 from spider.processes.device import available
 from spider.report.formatting import quantity
 from spider.results import Results
-from spider.training.fit import choose, is_open, memory_of, with_choice
-from spider.training.memory import meta_model, training_memory
+from spider.training.memory import choose, is_open, memory_of, meta_model, training_memory, with_choice
 from spider.training.optim import group_settings
 from spider.training.schedule import horizon
-from spider.training.warmup_record import Kind
 
 FORMAT = 1
 #: Sizes of text, in bytes, for the cost of an n-gram index whose text is not encoded yet: a billion, and

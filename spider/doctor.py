@@ -26,7 +26,7 @@ from spider.cluster import advice, partitions
 from spider.config import Config
 from spider.config.listing import once
 from spider.files import read_json
-from spider.processes.bounds import bounds
+from spider.processes.gpus import bounds
 from spider.report.formatting import quantity
 from spider.results import Results
 

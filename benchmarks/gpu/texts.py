@@ -13,8 +13,8 @@ import numpy as np
 from bundle import DATASET, FOLDER
 
 from spider.config import Dataset, StageSpec
-from spider.data.metadata import DTYPE, build_metadata, load_metadata
 from spider.data.packing import pack
+from spider.data.shards import DTYPE, build_metadata, load_metadata
 from spider.files import write_json
 from spider.sources.mock import MOCK, make_mock_data
 from spider.tokens import BYTES

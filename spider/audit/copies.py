@@ -32,8 +32,7 @@ import pyarrow as pa
 
 from spider.cleaning.minhash import LEAST, LENGTH
 from spider.cleaning.words import FACTORS, Words, sequences, text_hashes, words
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, load_metadata
 from spider.evaluation.overlap import MATCH_BYTES, StringMatches
 from spider.evaluation.text import Text
 from spider.ngram.contexts import compiled, finalized

@@ -20,13 +20,11 @@ from torch import Tensor
 
 from spider.audit.claim import Claim
 from spider.audit.record import Finding
-from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.load import AVERAGE, Checkpoint
-from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt
+from spider.checkpoints.records import MANIFEST, CompressedReceipt, Manifest, Origin, Receipt
 from spider.config import StageSpec
-from spider.data.metadata import load_metadata
 from spider.data.packing import Packing
-from spider.data.shards import verify
+from spider.data.shards import load_metadata, verify
 from spider.evaluation.text import Text, validation_stream
 from spider.files import sha256
 from spider.model.interface import weights_digest

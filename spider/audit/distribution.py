@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.audit.claim import Claim
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata
 
 if TYPE_CHECKING:
     from spider.audit.scoring import Rescored

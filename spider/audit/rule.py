@@ -20,8 +20,7 @@ from spider.audit.copies import hashes_of_words
 from spider.cleaning.evidence import decisions
 from spider.cleaning.words import words
 from spider.data.encode import Encoded, encoded
-from spider.data.metadata import DTYPE, Metadata, Shard, load_metadata
-from spider.data.shards import mapped
+from spider.data.shards import DTYPE, Metadata, Shard, load_metadata, mapped
 
 #: Documents of an unknown text that are compared with the raw texts, of each part.
 LOOKED_AT = 20

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.audit.claim import Claim
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata
 from spider.results import CompressedFolder
 
 if TYPE_CHECKING:

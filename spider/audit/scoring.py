@@ -27,7 +27,7 @@ from spider.evaluation.text import validation_stream
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.model.layers import wide
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.ngram.candidates import history_of
 from spider.processes.device import choose_tf32
 
@@ -52,7 +52,7 @@ class Window(NamedTuple):
     end: int
 
 
-def windows(tokens_N: np.ndarray, reading: Reading, bos: int) -> list[Window]:
+def windows(tokens_N: np.ndarray, reading: Scoring, bos: int) -> list[Window]:
     """Return the windows of a text, in which each id but the first is scored once."""
     last = len(tokens_N) - 1
     begins = [0]
@@ -90,7 +90,7 @@ class Reader:
         self.model.window = evaluation.seq_len
         self.device = torch.device(evaluation.device)
         size = 4 * evaluation.seq_len * self.model.tokens.size
-        self.alone = Reading(
+        self.alone = Scoring(
             evaluation.seq_len,
             evaluation.overlap,
             max(1, min(spec.evaluation.batch, _LOGITS // size)),

@@ -42,8 +42,7 @@ from spider.audit.record import Finding
 from spider.audit.rule import compare, faults
 from spider.cleaning.minhash import LENGTH
 from spider.config.tasks import JsonlTask
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, load_metadata
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.questions import Question, tasks, texts
 from spider.evaluation.text import Text, validation_stream

@@ -37,7 +37,7 @@ from spider.config.model import family_block
 from spider.errors import CheckpointError, reported
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.processes.parallel import local_slice
 from spider.record import key_path
 from spider.results import Results, StageFolder, root_of
@@ -198,14 +198,14 @@ class Checkpoint:
         return averaged or self.manifest.weights
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> Scoring:
         """Return how the evaluation of its stage reads a text, in windows that overlap by half."""
         if not isinstance(self.manifest, Manifest):
             autocast = self.manifest.precision == "bf16"
-            return Reading(self.manifest.window, n_loops=self.manifest.n_loops, autocast=autocast)
+            return Scoring(self.manifest.window, n_loops=self.manifest.n_loops, autocast=autocast)
         stage = self.manifest.spec["settings"]
         evaluation = self.manifest.spec["evaluation"]
-        return Reading(
+        return Scoring(
             self.manifest.window,
             n_loops=evaluation.get("n_loops") or stage.get("n_loops"),
             autocast=self.manifest.precision.kind in ("bf16", "fp8"),

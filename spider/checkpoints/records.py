@@ -1,4 +1,4 @@
-"""The JSON files of checkpoints and stages: manifest, config of an exported folder, origin and receipt.
+"""The JSON files of checkpoints and stages: manifest, exported config, origin, receipts, and the warm-up.
 
 A manifest holds all data of a checkpoint that are not tensors. A receipt is a pure function of the manifest
 of the final checkpoint, so it can be written again at any time. The next stage finds its weights by it. This
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -257,3 +257,86 @@ def best(root: Path) -> tuple[Path, Manifest] | None:
     text = validated[-1][0].of
     _, path, manifest = min((one for one in validated if one[0].of == text), key=lambda one: one[0].bpb)
     return path, manifest
+
+
+class MatrixRecord(BaseModel, frozen=True):
+    """A quantized tensor: one matrix, or a stack of matrices."""
+
+    bits_per_weight: float
+    """Entropy of its integers, without the quantization steps."""
+    error: float | None
+    """Squared error of its products (`spider.compress.gptq.error`); None without calibration inputs."""
+    error_nearest: float | None
+    """The same error if each weight were rounded to the nearest step."""
+
+
+class CompressedRecord(BaseModel, frozen=True):
+    """The sizes of a compressed file and of its parts, and how it was made."""
+
+    bytes: int
+    code_bytes: int
+    total_bytes: int
+    cap: int
+    clip: float
+    settings: dict[str, Any]
+    parts: dict[str, int]
+    """Bytes of each section."""
+    matrices: dict[str, MatrixRecord]
+    rounded: list[str]
+    """Matrices without calibration inputs, which were rounded to the nearest step."""
+    modules: list[str]
+    """Modules whose source ``code_bytes`` counts."""
+    windows: int
+    """Windows of calibration text."""
+    tokens: int
+    """Tokens of calibration text."""
+    sha256: str
+    seconds: float
+
+
+class CompressedReceipt(Receipt):
+    """The receipt of the stage, with the checkpoint and the weights of the compressed file."""
+
+    WHAT: ClassVar[str] = "a receipt of a compressed model"
+
+    compressed: CompressedRecord
+
+
+Kind = Literal["fp32", "bf16", "fp8"]
+
+
+class Step(BaseModel, frozen=True):
+    """Times and peak memory of forward, backward and update of one micro-batch."""
+
+    first_seconds: float
+    seconds: float
+    peak_memory_mb: float
+
+
+class Compiled(BaseModel, frozen=True):
+    """The archive of compiled code (`spider.training.compilecache`)."""
+
+    cache: str
+    bytes: int
+    made_for: str
+
+
+class Warmup(Record):
+    WHAT = "the record of a warm-up"
+
+    run: str
+    device: str
+    threads: int
+    versions: dict[str, str]
+    micro_batch: int | None = None
+    """Windows of a micro-batch. None in a record of an earlier version."""
+    checkpointing: str | bool | None = None
+    """What the backward pass recomputes; None for a family that recomputes nothing."""
+    precision: Kind
+    """The precision that ``precision: auto`` selects, or the one that the configuration sets."""
+    reason: str
+    fp8_layers: list[str]
+    """Names of the layers that run in fp8 where ``precision: auto`` selects it."""
+    step: dict[Kind, Step]
+    compile: Compiled | None
+    seconds: float

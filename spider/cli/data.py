@@ -127,8 +127,7 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
 @THREADS
 def index(session: Session, dataset: str, output: Path, threads: int | None) -> None:
     """Collect the records of all parts of a dataset into metadata.json."""
-    from spider.data.groups import scored_groups
-    from spider.data.metadata import build_metadata
+    from spider.data.shards import build_metadata, scored_groups
 
     spec = session.config.dataset(dataset)
     parts = list(session.config.parts(dataset))
@@ -171,7 +170,7 @@ def _scored_by(config: Config, dataset: str) -> list[str]:
 
 def _check_held_out(config: Config, dataset: str, folder: Path) -> None:
     """Raise `ValueError` if no document is left, or a run is evaluated on an empty validation split."""
-    from spider.data.metadata import described_counts, left_out
+    from spider.data.shards import described_counts, left_out
 
     spec = config.dataset(dataset)
     scored_by = _scored_by(config, dataset)
@@ -230,7 +229,7 @@ def index_text(session: Session, dataset: str, part: str, output: Path) -> None:
 @click.option("--output", type=FILE, required=True, help="File of counts to write.")
 def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     """Count the bytes after each context in one part of RUN's dataset, for an n-gram index."""
-    from spider.data.metadata import load_metadata
+    from spider.data.shards import load_metadata
     from spider.ngram.store import count_part
 
     name = session.config.run(run).dataset
@@ -251,7 +250,7 @@ def build_ngrams(
     session: Session, run: str, counts: tuple[Path, ...], output: Path, full: bool, threads: int | None
 ) -> None:
     """Merge the COUNTS of all parts of RUN's dataset, in their order, into an n-gram index."""
-    from spider.data.metadata import load_metadata
+    from spider.data.shards import load_metadata
     from spider.ngram.store import build
 
     name = session.config.run(run).dataset

@@ -143,12 +143,12 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
 
     from spider.checkpoints.load import Checkpoint
     from spider.evaluation.segments import cut, read_beginning
-    from spider.model.reading import Reading
+    from spider.model.reading import Scoring
     from spider.report import text_view
 
     text = read_beginning(file, count)
     checkpoint = Checkpoint.at(path)
-    reading = Reading(context or checkpoint.manifest.window)
+    reading = Scoring(context or checkpoint.manifest.window)
     model = on_gpu(checkpoint)
     inspector = model.inspector()
     if inspector is None or inspector.uncut:

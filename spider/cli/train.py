@@ -37,7 +37,7 @@ from spider.results import StageFolder
 @STAGE
 @THREADS
 def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> None:
-    """Compile and time the matrix products of a stage in each precision, and choose the precision."""
+    """Compile a stage and time its steps in each precision, and choose the precision."""
     from spider.training.warmup import warm_up
 
     spec = session.config.stage(*stage)
@@ -171,7 +171,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         gpus = changed.run(run).resources.gpus
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads, gpus))
     from spider.checkpoints.claim import wait_for
-    from spider.data.metadata import load_metadata
+    from spider.data.shards import load_metadata
     from spider.processes.world import World, join
     from spider.training.stage import Places, data_digest, plan, train
 

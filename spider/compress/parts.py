@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from spider.checkpoints.compressed import MatrixRecord
+from spider.checkpoints.records import MatrixRecord
 from spider.compress import rans
 from spider.compress.format import Quantized, matrices
 from spider.compress.gptq import error, gptq, largest, nearest, steps

@@ -24,9 +24,8 @@ import numpy as np
 from torch import Tensor
 
 from spider import files
-from spider.checkpoints.compressed import CompressedReceipt, CompressedRecord
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import Receipt
+from spider.checkpoints.records import CompressedReceipt, CompressedRecord, Receipt
 from spider.compress import code
 from spider.compress.calibrate import input_sums
 from spider.compress.format import read as read_compressed

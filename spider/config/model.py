@@ -22,7 +22,7 @@ from spider.config.block import Block, ConfigError, Positive, none_such, wrong_k
 from spider.config.imports import import_named, may_import
 from spider.config.ngram import NgramConfig
 
-#: Activations of a layer that the backward pass recomputes (`spider.model.recompute`).
+#: Activations of a layer that the backward pass recomputes (`spider.model.layers`).
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -33,7 +33,7 @@ class ModelConfig(Block):
     LOOPS: ClassVar[str | None] = None
     #: Whether the family reads the tokens of any vocabulary. Otherwise it reads bytes only.
     ANY_TOKENS: ClassVar[bool] = False
-    #: Whether ``forward`` takes ``segments_BT``, the number of each token's document in its row (0: padding),
+    #: Whether ``forward`` takes ``document_BT``, the number of each token's document in its row (0: padding),
     #: and then reads each document by itself.
     DOCUMENTS: ClassVar[bool] = False
     #: Whether the model implements ``ffn_inputs``, for ``evaluation.ttt.objective: projection``.

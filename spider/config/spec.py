@@ -243,7 +243,7 @@ class StageSpec(RunSettings):
         """Return the windows of one forward pass where this number of processes share a step.
 
         It is the largest number up to ``micro_batch`` that makes all passes equal, for ``auto`` all of them
-        (`spider.training.fit` decides). With ``grad_accum`` a multiple of ``processes``, the passes are
+        (`spider.training.memory` decides). With ``grad_accum`` a multiple of ``processes``, the passes are
         exactly those of one process.
 
         Raises:

@@ -22,10 +22,10 @@ truncated at a UTF-8 boundary and counted. A repeated id is kept (every copy fal
 counted and reported by a warning. If the id is missing, null or empty, the text is hashed instead. Text is
 copied without decoding, so malformed UTF-8 inside a parquet file is kept as it is.
 
-Trade-off: the index job makes the SHA-256 of the shards (`spider.data.metadata.build_metadata`), not this
+Trade-off: the index job makes the SHA-256 of the shards (`spider.data.shards.build_metadata`), not this
 module. One core hashes 0.9 GB/s of text and the rest of this module processes 0.4 GB/s, so this would cost a
 third of the speed of every encode job. There it is one parallel pass over finished files. The quicker digests
-of blocks (`spider.data.blocks`) are made here, so damage between both jobs is found.
+of blocks (`spider.data.shards`) are made here, so damage between both jobs is found.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ import pyarrow.parquet as pq
 
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.blocks import KEY, BlockWriter
 from spider.data.filters import passing
-from spider.data.groups import MOST_DOCUMENTS, NAME_BYTES
-from spider.data.metadata import COUNTS, DTYPE
+from spider.data.shards import BLOCKS_KEY, COUNTS, DTYPE, MOST_DOCUMENTS, NAME_BYTES, BlockWriter
 from spider.data.split import group_key, hash_keys, salted, split_masks, truncate
 from spider.files import replacing, write_bytes, write_json
 from spider.pace import Pace
@@ -538,7 +536,7 @@ class ShardWriter:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests of the blocks of both files (`spider.data.blocks`)."""
+        """Digests of the blocks of both files (`spider.data.shards`)."""
         return {"bin": "".join(self._tokens_file.digests), "idx": "".join(self._index_file.digests)}
 
     def _count(self, tokens: int, begins: np.ndarray, size: int) -> None:
@@ -590,7 +588,7 @@ def writing(folder: Path, part: str, dataset: Dataset, tokens: Tokens) -> Iterat
         for split, writer in shards.writers.items():
             record = {"format": FORMAT, "file": f"{split}/{part}.bin", "part": part}
             record |= {name: getattr(writer, name) for name in COUNTS}
-            record |= {**dataset.encoding(), **shards.extra, KEY: writer.digests}
+            record |= {**dataset.encoding(), **shards.extra, BLOCKS_KEY: writer.digests}
             if tokens.digest:
                 record["tokenizer"] = tokens.digest
             if split == "validation" and shards.groups:

@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spider.data.blocks import damaged
 from spider.data.mixture import Mix, Mixture, read_of_each
-from spider.data.shards import Shards
+from spider.data.shards import Shards, damaged
 
 if TYPE_CHECKING:
     from spider.data.packing import PackedRows
@@ -65,7 +64,7 @@ class Batch:
     """Candidates of the n-gram index after each input, (rows, seq_len, width) uint8."""
     learned_BT: np.ndarray | None = None
     """Targets that count, (rows, seq_len) bool; None: all except padding."""
-    segments_BT: np.ndarray | None = None
+    document_BT: np.ndarray | None = None
     """Number of each input's document in its packed row, (rows, seq_len) uint16 from 1; 0 for padding."""
     reward_B: np.ndarray | None = None
     """Reward of the sampled answer in each row, (rows,); None for text that was not sampled."""
@@ -82,7 +81,7 @@ class Batch:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays that are there, by name. The first axis of each is that of the rows."""
-        names = ("rows_BT1", "candidates_BTW", "learned_BT", "segments_BT", "reward_B", "advantage_B")
+        names = ("rows_BT1", "candidates_BTW", "learned_BT", "document_BT", "reward_B", "advantage_B")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
@@ -228,7 +227,7 @@ class Loader(Batches):
         counted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         if self._answers:
             counted &= self._packed.answers(numbers, rows)
-        return Batch(rows, {}, learned_BT=counted, segments_BT=segments[:, :-1])
+        return Batch(rows, {}, learned_BT=counted, document_BT=segments[:, :-1])
 
     def _of_ring(self, samples: np.ndarray) -> Batch:
         starts = self.starts(samples)
@@ -251,7 +250,7 @@ class Loader(Batches):
         numbers = self._placed(samples)[0]
         return numbers if self._rows_of_text is None else self._rows_of_text[numbers]
 
-    def reading(self, begin: int, end: int, first: int, last: int) -> np.ndarray:
+    def samples_over(self, begin: int, end: int, first: int, last: int) -> np.ndarray:
         """Return the samples from ``first`` to before ``last`` that read any token of a part of the split.
 
         The part is that from token ``begin`` to before ``end``. The samples rise, (n,) int64.

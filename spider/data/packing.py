@@ -29,8 +29,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from spider.data.metadata import DTYPE, check_size
-from spider.data.shards import Shards
+from spider.data.shards import DTYPE, Shards, check_size
 from spider.files import digest, replacing
 from spider.record import Record
 from spider.tokens.turns import assistant_mask, ends_inside_answer
@@ -70,7 +69,7 @@ class Plan(NamedTuple):
     """First piece of each row, and the number of pieces: (rows + 1,) int64."""
 
 
-def cut(begins_D: np.ndarray, tokens: int, seq_len: int) -> np.ndarray:
+def cut_documents(begins_D: np.ndarray, tokens: int, seq_len: int) -> np.ndarray:
     """Return the pieces of documents that begin at the given tokens; the last document ends at ``tokens``."""
     targets_D = np.diff(np.append(begins_D, tokens)) - 1
     count_D = np.maximum(1, -(-targets_D // seq_len))
@@ -143,7 +142,7 @@ def pack(folder: Path, seq_len: int) -> Packing:
     shards = Shards(folder, "train")
     if not shards.tokens:
         raise ValueError(f"{shards.name}: holds no text to pack; lower `validation` and encode again")
-    pieces, rows = plan(cut(_begins(shards), shards.tokens, seq_len), seq_len)
+    pieces, rows = plan(cut_documents(_begins(shards), shards.tokens, seq_len), seq_len)
     held = int(pieces["length"].sum())
     name = _name(folder, seq_len)
     name.with_suffix(".json").unlink(
@@ -269,14 +268,14 @@ class PackedRows:
         """
         shape = len(numbers), self.packing.seq_len + 1
         ids_BT1 = np.full(shape, pad, DTYPE)
-        segments_BT1 = np.zeros(shape, np.uint16)
-        for ids_T1, segments_T1, row in zip(ids_BT1, segments_BT1, numbers.tolist(), strict=True):
+        document_BT1 = np.zeros(shape, np.uint16)
+        for ids_T1, document_T1, row in zip(ids_BT1, document_BT1, numbers.tolist(), strict=True):
             at = 0
             for number, (first, length) in enumerate(self._pieces(row).tolist(), start=1):
                 ids_T1[at : at + length] = self.shards.read(first, length)
-                segments_T1[at : at + length] = number
+                document_T1[at : at + length] = number
                 at += length
-        return ids_BT1, segments_BT1
+        return ids_BT1, document_BT1
 
 
 class Opened(NamedTuple):

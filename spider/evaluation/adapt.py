@@ -51,7 +51,7 @@ from spider.evaluation.result import BITS, Number, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.model.layers import wide
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.processes.device import make_deterministic
 from spider.tokens import IGNORED
 
@@ -85,7 +85,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     )
 
 
-def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Reading) -> Score:
+def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Scoring) -> Score:
     """Score every target of a stream as `score` does, and learn from each chunk after it is scored.
 
     The model's weights, buffers and mode are restored exactly, also after an error.
@@ -125,7 +125,7 @@ class _ChunkLearner:
         tokens_N: np.ndarray,
         settings: TTTConfig,
         trainable: list[Tensor],
-        reading: Reading,
+        reading: Scoring,
         layers: Sequence[int],
         before: list[tuple[Tensor, Tensor]],
     ) -> None:

@@ -9,7 +9,7 @@ There are two figures of a model, which differ in what it may read before a byte
 
     each document alone       windows begin at each document's BOS
     with what came before     windows run over the bounds of documents, and the n-gram index looks back on
-                              earlier documents of the text (``Reading.carry_over``)
+                              earlier documents of the text (``Scoring.carry_over``)
 
 A window of ``seq_len`` targets slides over each document, or over all of them, back to back as in training.
 In each window but the first, the first ``overlap`` share is context only, so that no byte is predicted
@@ -48,7 +48,7 @@ from torch import Tensor
 
 from spider.model.interface import Model
 from spider.model.layers import wide
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.pace import Pace
 from spider.tokens import BYTES, IGNORED, Tokens
 
@@ -108,7 +108,7 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES
     return prefix_N
 
 
-def spans(tokens_N: np.ndarray, reading: Reading, bos: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def spans(tokens_N: np.ndarray, reading: Scoring, bos: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return for each window its first target, its first scored one, and the end of the text it reads."""
     targets = len(tokens_N) - 1
     begins_D = np.zeros(1, np.int64)
@@ -124,7 +124,7 @@ def spans(tokens_N: np.ndarray, reading: Reading, bos: int) -> tuple[np.ndarray,
 
 
 def windows(
-    tokens_N: np.ndarray, reading: Reading, vocabulary: Tokens = BYTES, only: np.ndarray | None = None
+    tokens_N: np.ndarray, reading: Scoring, vocabulary: Tokens = BYTES, only: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield batches of windows as ``(start_B, inputs_BT, labels_BT)``, int64.
 
@@ -171,7 +171,7 @@ class Learner(Protocol):
 def score(
     model: Model,
     tokens_N: np.ndarray,
-    reading: Reading,
+    reading: Scoring,
     *,
     observe: Callable[[Any, np.ndarray], None] | None = None,
     learner: Learner | None = None,
@@ -317,7 +317,7 @@ class ModelInput:
         lookup = lookup or model.lookup
         self.candidates = _Candidates(lookup, tokens_N, carry_over) if lookup else None
 
-    def batches(self, reading: Reading, start: int = 0, end: int | None = None) -> Iterator[Batch]:
+    def batches(self, reading: Scoring, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """Yield the `windows` of the ids from ``start`` to ``end``."""
         for start_B, inputs_BT, labels_BT in windows(self.tokens_N[start:end], reading, self.vocabulary):
             candidates = None
@@ -327,7 +327,7 @@ class ModelInput:
             labels = torch.from_numpy(labels_BT).to(self.device)
             yield Batch(labels_BT, inputs, labels, candidates)
 
-    def spread(self, reading: Reading) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def spread(self, reading: Scoring) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return a batch of windows spread evenly over the stream: inputs (B, T), labels, and candidates."""
         total = len(spans(self.tokens_N, reading, self.vocabulary.bos)[0])
         chosen_B = ((np.arange(reading.batch) + 0.5) * total / reading.batch).astype(np.int64)

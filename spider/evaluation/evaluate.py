@@ -27,8 +27,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.config.measurement import measurement
-from spider.data.groups import scored_groups
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata, scored_groups
 from spider.evaluation.baselines import text_baselines
 from spider.evaluation.bpb import Score, bits_by_byte, score
 from spider.evaluation.records import Evaluation, Training
@@ -39,7 +38,7 @@ from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.processes.device import available, choose_tf32
 from spider.results import StageFolder
 from spider.tokens import Tokens
@@ -85,10 +84,10 @@ class HeldOut:
         tokens_N, digest = validation_stream(data, settings.max_bytes, tokens, settings.largest_group)
         return cls(spec, data, device, tokens_N, Text.of(tokens_N, tokens), digest)
 
-    def reading(self, trained: Receipt) -> Reading:
+    def reading(self, trained: Receipt) -> Scoring:
         """Return how a model reads each document alone."""
         settings = self.spec.evaluation
-        return Reading(
+        return Scoring(
             seq_len=self.spec.window,
             overlap=settings.overlap,
             batch=settings.batch,
@@ -98,7 +97,7 @@ class HeldOut:
         )
 
     def score(
-        self, model: Model, reading: Reading, inspector: Inspector | None = None
+        self, model: Model, reading: Scoring, inspector: Inspector | None = None
     ) -> tuple[Score, Score | None]:
         """Score each document alone, and with what came before (None without ``carry_over``)."""
         size, window = f"{len(self.text):,}", reading.seq_len
@@ -133,7 +132,7 @@ class HeldOut:
         )
 
     def measured(
-        self, model: Model, reading: Reading, scored: Score, carried: Score | None
+        self, model: Model, reading: Scoring, scored: Score, carried: Score | None
     ) -> dict[str, Any]:
         """Return the fields of an evaluation that do not depend on where the model comes from."""
         settings = self.spec.evaluation

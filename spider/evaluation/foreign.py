@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spider.config import ForeignConfig, StageSpec
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata
 from spider.errors import reported
 from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
@@ -32,7 +32,7 @@ from spider.evaluation.tasks import answered
 from spider.evaluation.text import Text, validation_stream
 from spider.files import digest, sha256
 from spider.model.interface import Model, ModelOutput
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.processes.device import available
 from spider.results import StageFolder
 from spider.tokens import BYTES
@@ -164,7 +164,7 @@ def evaluate_foreign(
     model.check(tokens_N, window)
     # An export of ours names the precision of its score.
     autocast = getattr(model.network.config, "precision", None) == "bf16"
-    reading = Reading(window, settings.overlap, settings.batch, autocast=autocast)
+    reading = Scoring(window, settings.overlap, settings.batch, autocast=autocast)
     held_out = HeldOut(spec, data, device, tokens_N, text, data_digest)
     scored, carried = held_out.score(model, reading)
     scored = _of_bytes(scored, len(text))

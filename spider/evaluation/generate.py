@@ -1,6 +1,6 @@
 """Sample text from a model, one id at a time: one text as a stream, or several as a batch.
 
-The model reads each id once, and begins a new context when one is full (`spider.model.texts`). So the cost
+The model reads each id once, and begins a new context when one is full (`spider.model.reading`). So the cost
 of a byte stays constant.
 
 Ids are drawn on the host in float64 with a generator of their own, so a seed gives the same text for any
@@ -23,7 +23,7 @@ from spider.errors import Diverged
 from spider.evaluation.calculator import Calls
 from spider.model.interface import Model
 from spider.model.layers import wide
-from spider.model.texts import Texts
+from spider.model.reading import Streams
 from spider.tokens import BYTES, Tokens
 from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
@@ -135,7 +135,7 @@ def _steps(
     def steps() -> Iterator[dict[int, int]]:
         if not max_bytes:
             return
-        texts = Texts(model, context, n_loops)
+        texts = Streams(model, context, n_loops)
         numbers = list(range(len(seeds)))
         written = [0] * len(seeds)
         log_p_1V = np.empty((0, model.tokens.size), np.float32)

@@ -31,7 +31,7 @@ from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import Number, Result, Row
 from spider.evaluation.tasks import answer_row, score_rows, text_row
 from spider.model.interface import Model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens.turns import TURN
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -51,7 +51,7 @@ class HarnessModel(LM):
     the ids of turns, so such a prompt is the JSON of its messages.
     """
 
-    def __init__(self, model: Model, reading: Reading, *, chat: bool = False) -> None:
+    def __init__(self, model: Model, reading: Scoring, *, chat: bool = False) -> None:
         super().__init__()
         self.model = model
         self.reading = reading

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from spider.checkpoints.compressed import CompressedReceipt, CompressedRecord
+from spider.checkpoints.records import CompressedReceipt, CompressedRecord
 from spider.evaluation.result import BITS, BYTES, Number, Result, Row
 from spider.record import Record
 from spider.results import CompressedFolder, StageFolder

@@ -25,7 +25,7 @@ from spider.evaluation.bpb import clip_stream, windows
 from spider.evaluation.result import CutText, Note, Piece, Result, Segment
 from spider.evaluation.subject import Subject
 from spider.model.interface import Inspector, Model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import IGNORED, Tokens
 
 TITLE = "Inside the model"
@@ -64,7 +64,7 @@ def read_beginning(path: Path, count: int) -> bytes:
     return data
 
 
-def cut(model: Model, inspector: Inspector, tokens_N: np.ndarray, reading: Reading) -> CutText:
+def cut(model: Model, inspector: Inspector, tokens_N: np.ndarray, reading: Scoring) -> CutText:
     """Return the segments of a stream. Its first id, a BOS, is read and not shown."""
     vocabulary = model.tokens
     device = next(model.parameters()).device

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from spider.checkpoints.records import Receipt
 from spider.config.run import EvaluationConfig
-from spider.data.metadata import load_metadata
 from spider.data.mixture import positions_of
-from spider.data.shards import Shards
+from spider.data.shards import Shards, load_metadata
 from spider.evaluation.bpb import Score, score
 from spider.evaluation.result import ALONE, BYTES, CARRIED, SHARE, Number, Result, Row
 from spider.evaluation.subject import Subject

@@ -14,7 +14,7 @@ from spider.evaluation.bpb import Score
 from spider.evaluation.text import Text, TextBaselines
 from spider.evaluation.training_text import LearnedFrom
 from spider.model.interface import Inspector, Model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Subject:
     """The score with what came before; None without ``evaluation.carry_over``."""
     bits_B: np.ndarray
     """Bits that the model spent on each byte of the text, each document alone."""
-    reading: Reading
+    reading: Scoring
     """How the model read each document alone."""
     baselines: Future[TextBaselines]
     """The baselines and the train/test overlap of the text. A background thread computes them."""
@@ -49,6 +49,6 @@ class Subject:
     """Whether the model has learned from conversations."""
 
     @property
-    def carrying(self) -> Reading:
+    def carrying(self) -> Scoring:
         """How the model reads the text with what came before."""
         return replace(self.reading, carry_over=max(1, self.spec.evaluation.carry_over))

@@ -34,7 +34,7 @@ from spider.evaluation.result import SHARE, Number, Result, Row
 from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.model.layers import wide
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import IGNORED
 from spider.tokens.turns import TURN
 
@@ -46,7 +46,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
 
 def answered(
     model: Model,
-    reading: Reading,
+    reading: Scoring,
     settings: EvaluationConfig,
     *,
     converses: bool,
@@ -83,7 +83,7 @@ def read_tasks(settings: EvaluationConfig, converses: bool) -> tuple[list[Task],
     return found, [f"{left}: {reason}."] if left else []
 
 
-def run_tasks(model: Model, found: Sequence[Task], reading: Reading) -> list[Row]:
+def run_tasks(model: Model, found: Sequence[Task], reading: Scoring) -> list[Row]:
     """Return the accuracy of each task, then CORE of each bundle."""
     rows = [run_task(model, task, reading) for task in found]
     bundles: dict[str, list[Row]] = {}
@@ -133,7 +133,7 @@ class ScoredIds(NamedTuple):
     """First id of the choice."""
 
 
-def run_task(model: Model, task: Task, reading: Reading) -> Row:
+def run_task(model: Model, task: Task, reading: Scoring) -> Row:
     """Answer the questions of a task, and return its accuracy, by nats per byte."""
     questions = task.questions
     read = _answers(model, task, reading) if task.chat else _continuations(model, task, reading)
@@ -173,13 +173,13 @@ def _centered(accuracy: float, task: Task) -> Number:
     return Number(value=(accuracy - task.chance) / above, error=_error(accuracy, len(task.questions)) / above)
 
 
-def _continuations(model: Model, task: Task, reading: Reading) -> Continuations:
+def _continuations(model: Model, task: Task, reading: Scoring) -> Continuations:
     """Score the choices as texts after their contexts."""
     pairs = [pair for one in task.questions for pair in zip(one.contexts, one.choices, strict=True)]
     return score_rows(model, [text_row(model, *pair, reading.seq_len) for pair in pairs], reading)
 
 
-def _answers(model: Model, task: Task, reading: Reading) -> Continuations:
+def _answers(model: Model, task: Task, reading: Scoring) -> Continuations:
     """Score letters as answers to a user's turn, and write the answers to questions without choices.
 
     A written answer has a row without meaning, because it is not scored but compared.
@@ -237,7 +237,7 @@ def answer_row(model: Model, opened: np.ndarray, answer: bytes, window: int) -> 
     return ScoredIds(ids, first, max(first + 1, len(opened)))
 
 
-def score_rows(model: Model, rows: Sequence[ScoredIds], reading: Reading) -> Continuations:
+def score_rows(model: Model, rows: Sequence[ScoredIds], reading: Scoring) -> Continuations:
     """Score the ends of rows of ids; rows of similar length share a batch if their logits fit.
 
     Each row is one window, so the overlap of the reading has no effect.

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spider.data.groups import balanced
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, balanced, load_metadata
 from spider.evaluation.bpb import clip_stream
 from spider.evaluation.result import Row
 from spider.tokens import BYTES, Tokens
@@ -78,7 +76,7 @@ def validation_stream(
 ) -> tuple[np.ndarray, str]:
     """Return the first ``max_bytes`` bytes of a validation split in a model's ids, and the dataset's digest.
 
-    With ``largest_group``, no group has a larger share of the text (`spider.data.groups.balanced`).
+    With ``largest_group``, no group has a larger share of the text (`spider.data.shards.balanced`).
 
     The text is cut in bytes and then encoded, so every vocabulary is scored on the same text. Special ids are
     the same in all vocabularies and are kept. The text of published shards is cut after a whole id and keeps

@@ -25,10 +25,9 @@ import numpy as np
 from spider.checkpoints.records import Receipt
 from spider.config import Config
 from spider.data.loader import Loader
-from spider.data.metadata import load_metadata
 from spider.data.mixture import positions_of
 from spider.data.packing import PackedRows
-from spider.data.shards import Shards
+from spider.data.shards import Shards, load_metadata
 from spider.results import Results
 from spider.tokens import Tokens
 

@@ -36,7 +36,7 @@ from spider.hf.reading import Readers, candidates
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.model.layers import cross_entropy
-from spider.model.texts import begins
+from spider.model.reading import begins
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import COPY_AGAIN
 from spider.publish.transformers_files import REMOTE, generation, remote

@@ -1,4 +1,4 @@
-"""The state of generation for a batch: `spider.model.texts.Texts`, which reads each id once.
+"""The state of generation for a batch: `spider.model.reading.Streams`, which reads each id once.
 
 Rows of one length are read as a batch. Rows of different lengths need no padding, because each length is a
 batch of its own; ids that the mask of a batch leaves out are not read.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spider.model.interface import Model
-from spider.model.texts import Texts
+from spider.model.reading import Streams
 
 
 def candidates(model: Model, ids: Sequence[int]) -> Tensor:
@@ -37,12 +37,12 @@ class Readers:
         self.model = model
         self.context = context
         self.n_loops = n_loops
-        self.texts: list[Texts] = []
+        self.texts: list[Streams] = []
 
     def extend(self, rows: Sequence[list[int]]) -> Tensor:
         """Read the new ids of each row, or all ids of a new row; return the next ids' logits, (B, V)."""
         left = set(range(len(rows)))
-        read: list[Texts] = []
+        read: list[Streams] = []
         logits: dict[int, Tensor] = {}
         for texts in self.texts:
             start = len(texts.ids[0])
@@ -60,14 +60,14 @@ class Readers:
         for row in sorted(left):
             by_length[len(rows[row])].append(row)
         for chosen in by_length.values():
-            texts = Texts(self.model, self.context, self.n_loops, len(chosen))
+            texts = Streams(self.model, self.context, self.n_loops, len(chosen))
             logits |= self._read(texts, rows, chosen)
             read.append(texts)
         self.texts = read
         return torch.stack([logits[row] for row in range(len(rows))])
 
     @staticmethod
-    def _read(texts: Texts, rows: Sequence[list[int]], chosen: list[int]) -> dict[int, Tensor]:
+    def _read(texts: Streams, rows: Sequence[list[int]], chosen: list[int]) -> dict[int, Tensor]:
         """Read the new ids of these rows and return the logits of the next id of each."""
         start = len(texts.ids[0])
         logits_RNV = texts.read([rows[row][start:] for row in chosen])

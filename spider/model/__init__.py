@@ -1,8 +1,8 @@
 """Families of models, one folder each; `build_model` builds a model of any family.
 
     interface.py   The base class `Model`: the contract between a family and the rest of Spider.
-    layers.py      The small parts that families share.
-    recompute.py   Activations that the backward pass computes again.
+    layers.py      The small parts that families share, and what a backward pass computes again.
+    reading.py     How a model reads a text that it scores, and texts that it continues.
     ngram_head.py  The head that scores the candidates of an n-gram index, for any family.
 
     spider/        The byte-level recurrent-depth transformer with learned patches.

@@ -134,9 +134,9 @@ class Model(nn.Module):
     window: int | None = None
     """Length of the model's windows. A shorter text is read as the beginning of one, so its predictions do
     not depend on its length; None: it is a window of its own. The code that loads a model sets it, and
-    `Reading.of` for as long as a text is scored."""
+    `Scoring.of` for as long as a text is scored."""
     most_documents: int | None = None
-    """Maximum number of documents in a row where ``segments_BT`` is given; set by the code that packs
+    """Maximum number of documents in a row where ``document_BT`` is given; set by the code that packs
     rows."""
     shown: Mapping[str, str] = {}
     """Format of each own metric in the training log line: ``{"loops": "{:.1f} loops"}``."""
@@ -159,7 +159,7 @@ class Model(nn.Module):
     ) -> ModelOutput:
         """Predict the next token at every position of ``tokens_BT`` (int64).
 
-        A family whose configuration sets `DOCUMENTS` also takes ``segments_BT``: the number of each token's
+        A family whose configuration sets `DOCUMENTS` also takes ``document_BT``: the number of each token's
         document within its row, 0 for padding.
 
         Args:

@@ -24,12 +24,10 @@ from pydantic import BaseModel
 
 from spider import files, sealed
 from spider.config.ngram import NgramConfig, kind_of, name_of
-from spider.data.blocks import encode_again
-from spider.data.metadata import Metadata, load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Metadata, Shards, encode_again, load_metadata
 from spider.ngram import table
 from spider.ngram.layout import symbols_of
-from spider.ngram.runs import Reader, growing, length_of, runs_of, write_runs
+from spider.ngram.table import Reader, growing, length_of, runs_of, write_runs
 from spider.pace import Pace
 from spider.record import Record
 from spider.requests import PIECE

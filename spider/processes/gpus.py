@@ -8,6 +8,9 @@ seconds of waiting.
 
 Where a scheduler gives each job its own GPUs, a command finds them free. The folder is ``/tmp/spider-gpus``.
 SPIDER_GPU_LOCKS names another one, for containers that share GPUs and not ``/tmp``.
+
+`bounds` counts the GPUs and the memory that this machine can give to all jobs at once. Snakemake bounds a
+resource only where somebody sets a bound: without one it starts every job for which a core is free.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from spider.errors import TrainingError
 
@@ -223,3 +228,27 @@ def _opened(path: Path, stack: contextlib.ExitStack, flags: int = os.O_RDWR | os
     with contextlib.suppress(PermissionError):  # another user's, who has set it
         os.fchmod(file, 0o666)
     return file
+
+
+#: Where Linux limits the memory of a container or of a scheduler's job: control groups of version 2 and 1.
+_GROUPS = {"": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
+
+
+def memory_bytes() -> int:
+    """Return the bytes of memory of this machine, or of the container or the scheduler's job around us."""
+    limits = [psutil.virtual_memory().total]
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        root, name = _GROUPS.get(controllers, ("", ""))
+        inside = Path(root + group) if root else None
+        for folder in (inside, *inside.parents) if inside else ():
+            limit = folder / name
+            if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+                limits.append(int(text))
+    return min(limits)
+
+
+def bounds() -> dict[str, int]:
+    """Return the most that jobs may use at once, by the names of Snakemake's resources."""
+    return {"gpu": len(visible()), "mem_mb": memory_bytes() // 1_000_000}

@@ -90,7 +90,7 @@ class World:
             raise Ended("the first process stopped")
         return outcome[0]
 
-    def total(self, *counts: int, reduction: Any = dist.ReduceOp.SUM) -> list[int]:
+    def sum_ints(self, *counts: int, reduction: Any = dist.ReduceOp.SUM) -> list[int]:
         """Return the sum of each count over all processes."""
         if self.size == 1:
             return [*counts]
@@ -101,9 +101,9 @@ class World:
 
     def highest(self, number: int) -> int:
         """Return the highest of all processes' numbers."""
-        return self.total(number, reduction=dist.ReduceOp.MAX)[0]
+        return self.sum_ints(number, reduction=dist.ReduceOp.MAX)[0]
 
-    def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def sum_tensors(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum of each scalar over all processes, as float64; all pass the same names."""
         if self.size == 1:
             return values

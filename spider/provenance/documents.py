@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 from spider.cleaning import evidence
 from spider.config import Config
 from spider.data.encode import as_text
-from spider.data.metadata import check_size, load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, check_size, load_metadata
 from spider.provenance.order import Row
 from spider.results import Results
 

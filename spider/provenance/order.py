@@ -91,7 +91,7 @@ class StageOrder:
         for i, (source, first, last) in enumerate(ranges):
             if source.split.digest != digest:
                 continue
-            samples = source.loader.reading(begin, end, first, last)
+            samples = source.loader.samples_over(begin, end, first, last)
             if self.mixture is not None:
                 samples = self.mixture.samples(i, samples - self._numbers(0)[i], self.end)
             for sample in (samples - self.first).tolist():

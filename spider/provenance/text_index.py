@@ -24,8 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from spider.data.metadata import Metadata, check_size, load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Metadata, Shards, check_size, load_metadata
 from spider.files import replacing
 from spider.ngram.contexts import compiled, inner
 from spider.record import Record

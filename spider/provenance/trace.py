@@ -13,8 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from spider.config import Config
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, load_metadata
 from spider.provenance.documents import id_of, rows_of
 from spider.provenance.order import Order
 from spider.provenance.text_index import (

@@ -27,7 +27,7 @@ from spider.audit.record import Badge
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
-from spider.data.metadata import Metadata
+from spider.data.shards import Metadata
 from spider.evaluation.records import Evaluation, results_of
 from spider.evaluation.result import Result, all_rows, baselines, legends, scores, shortened
 from spider.report.formatting import (

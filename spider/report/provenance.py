@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from spider.config.data import recorded_source
 from spider.config.spec import sources_of
-from spider.data.metadata import Metadata, Shard
+from spider.data.shards import Metadata, Shard
 from spider.files import digest
 from spider.report.stages import StageRecord
 from spider.results import Results

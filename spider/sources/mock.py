@@ -56,7 +56,7 @@ def make_mock_data(folder: Path, ngram: float = 0.0) -> None:
     The share ``ngram`` of its documents is for the n-gram index. An existing dataset is kept.
     """
     from spider.data.encode import encode_part
-    from spider.data.metadata import build_metadata, load_metadata
+    from spider.data.shards import build_metadata, load_metadata
 
     if (folder / "metadata.json").exists():
         load_metadata(folder)

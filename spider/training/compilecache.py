@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 from spider import files
+from spider.checkpoints.records import Compiled, Warmup
 from spider.training.precision import device_name
-from spider.training.warmup_record import Compiled, Warmup
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import step_of, steps
+from spider.checkpoints.records import Warmup, step_of, steps
 from spider.checkpoints.save import Saver, set_aside
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, MixedLoader, batch_digest, digest_text
@@ -54,13 +54,11 @@ from spider.training.memory import check_fits, out_of_memory, ran_out
 from spider.training.metrics import MetricsLog
 from spider.training.passes import side_stream
 from spider.training.precision import Precision, decide, device_name, fp8_layers
-from spider.training.probes import Probes
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
 from spider.training.schedule import end_in_time, horizon, lr_factor, scheduled
 from spider.training.state import Ema, Later, Means, Progress, State, read_parent
 from spider.training.telemetry import Telemetry, Window, progress_bar, show, target_counts
-from spider.training.validation import Validation
-from spider.training.warmup_record import Warmup
+from spider.training.validation import Probes, Validation
 
 if TYPE_CHECKING:
     from spider.ngram.store import NgramIndex
@@ -80,7 +78,7 @@ class Trainer:
     Args:
         origin: ``data_digest`` and ``parent_weights``, for the manifest. An optional ``resumed`` selects what
             to take from the parent: its ``weights``, or all of its ``training`` with the step count.
-        spec: the stage, with numbers in the place of ``auto`` (`spider.training.fit`).
+        spec: the stage, with numbers in the place of ``auto`` (`spider.training.memory`).
         identity: that of the stage as it is configured (default: that of ``spec``).
         parent: receipt of the previous stage, or the path to resume from; None starts from nothing.
         good: this stage's newest good checkpoint; None starts the stage.
@@ -248,8 +246,8 @@ class Trainer:
         learned_BT = targets_BT != tokens.pad if batch.learned_BT is None else batch.learned_BT
         counted_B = learned_BT.sum(1)
         bytes_BT = tokens.bytes_of[targets_BT] * learned_BT
-        read = batch_digest(batch.rows_BT1, self.world.rank * self.windows)
-        targets, bytes_, read = self.world.total(int(counted_B.sum()), int(bytes_BT.sum()), read)
+        digest = batch_digest(batch.rows_BT1, self.world.rank * self.windows)
+        targets, bytes_, digest = self.world.sum_ints(int(counted_B.sum()), int(bytes_BT.sum()), digest)
         if not targets:
             raise TrainingError(
                 f"step {progress.global_step}: none of {targets_BT.size:,} targets is an assistant's; check "
@@ -263,7 +261,7 @@ class Trainer:
             if batch.reward_B is not None:
                 reward = batch.reward_B.mean() / self.world.size
                 measured["reward"] = torch.full((), reward, dtype=torch.float64, device=self.device)
-            measured = self.world.sum(measured)
+            measured = self.world.sum_tensors(measured)
             gradients = [p.grad for p in parameters if p.grad is not None]
             norm = full_tensor(nn.utils.get_total_norm(gradients))
             measured["grad_norm"] = norm
@@ -289,7 +287,7 @@ class Trainer:
         progress.tokens += self.spec.tokens_per_step
         progress.global_tokens += self.spec.tokens_per_step
         progress.bytes += bytes_
-        progress.batches.append(digest_text(read))
+        progress.batches.append(digest_text(digest))
         progress.position = batch.position
         progress.epoch = self.loader.epoch(batch.position)
         progress.validated = None
@@ -333,7 +331,7 @@ class Trainer:
         """Answer the held-out prompts and return the metrics of the answers."""
         began = time.perf_counter()
         sums = {name: torch.tensor(value, device=self.device) for name, value in answers.sums().items()}
-        values = {name: float(value) for name, value in self.world.sum(sums).items()}
+        values = {name: float(value) for name, value in self.world.sum_tensors(sums).items()}
         self.progress.validation_seconds += time.perf_counter() - began
         shown = ", ".join(f"{name.removeprefix('val/')} {value:.3f}" for name, value in values.items())
         log.info("step %d: %s", self.progress.step, shown)

@@ -66,7 +66,7 @@ def inputs_of(micro: Batch, device: torch.device, pad: int, spec: StageSpec) -> 
     contiguous, as the copies in `Graph` are, so that the model is compiled once for both.
     """
     wanted = {"rows_BT1", "learned_BT", "candidates_BTW", "advantage_B"}
-    wanted |= {"segments_BT"} if spec.settings.attend == "document" else set()
+    wanted |= {"document_BT"} if spec.settings.attend == "document" else set()
     moved = {name: _copied(array, device) for name, array in micro.arrays().items() if name in wanted}
     rows_BT1 = moved.pop("rows_BT1").long()
     labels_BT = rows_BT1[:, 1:]
@@ -76,8 +76,8 @@ def inputs_of(micro: Batch, device: torch.device, pad: int, spec: StageSpec) -> 
         "labels_BT": labels_BT.masked_fill(~learned_BT, IGNORED),
         **moved,
     }
-    if "segments_BT" in moved:
-        inputs["segments_BT"] = moved["segments_BT"].long()
+    if "document_BT" in moved:
+        inputs["document_BT"] = moved["document_BT"].long()
     if "advantage_B" in moved:
         assert micro.learned_BT is not None, "answers say which of their tokens are learned"
         inputs["learned"] = rows_BT1.new_full((), max(1, int(micro.learned_BT.sum())), dtype=torch.float32)

@@ -25,13 +25,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from spider.checkpoints.records import SavedPrecision
+from spider.checkpoints.records import Kind, SavedPrecision, Warmup
 from spider.config import StageSpec
 from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.model.layers import compute_dtype
 from spider.processes.parallel import is_sharded
-from spider.training.warmup_record import Kind, Warmup
 
 log = logging.getLogger(__name__)
 

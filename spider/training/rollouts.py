@@ -13,6 +13,9 @@ KL term.
 The answers are a pure function of the weights, of the prompts' order and of the seeds, so a resumed stage
 equals an uninterrupted one. Global prompt n is conversation ``permute(n)`` of its epoch, and a position is
 one number, as in `spider.data.loader`. Processes share the prompts of a step.
+
+A prompt is a conversation up to its last answer: BOS, the earlier turns, and the token that begins the
+answer. The reference is the text of that answer.
 """
 
 from __future__ import annotations
@@ -27,12 +30,47 @@ import torch
 
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, epoch_keys, permute
-from spider.data.prompts import Prompts
 from spider.data.shards import Shards
 from spider.evaluation.generate import generate_many
 from spider.evaluation.rewards import Reward
 from spider.model.interface import Model
-from spider.tokens.turns import TURN, assistant_mask
+from spider.tokens.turns import ASSISTANT, TURN, assistant_mask
+
+
+class Prompts:
+    """The conversations of one split, in the order of its shards.
+
+    Raises:
+        ValueError: the split does not hold a conversation.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._begins: list[tuple[int, int]] = []
+        for file, tokens in enumerate(shards.maps):
+            begins = np.append(shards.begins(file), len(tokens)) + int(shards.borders[file])
+            self._begins += zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True)
+        if not self._begins:
+            raise ValueError(f"{shards.name}: does not hold a conversation; encode some, or hold more out")
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, str]:
+        """Return a prompt (n,) uint16 and its reference answer.
+
+        Raises:
+            ValueError: the document is not a conversation.
+        """
+        begin, end = self._begins[number]
+        ids = self._shards.read(begin, end - begin)
+        answers = np.flatnonzero(ids == ASSISTANT)
+        if not len(answers):
+            where = "{}, token {}".format(*self._shards.locate(begin))
+            raise ValueError(f"{where}: this document has no answer; encode the data with format: chat")
+        first = int(answers[-1]) + 1
+        return ids[:first], self._shards.vocabulary.decode(ids[first:])
+
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,16 @@ from typing import NamedTuple
 from spider import files
 from spider.checkpoints.claim import claim, hold
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import Origin, Receipt
+from spider.checkpoints.records import Origin, Receipt, Warmup
 from spider.config import Config, ConfigError, StageSpec
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata
 from spider.errors import TrainingError
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE, World
 from spider.results import Results, StageFolder
 from spider.sources.mock import MOCK, make_mock_data
-from spider.training.fit import fitted
 from spider.training.loop import Trainer
-from spider.training.warmup_record import Warmup
+from spider.training.memory import fitted
 
 
 class Places(NamedTuple):

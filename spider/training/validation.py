@@ -1,4 +1,5 @@
-"""Periodic validation: the bits per byte of a fixed part of the held-out text while a stage trains.
+"""What is measured while a stage trains: bits per byte of held-out text (`Validation`), tasks and samples
+(`Probes`).
 
 Validation scores ``val_bytes`` of the text that the evaluation scores, in windows spread evenly over all of
 it. It always scores the same windows, so steps compare. Up to this selection the figure is that of the
@@ -18,6 +19,9 @@ third of training on the same ids, and all validations but the one after the las
 training. Several processes share the windows. Each runs equally many forward passes, because under FSDP each
 pass gathers the weights from all processes. A compiled model runs uncompiled here: compiling a second graph
 would take longer than all validations.
+
+Accuracies of tasks go to the curves, under the names that the evaluation gives them. Samples go to the log
+and to the folder ``samples`` of the stage. Of several processes, the first one runs both and the others wait.
 """
 
 from __future__ import annotations
@@ -40,9 +44,12 @@ from spider.checkpoints.records import best
 from spider.config import StageSettings, StageSpec
 from spider.errors import DamagedShard, TrainingError
 from spider.evaluation.bpb import ModelInput, spans
+from spider.evaluation.questions import Task
+from spider.evaluation.sample import as_text, written
+from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.processes.parallel import is_sharded
 from spider.processes.world import World
 from spider.tokens import IGNORED, Tokens
@@ -188,7 +195,7 @@ class Validation:
             nats = {name: self._nats(text.batches) for name, text in self.texts.items()}
             if is_sharded(self.model):
                 self.model.reshard()  # otherwise the backward pass does it
-        summed = self.world.sum(nats)
+        summed = self.world.sum_tensors(nats)
         return {name: float(summed[name]) / (math.log(2) * text.bytes) for name, text in self.texts.items()}
 
     def _nats(self, batches: list[_Batch]) -> Tensor:
@@ -247,7 +254,7 @@ class HeldOut:
         self.batches: list[_Batch] = []
         self.tokens_N = held_out_ids(spec, self.name, self.folder, tokens)
         bytes_ = int(tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
-        reading = Reading(spec.window, spec.evaluation.overlap)
+        reading = Scoring(spec.window, spec.evaluation.overlap)
         available = len(spans(self.tokens_N, reading, tokens.bos)[0])
         share = spec.settings.val_bytes * spec.weights[self.name]
         self.windows = min(available, max(1, math.ceil(available * share / max(1, bytes_))))
@@ -258,7 +265,7 @@ class HeldOut:
             return
         model, spec, size = self.model, self.spec, self.world.size
         model_input = ModelInput(model, self.tokens_N, self.full_lookup)
-        reading = Reading(spec.window, spec.evaluation.overlap, batch=self.windows)
+        reading = Scoring(spec.window, spec.evaluation.overlap, batch=self.windows)
         inputs_BT, labels_BT, candidates_BTW = model_input.spread(reading)
         scored_BT = labels_BT != IGNORED
         bytes_BT = model.tokens.bytes_of[np.where(scored_BT, labels_BT, model.tokens.pad)] * scored_BT
@@ -301,3 +308,56 @@ def _interval(cost: float, settings: StageSettings) -> int:
     if least >= saved:
         return -(-least // saved) * saved
     return next(every for every in range(least, saved + 1) if saved % every == 0)
+
+
+@dataclass(eq=False)
+class Probes:
+    """Run the tasks and write the samples of a stage.
+
+    Raises:
+        ValueError: A task cannot be read.
+    """
+
+    validation: Validation
+    samples: Path
+    """Folder of the samples."""
+    converses: bool
+    """Whether the model learns from conversations, in this stage or an earlier one."""
+
+    def __post_init__(self) -> None:
+        self.spec = self.validation.spec
+        settings = self.spec.settings
+        self.tasks: list[Task] = []
+        if settings.tasks_every:
+            found, notes = read_tasks(self.spec.evaluation, self.converses)
+            self.tasks = [one._replace(questions=one.questions[: settings.tasks_items]) for one in found]
+            for note in notes:
+                log.info("%s", note)
+
+    def due(self, progress: Progress) -> list[bool]:
+        """Return whether tasks, and whether samples, are due after this step."""
+        settings, last = self.spec.settings, progress.step == progress.end
+        every = settings.tasks_every, settings.samples_every
+        return [steps > 0 and (last or progress.step % steps == 0) for steps in every]
+
+    def after(self, progress: Progress, tasks: bool, samples: bool) -> dict[str, float]:
+        """Run tasks, write samples, and return the metrics; every process has to call this."""
+        began = time.perf_counter()
+        found = self.validation.world.from_first(lambda: self._measure(progress.global_step, tasks, samples))
+        progress.validation_seconds += time.perf_counter() - began
+        return found
+
+    def _measure(self, step: int, tasks: bool, samples: bool) -> dict[str, float]:
+        spec, model = self.spec, self.validation.model
+        reading = Scoring(spec.window, batch=spec.evaluation.batch, n_loops=self.validation.n_loops)
+        with self.validation.measuring():
+            rows = run_tasks(model, self.tasks, reading) if tasks else []
+            texts = list(written(model, spec, converses=self.converses)) if samples else []
+        for row in rows:
+            log.info("step %d: %s %s", step, row.label, row)
+        for one in texts:
+            log.info("step %d: %r is continued by %r", step, one.prompt, one.text)
+        if texts:
+            self.samples.mkdir(exist_ok=True)
+            files.write_text(self.samples / f"sample-{step:08d}.txt", as_text(texts))
+        return {f"val/{row.name}": row.value for row in rows if row.value is not None}

@@ -35,6 +35,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from spider.checkpoints.records import Kind, Step, Warmup
 from spider.config import StageSpec
 from spider.config.model import ModelConfig
 from spider.data.loader import Batch
@@ -44,8 +45,7 @@ from spider.processes.device import available
 from spider.processes.world import ALONE
 from spider.training import compilecache
 from spider.training.build import build, choose_arithmetic
-from spider.training.fit import fitted
-from spider.training.memory import check_fits, meta_model, out_of_memory, ran_out
+from spider.training.memory import check_fits, fitted, meta_model, out_of_memory, ran_out
 from spider.training.passes import side_stream
 from spider.training.precision import (
     Precision,
@@ -55,7 +55,6 @@ from spider.training.precision import (
     has_bf16,
     large_layers,
 )
-from spider.training.warmup_record import Kind, Step, Warmup
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +156,7 @@ def _random_batch(spec: StageSpec, model: Model) -> Batch:
         {},
         **{name: tensor.numpy() for name, tensor in candidates.items()},
         learned_BT=np.ones((rows, s.seq_len), bool),
-        segments_BT=np.ones((rows, s.seq_len), np.uint16),
+        document_BT=np.ones((rows, s.seq_len), np.uint16),
         advantage_B=np.ones(rows, np.float32) if s.objective == "reinforce" else None,
     )
 

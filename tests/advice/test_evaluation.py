@@ -15,11 +15,8 @@ import pytest
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.groups import balanced
-from spider.data.metadata import build_metadata
 from spider.data.mixture import mixes_of
-from spider.data.prompts import Prompts
-from spider.data.shards import Shards
+from spider.data.shards import Shards, balanced, build_metadata
 from spider.evaluation.adapt import adapt
 from spider.evaluation.checkpoints import _chosen
 from spider.evaluation.foreign import ForeignModel
@@ -27,9 +24,10 @@ from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.mixer import check_tokens, prime_stream
 from spider.evaluation.text import Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
+from spider.training.rollouts import Prompts
 from tests.transformers_models import byte_level, gpt2
 from tests.unit.evaluation.test_adapt import TOKENS, toy
 from tests.unit.hf.small_exports import exported
@@ -41,7 +39,7 @@ from .test_commands import refusal, spider
 from .test_configuration import BASE
 from .test_training import encoded
 
-WINDOWS = Reading(seq_len=16, overlap=0.5, batch=3)
+WINDOWS = Scoring(seq_len=16, overlap=0.5, batch=3)
 
 
 def test_test_time_training_learns_all_parameters_or_at_a_lower_rate():
@@ -85,10 +83,10 @@ def test_more_documents_are_held_out(tmp_path):
     ):
         validation_stream(none, 100)
     assert validation_stream(encoded(tmp_path / "some", texts, validation=0.5), 100)
-    with refused("data/prompts.py", "does not hold a conversation; encode some, or hold more out"):
+    with refused("training/rollouts.py", "does not hold a conversation; encode some, or hold more out"):
         Prompts(Shards(none, "validation"))
     held = encoded(tmp_path / "text", texts, validation=0.5)
-    with refused("data/prompts.py", "this document has no answer; encode the data with format: chat"):
+    with refused("training/rollouts.py", "this document has no answer; encode the data with format: chat"):
         Prompts(Shards(held, "validation"))[0]
     said = '[{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]'
     talk = encoded(tmp_path / "talk", [said] * 30, validation=0.5, format="chat")
@@ -107,13 +105,13 @@ def test_groups_are_recorded_and_even(tmp_path):
     split = {"split_by": {"column": "url"}}
     many = [str(i % 20) for i in range(200)]
     with refused(
-        "data/groups.py", "delete {} and run `snakemake datasets/{}` with split_by, or leave the key out"
+        "data/shards.py", "delete {} and run `snakemake datasets/{}` with split_by, or leave the key out"
     ):
         balanced(grouped("none", many, validation=0.5), 1000, 0.3)
     balanced(grouped("some", many, validation=0.5, **split), 1000, 0.3)
     few = grouped("few", ["0"] * 100 + ["1"] * 100, validation=0.7, **split)
     with refused(
-        "data/groups.py",
+        "data/shards.py",
         "raise validation, the share of groups, or evaluation.max_bytes, or leave largest_group out",
     ):
         balanced(few, 1000, 0.3)

@@ -16,10 +16,8 @@ from spider.compress.pipeline import fit_cap
 from spider.config import RolloutConfig, load_config
 from spider.config.imports import allow_import
 from spider.config.model import family_block, family_config
-from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import pack
-from spider.data.prompts import Prompts
-from spider.data.shards import Shards
+from spider.data.shards import Shards, build_metadata, load_metadata
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.rewards import Reward
 from spider.files import read_json, write_json
@@ -31,7 +29,7 @@ from spider.provenance.lineage import result_of
 from spider.provenance.order import Order
 from spider.publish.export import export
 from spider.results import Results
-from spider.training.rollouts import Rollouts, check
+from spider.training.rollouts import Prompts, Rollouts, check
 from spider.training.stage import train
 from tests.transformers_models import byte_level, gpt2
 from tests.unit.small_datasets import dataset
@@ -208,7 +206,7 @@ def test_a_dataset_of_another_vocabulary_is_encoded_again(tmp_path):
     folder = encoded(tmp_path / "toy", ["one"], validation=0)
     plain = read_json(folder / "metadata.json")
     write_json(folder / "metadata.json", plain | {"vocab_size": 99})
-    with refused("data/metadata.py", "delete it and run `snakemake datasets/{}`"):
+    with refused("data/shards.py", "delete it and run `snakemake datasets/{}`"):
         load_metadata(folder)
     shutil.rmtree(folder.parent)
     load_metadata(encoded(tmp_path / "toy", ["one"], validation=0))

@@ -10,7 +10,7 @@ import spider
 from spider.checkpoints.load import Checkpoint
 from spider.compress.pipeline import compress
 from spider.config import CompressConfig
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata
 from spider.hf.modeling import SpiderForCausalLM
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import build, build_indexes, count_part, open_index, verify
@@ -31,7 +31,7 @@ from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
 from .followed import refused
 
 ADVICE = {
-    "ngram/runs.py": [
+    "ngram/table.py": [
         ("{}: ends after {} of {} elements; delete {} and run again", 4),
         ("{}: {} keys, but {} has {} counts; delete {} and run again", None),
     ]
@@ -68,10 +68,10 @@ def test_damaged_counts_are_deleted_and_counted_again(copied, shards, tmp_path):
     metadata, counts = load_metadata(shards), copied / "counts"
     parts = [counts / part for part in PARTS]
     run = next((counts / "000/ngram").glob("*.counts.npy"))
-    for phrase, cut in ADVICE["ngram/runs.py"]:
+    for phrase, cut in ADVICE["ngram/table.py"]:
         other = next((counts / "001/ngram").glob(run.name))
         run.write_bytes(run.read_bytes()[:-cut] if cut else other.read_bytes())
-        with refused("ngram/runs.py", phrase):
+        with refused("ngram/table.py", phrase):
             build(parts, metadata, ["ngram"], CONFIG, tmp_path / "out")
         shutil.rmtree(counts / "000")
         count_part(shards, metadata, "000", CONFIG, counts / "000")

@@ -35,7 +35,7 @@ def started(environment: dict[str, str]) -> None:
     """Join a group of processes and leave it."""
     os.environ |= environment
     with join() as world:
-        assert world.total(1) == [2]
+        assert world.sum_ints(1) == [2]
 
 
 def test_processes_are_started_together_or_one_without_the_variable(monkeypatch):

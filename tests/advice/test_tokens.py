@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spider.config import load_config
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.tokens.sentencepiece import read_model
 from spider.tokens.stored import read_tokens, tokens_in
 from tests.unit.data.published import BOS, SIZE, config_of, publish, shard, stream

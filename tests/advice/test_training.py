@@ -18,9 +18,8 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import steps
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import PackedRows, pack
-from spider.data.shards import Shards
+from spider.data.shards import Shards, build_metadata, load_metadata
 from spider.data.tokenizer import learn
 from spider.evaluation.generate import generate
 from spider.tokens.stored import read_tokens
@@ -332,15 +331,15 @@ def test_a_damaged_archive_of_compiled_code_is_deleted(tmp_path, monkeypatch):
 
 
 def test_a_dataset_that_is_not_encoded_is_encoded(tmp_path):
-    with refused("data/metadata.py", "the dataset is not encoded; run `snakemake datasets/{}`"):
+    with refused("data/shards.py", "the dataset is not encoded; run `snakemake datasets/{}`"):
         load_metadata(tmp_path)
     folder = encoded(tmp_path / "toy", ["one"], validation=0)
     (folder / "train/000.json").rename(tmp_path / "aside")
-    with refused("data/metadata.py", "part {} of the {} split is missing; encode it first"):
+    with refused("data/shards.py", "part {} of the {} split is missing; encode it first"):
         build_metadata(folder, "toy", dataset(validation=0), source={}, parts=["000"])
     (tmp_path / "aside").rename(folder / "train/000.json")
     again = dataset(validation=0, max_document_bytes=4)
-    with refused("data/metadata.py", "was encoded with {} = {}, not {}; encode it again"):
+    with refused("data/shards.py", "was encoded with {} = {}, not {}; encode it again"):
         build_metadata(folder, "toy", again, source={}, parts=["000"])
     encode_part(folder.parent / "raw.parquet", folder, "000", again)
     build_metadata(folder, "toy", again, source={}, parts=["000"])

@@ -7,14 +7,12 @@ import shlex
 
 import pytest
 
-from spider.checkpoints.records import Receipt
+from spider.checkpoints.records import Receipt, Warmup
 from spider.cli.evaluate import check_settings
 from spider.config import load_config
-from spider.data.metadata import Metadata
-from spider.data.shards import verify
+from spider.data.shards import Metadata, verify
 from spider.evaluation.records import Evaluation, Sample
 from spider.report.compare import Summary
-from spider.training.warmup_record import Warmup
 from tests.unit.small_datasets import flip
 from tests.workflow.conftest import PATIENCE, finished
 from tests.workflow.test_gpus import Machine, runs
@@ -37,10 +35,10 @@ def test_a_part_with_a_damaged_shard_is_encoded_again_and_a_failed_job_runs_agai
     first = trained.receipt("first")
     trained.run["stages"][1]["lr"] = 2e-3
     said = trained(RECEIPT, fails=True)
-    advised(said, "data/blocks.py", "{}. Then run again (`spider data verify` finds other damage)")
+    advised(said, "data/shards.py", "{}. Then run again (`spider data verify` finds other damage)")
     assert trained.planned()["train"] == 1
     with refused(
-        "data/blocks.py", "delete {}, and run `snakemake datasets/{}`, which encodes the part again"
+        "data/shards.py", "delete {}, and run `snakemake datasets/{}`, which encodes the part again"
     ):
         verify(shards)
     for name in re.search(r"delete (\S+) and (\S+), and run", said).groups():

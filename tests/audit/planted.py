@@ -22,8 +22,7 @@ from unittest import mock
 from spider.audit.checks import audit
 from spider.audit.claim import Claim
 from spider.audit.record import Finding
-from spider.checkpoints.compressed import CompressedReceipt
-from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
+from spider.checkpoints.records import MANIFEST, CompressedReceipt, Manifest, Receipt, steps
 from spider.config import load_config
 from spider.config.model import merged
 from spider.files import read_json, write_json

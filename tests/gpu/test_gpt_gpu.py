@@ -34,12 +34,12 @@ def documents() -> Tensor:
     return torch.stack([packed_T, torch.ones_like(packed_T)]).to(DEVICE)
 
 
-@pytest.mark.parametrize("segments_BT", [None, "packed"])
+@pytest.mark.parametrize("document_BT", [None, "packed"])
 @pytest.mark.parametrize("window", [None, 1, 64, 1024])
 @pytest.mark.parametrize("groups", [4, 2])
-def test_the_kernel_equals_attention_with_a_dense_mask(groups, window, segments_BT):
+def test_the_kernel_equals_attention_with_a_dense_mask(groups, window, document_BT):
     """Forward and backward are within 1e-2 of the mask's in float32; the offsets end in empty documents."""
-    segments = None if segments_BT is None else documents()
+    segments = None if document_BT is None else documents()
     by_offsets = view((B, T), window, segments, MOST, DEVICE, torch.bfloat16)
     by_mask = view((B, T), window, segments, MOST, DEVICE, torch.float32)
     if segments is None and window is None:
@@ -84,10 +84,10 @@ def test_bfloat16_stays_near_float32(switch):
     here.most_documents = MOST
     there, x, segments = copy.deepcopy(here).to(DEVICE), text(B, T), documents()
     with torch.no_grad():
-        exact = here(x, segments_BT=segments.cpu()).logits
+        exact = here(x, document_BT=segments.cpu()).logits
         with torch.autocast("cuda", torch.bfloat16):
             assert has_offsets(DEVICE, torch.bfloat16)
-            narrow = there(x.to(DEVICE), segments_BT=segments).logits.cpu()
+            narrow = there(x.to(DEVICE), document_BT=segments).logits.cpu()
     assert (narrow - exact).norm() <= 2e-2 * exact.norm()
 
 
@@ -106,7 +106,7 @@ def test_a_compiled_step_is_one_graph_over_batches_and_documents():
             losses = []
             for one in (eager, compiled):
                 with torch.autocast("cuda", torch.bfloat16):
-                    loss = one(x[:, :-1], x[:, 1:], segments_BT=segments.to(DEVICE)).loss
+                    loss = one(x[:, :-1], x[:, 1:], document_BT=segments.to(DEVICE)).loss
                 loss.backward()
                 losses.append(loss.item())
         assert losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -13,8 +13,8 @@ import torch
 
 from spider.model.spider import attention
 from spider.model.spider.attention import takes_offsets
+from spider.model.spider.chunking import lay_out
 from spider.model.spider.engram import Tables, primes_from
-from spider.model.spider.windows import lay_out
 from spider.tokens import BYTES
 from tests.unit.model.small import build, train
 

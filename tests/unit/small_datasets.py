@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from spider.config import Dataset
-from spider.data.blocks import KEY
 from spider.data.encode import writing
-from spider.data.metadata import build_metadata
-from spider.data.shards import Shards
+from spider.data.shards import BLOCKS_KEY, Shards, build_metadata
 from spider.data.split import hash_keys, validation_mask
 from spider.tokens import BYTES
 
@@ -61,8 +59,8 @@ def flip(path: Path, byte: int) -> None:
 def forget(record: Path, **changes: object) -> None:
     """Change the digests in the record of a part; without changes leave them out, as in earlier versions."""
     plain = json.loads(record.read_text())
-    plain[KEY] |= changes
-    record.write_text(json.dumps(plain if changes else {k: v for k, v in plain.items() if k != KEY}))
+    plain[BLOCKS_KEY] |= changes
+    record.write_text(json.dumps(plain if changes else {k: v for k, v in plain.items() if k != BLOCKS_KEY}))
 
 
 def questions(path: Path, count: int = 30) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import torch
 
 from spider.config import StageSpec, TokenizerConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
 from spider.data.packing import pack
+from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
 from spider.errors import Preempted
 from spider.tokens.stored import read_tokens

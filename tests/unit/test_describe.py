@@ -15,11 +15,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 from spider.config import Config, ConfigError, load_config
 from spider.config.model import family_block
 from spider.describe import describe, quantity, render
-from spider.model import build_model, recompute
+from spider.model import build_model
+from spider.model import layers as parts
 from spider.model.gpt import config as gpt
+from spider.model.spider.activation_memory import Position, kept, kept_compiled
 from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
-from spider.model.spider.kept import Position, kept, kept_compiled
 from spider.results import Results
 from spider.training.optim import build_optimizer, narrow_weights
 from tests.unit.small_datasets import shards_of_ids
@@ -218,8 +219,8 @@ def kept_by_forward(config: Config, autocast: bool, monkeypatch: pytest.MonkeyPa
             tree_map_only(torch.Tensor, pack, context.op_output)
         return chosen
 
-    choose = recompute._policy
-    monkeypatch.setattr(recompute, "_policy", policy)
+    choose = parts._policy
+    monkeypatch.setattr(parts, "_policy", policy)
     tokens_BT = torch.randint(0, 256, (spec.settings.micro_batch, spec.settings.seq_len))
     static = mock.patch("spider.model.spider.chunking.shapes_are_static", lambda x, training: True)
     narrow = torch.autocast("cpu", torch.bfloat16, enabled=autocast)

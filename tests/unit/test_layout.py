@@ -43,20 +43,20 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "audit": 1844,
-    "checkpoints": 839,
+    "checkpoints": 858,
     "cleaning": 996,
     "cli": 1988,
     "compress": 884,
     "config": 2434,
-    "data": 2334,
+    "data": 2282,
     "evaluation": 3887,
     "extras/lab": 1175,
     "extras/trust": 2,
     "hf": 447,
     "kernels": 1383,
-    "model": 2561,
-    "ngram": 1228,
-    "processes": 781,
+    "model": 2537,
+    "ngram": 1221,
+    "processes": 772,
     "provenance": 1057,
     "publish": 345,
     "report": 2336,
@@ -64,7 +64,7 @@ MOST = {
     "spider": 1578,
     "tokens": 518,
     "tracking": 1871,
-    "training": 2742,
+    "training": 2709,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

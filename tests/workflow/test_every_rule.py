@@ -25,7 +25,7 @@ from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.ngram.store import open_index
 from spider.provenance.lineage import Lineage
 from spider.results import StageFolder
@@ -301,12 +301,12 @@ def test_training_reads_the_index_of_the_split_and_scoring_the_full_one(everythi
     # The score is that of the model with the full index.
     model, _ = load_model(stage, family_module=TOY)
     tokens_N, _ = validation_stream(copied.results / "shards/text", 4000)
-    assert score(model, clip_stream(tokens_N, 4000), Reading(seq_len=32)).bpb == pytest.approx(
+    assert score(model, clip_stream(tokens_N, 4000), Scoring(seq_len=32)).bpb == pytest.approx(
         evaluated["bpb"], abs=1e-3
     )
     model.lookup = None
     with pytest.raises(ValueError, match="reads an n-gram index"):
-        score(model, tokens_N, Reading(seq_len=32))
+        score(model, tokens_N, Scoring(seq_len=32))
 
     # A missing or another index is refused.
     shutil.rmtree(indexes(copied)["full"])

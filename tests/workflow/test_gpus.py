@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from spider.config import load_config
-from spider.processes.bounds import bounds
+from spider.processes.gpus import bounds
 from tests.forkserver import python
 
 from .conftest import PATIENCE, ROOT, finished

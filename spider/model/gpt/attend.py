@@ -39,7 +39,7 @@ class View(NamedTuple):
 def view(
     shape: tuple[int, int],
     window: int | None,
-    segments_BT: Tensor | None,
+    document_BT: Tensor | None,
     most_documents: int | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -47,22 +47,22 @@ def view(
     """Return the view of a batch of shape (B, T) that is multiplied in ``dtype``.
 
     Args:
-        segments_BT: number of each position's document within its row.
+        document_BT: number of each position's document within its row.
         most_documents: maximum number of documents in a row, without padding. If it is None, documents are
             separated by a mask, because the size of a kernel launch must not depend on the batch.
     """
     B, T = shape
     window = None if window is None or window >= T - 1 else window
-    if window is None and segments_BT is None:
+    if window is None and document_BT is None:
         return View()
     if has_offsets(device, dtype):
-        if segments_BT is None:
+        if document_BT is None:
             return View(window, offset_P=torch.arange(0, B * T + 1, T, dtype=torch.int32, device=device))
         if most_documents is not None:
-            return View(window, offset_P=document_offsets(segments_BT, B * (most_documents + 1)))
+            return View(window, offset_P=document_offsets(document_BT, B * (most_documents + 1)))
     mask = causal_mask(T, T, window, device)
-    if segments_BT is not None:
-        mask = mask & (segments_BT[:, None, :, None] == segments_BT[:, None, None, :])
+    if document_BT is not None:
+        mask = mask & (document_BT[:, None, :, None] == document_BT[:, None, None, :])
     return View(window, mask)
 
 
@@ -82,16 +82,16 @@ def causal_mask(T: int, S: int, window: int | None, device: torch.device) -> Ten
     return seen_TS if window is None else seen_TS & (key_S >= query_T1 - window)
 
 
-def document_offsets(segments_BT: Tensor, most: int) -> Tensor:
+def document_offsets(document_BT: Tensor, most: int) -> Tensor:
     """Return `View.offset_P` for at most ``most`` documents in all.
 
     It is computed on the device and its size does not depend on the batch. The caller must make sure that
     there are not more documents.
     """
-    first_BT = torch.ones_like(segments_BT, dtype=torch.bool)
-    first_BT[:, 1:] = segments_BT[:, 1:] != segments_BT[:, :-1]
+    first_BT = torch.ones_like(document_BT, dtype=torch.bool)
+    first_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
     number_M = first_BT.flatten().cumsum(0) - 1
-    wanted_P = torch.arange(most + 1, device=segments_BT.device)
+    wanted_P = torch.arange(most + 1, device=document_BT.device)
     return torch.searchsorted(number_M, wanted_P, out_int32=True)
 
 

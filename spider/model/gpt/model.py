@@ -35,12 +35,14 @@ features of a head; N new tokens of a stream.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,21 +53,57 @@ from spider.config.model import Recompute
 from spider.model import interface
 from spider.model.gpt.attend import Cache, View, attend, view, view_behind
 from spider.model.gpt.config import GPTConfig
-from spider.model.gpt.inspector import GPTInspector
 from spider.model.interface import ModelOutput, ParameterGroup, Reader
 from spider.model.layers import (
     Linear,
     Rope,
     compute_dtype,
     cross_entropy,
+    recomputing,
     rms_norm,
     rope_table,
     rotate,
     streamed,
     wide,
 )
-from spider.model.recompute import recomputing
-from spider.tokens import IGNORED
+from spider.tokens import IGNORED, Tokens
+
+_TITLE = "Bytes per token"
+
+
+class GPTInspector:
+    """See `spider.model.interface.Inspector`."""
+
+    segments = "tokens"
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.bytes_of = tokens.bytes_of
+        alone = self.bytes_of.max() <= 1
+        self.uncut = "this model reads bytes, each is its own token" if alone else None
+        self.lengths: Counter[int] = Counter()
+
+    def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
+        size_N = self.bytes_of[trace.cpu().numpy()[scored_BT]]
+        self.lengths.update(size_N[size_N > 0].tolist())
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the lengths in bytes, or a note if the model reads bytes."""
+        if self.uncut:
+            return [{"kind": "note", "title": _TITLE, "text": "it reads bytes:\neach is its own token"}]
+        listed = [self.lengths[n] for n in range(max(self.lengths, default=-1) + 1)]
+        figure = {"kind": "histogram", "title": _TITLE, "unit": "bytes", "things": "tokens"}
+        return [figure | {"counts": listed}]
+
+    def cut(self, tokens_BT: Tensor) -> tuple[np.ndarray, None]:
+        """Cut after every token."""
+        return np.ones(tokens_BT.shape, dtype=bool), None
+
+    def caption(self, total: int, closed: list[int]) -> str:
+        if self.uncut:
+            return f"No tokenizer: each of {total:,} bytes stands alone."
+        mean = f", {sum(closed) / len(closed):.2f} bytes a token" if closed else ""
+        return f"{len(closed):,} tokens in {total:,} bytes{mean}."
+
 
 #: Learning rates of tables, of m and of b, as factors on the rate: nanochat's 0.3, 0.005 and 0.5 over its
 #: head's 0.004.
@@ -248,7 +286,7 @@ class Block(nn.Module):
         return x + _scaled(self.ffn(h if self.parallel else _normed(x, shrink)), self.ffn_scale)
 
 
-def run(layer: Block, recompute: Recompute, skip: Skip | None, *inputs: Any) -> Tensor:
+def run_layer(layer: Block, recompute: Recompute, skip: Skip | None, *inputs: Any) -> Tensor:
     """Return the stream after a layer, whose inputs are those of `_blended`; in training, keep only the
     activations that ``recompute`` leaves."""
     return recomputing(layer, recompute, partial(_blended, layer, skip), *inputs)
@@ -299,7 +337,7 @@ class GPT(interface.Model):
             from spider.model.ngram_head import NgramHead
 
             self.ngram = NgramHead(c.hidden, c.ngram, self.tokens)
-        self.run = run
+        self.run_layer = run_layer
 
     def init_weights(self) -> None:
         nn.init.normal_(self.embedding, std=0.005 if self.head is None else 1.0)
@@ -329,11 +367,11 @@ class GPT(interface.Model):
         reduction: Literal["mean", "none"] = "mean",
         trace: bool = False,
         candidates_BTW: Tensor | None = None,
-        segments_BT: Tensor | None = None,
+        document_BT: Tensor | None = None,
     ) -> ModelOutput:
         """See `spider.model.interface.Model`; a position attends only within its document, and the trace is
         the tokens."""
-        x_BTD = self.layers(tokens_BT, n_loops, segments_BT)
+        x_BTD = self.layers(tokens_BT, n_loops, document_BT)
         inside = tokens_BT if trace else None
         if labels_BT is None:
             return ModelOutput(None, self.logits(x_BTD, candidates_BTW), {}, inside)
@@ -354,9 +392,9 @@ class GPT(interface.Model):
         Layers with the same parts share a graph. The gradients of a layer are ready when its own part of the
         backward pass ends, so processes exchange them while the layers before it go on.
         """
-        return [(self, name) for name in ("embed", "run", "predict")]
+        return [(self, name) for name in ("embed", "run_layer", "predict")]
 
-    def layers(self, tokens_BT: Tensor, n_loops: int | None, segments_BT: Tensor | None = None) -> Tensor:
+    def layers(self, tokens_BT: Tensor, n_loops: int | None, document_BT: Tensor | None = None) -> Tensor:
         """Return the stream after the layers, (B, T, D)."""
         order = self.config.order(self.loops(n_loops))
         B, T = tokens_BT.shape
@@ -364,14 +402,14 @@ class GPT(interface.Model):
             window: view(
                 shape=(B, T),
                 window=window,
-                segments_BT=segments_BT,
+                document_BT=document_BT,
                 most_documents=self.most_documents,
                 device=tokens_BT.device,
                 dtype=compute_dtype(self.embedding),
             )
             for window in {self.config.window(layer) for layer in order}
         }
-        return self.read(tokens_BT, self.rope(T), views, order)
+        return self.decode(tokens_BT, self.rope(T), views, order)
 
     def rope(self, length: int) -> Rope:
         """Return the angles of positions 0..length-1, as wide as the embedding and at least float32."""
@@ -380,7 +418,7 @@ class GPT(interface.Model):
         angles = rope_table(length, c.rope_dim or c.head_dim, c.rope_base, table.device, table.dtype)
         return Rope(angles.cos[:, None], angles.sin[:, None])
 
-    def read(
+    def decode(
         self,
         tokens_BT: Tensor,
         rope: Rope,
@@ -401,7 +439,7 @@ class GPT(interface.Model):
             if c.norm_scale:  # a tensor, because the compiler makes a graph for each number
                 shrink = wide(x.new_empty(())).fill_((layer + 1) ** -0.5)
             inputs = x0, shrink, ids, rope, views[c.window(layer)], cache
-            x = self.run(cast(Block, self.blocks[layer]), c.of_layers, skip, skipped, x, *inputs)
+            x = self.run_layer(cast(Block, self.blocks[layer]), c.of_layers, skip, skipped, x, *inputs)
             if i < half and c.skips:
                 stack.append(x)
         for skip in skips:
@@ -551,7 +589,7 @@ class Incremental(Reader):
         tokens_RN = self.ids_RT[:, start:]
         cached = {window: start if window is None else min(start, window) for window in self.windows}
         views = {w: view_behind(cached[w], N, w, tokens_RN.device) for w in self.windows}
-        x_RND = model.read(tokens_RN, self.rope.part(start, self.length), views, self.order, self.caches)
+        x_RND = model.decode(tokens_RN, self.rope.part(start, self.length), views, self.order, self.caches)
         return model.logits(x_RND, self.candidates[-1] if self.candidates else None)
 
     def choose(self, row_R: Tensor) -> None:

@@ -7,7 +7,7 @@ position::
     q = [q_nope; RoPE(q_r)]      k = [k_nope; RoPE(k_r)]      scale (d_nope + d_rope)^-1/2
 
 The product itself is torch's SDPA; with ``v_dim = nope_dim + rope_dim`` it runs the fused kernel on every
-device. The core's rows are windows of several lengths (`spider.model.spider.windows`). On a GPU, in two
+device. The core's rows are windows of several lengths (`spider.model.spider.chunking`). On a GPU, in two
 bytes, the fused kernel separates them by offsets; elsewhere they are spread out for the product alone.
 
 Generation caches only ``RMS(c_kv)`` and ``RoPE(k_r)`` of each position. Keys and values per head are never
@@ -34,8 +34,8 @@ from spider.model.layers import (
     has_offsets,
     rotate,
 )
+from spider.model.spider.chunking import PatchLayout
 from spider.model.spider.config import AttentionConfig
-from spider.model.spider.windows import Windows
 
 
 def takes_offsets(q: Tensor, heads: AttentionConfig) -> bool:
@@ -87,7 +87,7 @@ class LatentAttention(nn.Module):
         self.out = Linear(c.heads * c.v_dim, dim, std=0.0)
 
     def forward(
-        self, x: Tensor, rope: Rope, windows: Windows | None = None, cache: LayerCache | None = None
+        self, x: Tensor, rope: Rope, windows: PatchLayout | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """Attend within each window.
 
@@ -106,7 +106,7 @@ class LatentAttention(nn.Module):
             q, k, v = self._heads(q, kv, k_rope, rope.at(windows.number_M), heads_first=False)
             return self.out(attention_by_offsets(q, k, v, windows.offset_S, windows.longest).flatten(1))
         if windows is not None:
-            q, kv, k_rope = (windows.spread(y) for y in (q, kv, k_rope))
+            q, kv, k_rope = (windows.pad_to_windows(y) for y in (q, kv, k_rope))
         q, k, v = self._heads(q, kv, k_rope, rope, heads_first=True)
         out_BHTV = causal_attention(q, k, v)
         out_BTX = out_BHTV.transpose(1, 2).flatten(2)

@@ -18,7 +18,7 @@ A window of T bytes has at most ``ceil(T * capacity)`` patches. Further boundari
 causal, and counted. A text that begins a longer window may have the patches of that window.
 
 The patches of a batch, the null patch of each window first, are contiguous in a flat buffer, the rows of the
-core (`spider.model.spider.windows`). Two windows of six bytes, which close three patches (`Patches`)::
+core (`spider.model.spider.chunking`). Two windows of six bytes, which close three patches (`Patches`)::
 
     byte t      0 1 2 3 4 5   6 7 8 9 10 11     numbered through all windows
     closes      . . x . . x   . x . . .  .      bytes 8 to 11 are an open tail
@@ -42,6 +42,14 @@ running sum and closed in a later piece.
 
 Shapes: B batch, T bytes, M rows of the core (null patches, patches, spare), S = M + 1 edges of them, D
 features. N counts the bytes of all windows (B T) or of a stream's next piece, K the patches that they close.
+
+The core computes no padding between windows (`PatchLayout`). Operations on single rows run on the buffer as
+it is; rows beyond the patches are spare. Attention separates windows by their offsets if there is a kernel
+for that. Otherwise the windows are padded to the longest for the attention product alone. Conversions between
+the two forms are gathers, and so are their gradients. The end of a shorter window repeats its last row, gets
+no gradient and is never read back, so no window holds a row of another. A buffer with B times as many rows as
+the longest window has the padded form already; each window's spare rows follow it. There L is the number of
+rows of the longest window, S that of sequences, and P = B L that of slots.
 """
 
 from __future__ import annotations
@@ -49,6 +57,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +67,101 @@ from kernels.segment_sum import segment_expand, segment_expand_torch, segment_su
 from kernels.switch import use_triton
 from spider.model.layers import Linear, RMSNorm, rms_norm, wide
 from spider.model.spider.config import BoundaryConfig
-from spider.model.spider.windows import Windows, equal_windows, gather_unique, lay_out
 from spider.tokens import BYTES
+
+
+class PatchLayout(NamedTuple):
+    """Layout of the windows; `lay_out` makes one."""
+
+    longest: int
+    """L, or an upper bound of it."""
+    begin_B: Tensor
+    """First row of each window."""
+    number_M: Tensor
+    """Number of each row within its window (int64), below L; arbitrary in spare rows."""
+    valid_M: Tensor
+    """Whether a row belongs to a window."""
+    offset_S: Tensor | None = None
+    """Beginning of each sequence, and the end of the last (int32). The sequences are the windows, then the
+    spare rows in pieces of at most L, so that every row is in one. This and all that follows is None if each
+    window has L rows."""
+    row_P: Tensor | None = None
+    """Row in each slot of the padded form."""
+    own_P: Tensor | None = None
+    """Whether a slot holds a row of its own, and not a repeated one."""
+    place_M: Tensor | None = None
+    """Slot of each row."""
+
+    def pad_to_windows(self, x_MD: Tensor) -> Tensor:
+        """Return the padded form of rows (M, D): (B, L, D)."""
+        if self.row_P is not None and self.place_M is not None:
+            x_MD = gather_unique(x_MD, self.row_P, self.place_M, self.valid_M)
+        return x_MD.unflatten(0, (-1, self.longest))
+
+    def gather(self, x_BLD: Tensor) -> Tensor:
+        """Return the rows (M, D) of the padded form; spare rows repeat others."""
+        x_PD = x_BLD.flatten(0, 1)
+        if self.row_P is None or self.place_M is None or self.own_P is None:
+            return x_PD
+        return gather_unique(x_PD, self.place_M, self.row_P, self.own_P)
+
+
+def gather_unique(x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
+    """Return the rows ``x[there]``.
+
+    ``there`` must not repeat a row of ``x`` in two rows of the result that are used. So the gradient is a
+    gather too, deterministic and without atomics: row n of ``x`` gets that of row ``back[n]`` of the result
+    where ``real``, else zero.
+    """
+    return _GatherUnique.apply(x, there, back, real)
+
+
+class _GatherUnique(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, real: Tensor) -> Tensor:
+        ctx.save_for_backward(back, real)
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        back, real = ctx.saved_tensors
+        unused = ~real.view(-1, *(1 for _ in grad.shape[1:]))
+        return grad.index_select(0, back).masked_fill(unused, 0), None, None, None
+
+
+def lay_out(rows_B: Tensor, rows: int, longest: int) -> PatchLayout:
+    """Lay out windows of ``rows_B`` rows each, from 1 to ``longest``, in a buffer of ``rows`` rows, at least
+    their sum."""
+    device = rows_B.device
+    B = len(rows_B)
+    l_L = torch.arange(longest, device=device)
+    own_BL = l_L < rows_B[:, None]
+    if rows == B * longest:
+        begin_B = longest * torch.arange(B, device=device)
+        return PatchLayout(longest, begin_B, l_L.repeat(B), own_BL.flatten())
+    end_B = rows_B.cumsum(0)
+    begin_B = end_B - rows_B
+    total = end_B[-1:]
+    m_M = torch.arange(rows, device=device)
+    window_M = torch.searchsorted(end_B, m_M, right=True).clamp(max=B - 1)
+    number_M = (m_M - begin_B[window_M]).clamp(max=longest - 1)
+    spare_S = total + longest * torch.arange(1, -(-(rows - B) // longest) + 1, device=device)
+    return PatchLayout(
+        longest=longest,
+        begin_B=begin_B,
+        number_M=number_M,
+        valid_M=m_M < total,
+        offset_S=torch.cat([begin_B, total, spare_S.clamp(max=rows)]).to(torch.int32),
+        row_P=(begin_B[:, None] + l_L.minimum(rows_B[:, None] - 1)).flatten(),
+        own_P=own_BL.flatten(),
+        place_M=longest * window_M + number_M,
+    )
+
+
+def equal_windows(count: int, longest: int, device: torch.device) -> PatchLayout:
+    """Lay out ``count`` windows of ``longest`` rows each, without spare rows."""
+    return lay_out(torch.full((count,), longest, device=device), count * longest, longest)
+
 
 #: Standard deviation of the boundary logits at the start. It is well above that of the logistic noise (1.8).
 #: So cuts follow the text from the first step, and the rate without noise is near the rate with it.
@@ -78,7 +180,7 @@ _NEARLY_FULL = 0.9
 class Patches:
     """Patches of one batch."""
 
-    windows: Windows
+    layout: PatchLayout
     """Layout of each window's patches among the rows of the core."""
     row_BT: Tensor
     """Row that byte t reads (int64)."""
@@ -198,7 +300,7 @@ class Chunker(nn.Module):
         wanted = math.ceil(windows * self.filled(length) * (1 + self.config.spare) / _ROWS) * _ROWS
         return min(windows * self.slots(length), wanted)
 
-    def cut(
+    def patch_bounds(
         self, tokens_BT: Tensor, h_BTD: Tensor, window: int | None = None
     ) -> tuple[Patches, dict[str, Tensor], Tensor]:
         """Decide the boundaries; return the patches, metrics and the unweighted boundary loss (zero if
@@ -209,7 +311,7 @@ class Chunker(nn.Module):
             closes_BT = torch.ones_like(row_BT, dtype=torch.bool)
             filled_M = closes_BT.flatten()
             patches = Patches(
-                windows=equal_windows(B, T, h_BTD.device),
+                layout=equal_windows(B, T, h_BTD.device),
                 row_BT=row_BT,
                 closes_BT=closes_BT,
                 edge_S=torch.arange(B * T + 1, device=h_BTD.device),
@@ -239,7 +341,7 @@ class Chunker(nn.Module):
         }
         return patches, metrics, loss
 
-    def _admit(self, hard_BT: Tensor, capacity: int) -> tuple[Windows, Tensor, Tensor]:
+    def _admit(self, hard_BT: Tensor, capacity: int) -> tuple[PatchLayout, Tensor, Tensor]:
         """Return the layout of the windows, the boundaries that close a patch, and how many have closed
         one at each byte, both (B, T)."""
         B, T = hard_BT.shape

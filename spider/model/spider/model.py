@@ -41,12 +41,15 @@ close.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import repeat
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,15 +59,107 @@ from spider.model import interface
 from spider.model.interface import Fp8Parts, ModelOutput, Reader
 from spider.model.layers import RMSNorm, Rope, cross_entropy, rms_norm, rope_table, streamed, wide
 from spider.model.ngram_head import NgramHead
+from spider.model.spider.activation_memory import kept, kept_compiled
 from spider.model.spider.attention import LayerCache
-from spider.model.spider.chunking import Chunker, Patches, Stream
+from spider.model.spider.chunking import Chunker, Patches, Stream, equal_windows
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, Retrieved, primes_from
-from spider.model.spider.inspector import SpiderInspector
-from spider.model.spider.kept import kept, kept_compiled
 from spider.model.spider.moe import Experts, MoE, fp8_parts
-from spider.model.spider.recurrence import PONDER_WEIGHT, CoreOutput, Layer, RecurrentCore, run
-from spider.model.spider.windows import equal_windows
+from spider.model.spider.recurrence import PONDER_WEIGHT, CoreOutput, Layer, RecurrentCore, run_layer
+
+
+class SpiderInspector:
+    """See `spider.model.interface.Inspector`.
+
+    Args:
+        kind: kind of the boundaries; ``none`` means that each byte is its own patch.
+        predictor: module that returns the boundary logits; None unless they are learned.
+    """
+
+    segments = "patches"
+
+    def __init__(self, model: interface.Model, kind: str, predictor: nn.Module | None) -> None:
+        self.model = model
+        self.kind = kind
+        self.predictor = predictor
+        self.uncut = "this model has no patches (boundary.kind is none)" if kind == "none" else None
+        self.lengths: Counter[int] = Counter()
+        self.loops: Counter[int] = Counter()
+        self.load_NRE: np.ndarray | None = None
+
+    def observe(self, trace: Any, scored_BT: np.ndarray) -> None:
+        patches = trace.patches
+        counted_M = _host(patches.filled_M) & scored_BT.flatten()[_host(patches.close_M)]
+        if not self.uncut:
+            self.lengths.update(np.diff(_host(patches.first_S))[counted_M].tolist())
+        self.loops.update(_host(trace.loops_M)[counted_M].astype(int).tolist())
+        if trace.counts_NRE is not None:
+            load_NRE = _host(trace.counts_NRE)
+            self.load_NRE = load_NRE if self.load_NRE is None else self.load_NRE + load_NRE
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return lengths, halting depth and load of the experts, or a note for a part that is switched
+        off."""
+        title, patches = "Bytes per patch", "patches are switched off:\nevery byte is its own"
+        return [
+            _note(title, patches) if self.uncut else _histogram(title, "bytes", self.lengths),
+            _histogram("Loops a patch uses", "loops", self.loops),
+            self._experts(),
+        ]
+
+    def _experts(self) -> dict[str, Any]:
+        title = "Expert load (1 = equal share)"
+        if self.load_NRE is None:
+            return _note(title, "experts are switched off:\none dense layer instead")
+        total_NR1 = self.load_NRE.sum(-1, keepdims=True)
+        share_NRE = self.load_NRE * self.load_NRE.shape[-1] / np.maximum(total_NR1, 1)
+        layers, loops, experts = share_NRE.shape
+        return {
+            "kind": "heatmap",
+            "title": title,
+            "rows": [f"layer {n + 1}, loop {r + 1}" for n in range(layers) for r in range(loops)],
+            "column": "expert",
+            "values": share_NRE.reshape(-1, experts).tolist(),
+            "middle": 1.0,
+            "most": 2.5,  # values above this get the strongest colour
+            "caption": "red: more, blue: less than an equal share",
+        }
+
+    def cut(self, tokens_BT: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the closing positions of patches, and the probability of a boundary at each position.
+
+        The core runs once, because its result does not matter here.
+        """
+        logits: list[torch.Tensor] = []
+
+        def keep_logits(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            logits.append(output)
+
+        hook = nullcontext() if self.predictor is None else self.predictor.register_forward_hook(keep_logits)
+        with hook:
+            candidates = self.model.empty_candidates(tokens_BT)
+            patches = self.model(tokens_BT, n_loops=1, trace=True, **candidates).trace.patches
+        return _host(patches.closes_BT), _host(logits[0].sigmoid()) if logits else None
+
+    def caption(self, total: int, closed: list[int]) -> str:
+        if self.uncut:
+            return f"No patches (boundary.kind is none): each of {total:,} bytes stands alone."
+        mean = f", {sum(closed) / len(closed):.2f} bytes a patch" if closed else ""
+        return f"{self.kind.capitalize()} boundaries: {len(closed):,} in {total:,} bytes{mean}."
+
+
+def _histogram(title: str, unit: str, counts: Counter[int]) -> dict[str, Any]:
+    listed = [counts[n] for n in range(max(counts, default=-1) + 1)]
+    return {"kind": "histogram", "title": title, "unit": unit, "things": "patches", "counts": listed}
+
+
+def _note(title: str, text: str) -> dict[str, Any]:
+    return {"kind": "note", "title": title, "text": text}
+
+
+def _host(x: torch.Tensor) -> np.ndarray:
+    return x.cpu().numpy()
+
 
 #: Weight of the z-loss on router logits (ST-MoE's). It only keeps them small.
 Z_WEIGHT = 1e-3
@@ -129,7 +224,7 @@ class Spider(interface.Model):
         self.core = RecurrentCore(config, layer_primes)
         self.coda = nn.ModuleList(Layer(config) for _ in range(config.coda_layers))
         self.final_norm = RMSNorm(D)
-        self.run = run
+        self.run_layer = run_layer
         if config.ngram is not None:
             self.ngram = NgramHead(D, config.ngram, self.tokens)
 
@@ -153,13 +248,13 @@ class Spider(interface.Model):
         recompute = self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
-            h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
-        patches, metrics, boundary_loss, e_MD, retrieved = self.cut(tokens_BT, h_BTD)
-        windows = patches.windows
+            h_BTD, _ = self.run_layer(block, recompute, {}, h_BTD, rope)
+        patches, metrics, boundary_loss, e_MD, retrieved = self.to_patches(tokens_BT, h_BTD)
+        windows = patches.layout
         core = self.core(e_MD, retrieved, self.rope(windows.longest), windows, self.loops(n_loops))
         h_BTD = self.rejoin(h_BTD, core.z_MD, patches)
         for block in self.coda:
-            h_BTD, _ = self.run(block, recompute, {}, h_BTD, rope)
+            h_BTD, _ = self.run_layer(block, recompute, {}, h_BTD, rope)
         auxiliary, counts_NRE, core_metrics = self.auxiliary(core, windows.valid_M, boundary_loss)
         inside = Trace(patches, core.halt.loops_M, counts_NRE) if trace else None
         logits_BTV, nats_BT, mean = self.predict(h_BTD, candidates_BTW, labels_BT)
@@ -183,12 +278,12 @@ class Spider(interface.Model):
             h_BTD = h_BTD + self.ngram_embedding(tokens_BT)
         return streamed(h_BTD, self.config.stream)
 
-    def cut(
+    def to_patches(
         self, tokens_BT: Tensor, h_BTD: Tensor
     ) -> tuple[Patches, dict[str, Tensor], Tensor, Tensor, list[Retrieved | None]]:
         """Cut bytes into patches; return the patches, their metrics and loss, the input of the core, and what
         each of its layers retrieves."""
-        patches, metrics, loss = self.chunker.cut(tokens_BT, h_BTD, self.window)
+        patches, metrics, loss = self.chunker.patch_bounds(tokens_BT, h_BTD, self.window)
         retrieved = self.core.retrieve(tokens_BT, patches.close_M, patches.filled_M)
         return patches, metrics, loss, self.chunker.down(h_BTD, patches), retrieved
 
@@ -261,7 +356,7 @@ class Spider(interface.Model):
     def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
         """Return the functions that run once, and one function for all layers and loops."""
         own: list[tuple[nn.Module, str]] = [
-            (self, name) for name in ("embed", "run", "cut", "rejoin", "auxiliary", "predict")
+            (self, name) for name in ("embed", "run_layer", "to_patches", "rejoin", "auxiliary", "predict")
         ]
         return [*own, *self.core.parts_to_compile()]
 

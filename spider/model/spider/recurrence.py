@@ -20,9 +20,9 @@ patch. A halted patch only stops adding to its output. The loss adds ``PONDER_WE
 A patch that halts at the first loop passes no gradient to p, so a unit that saturates early never recovers.
 The norm and the 1/sqrt(D) keep a few optimizer steps from that.
 
-Compiled, `run` is one graph for all layers of a kind. Every call would cast the weights that it multiplies;
-the weights of the core's layers, which run several times, are cast once before the loops (`narrowed`). Every
-loop gets aliases of its own, so that the loops' gradients of a weight are summed at once.
+Compiled, `run_layer` is one graph for all layers of a kind. Every call would cast the weights that it
+multiplies; the weights of the core's layers, which run several times, are cast once before the loops
+(`narrowed`). Every loop gets aliases of its own, so that the loops' gradients of a weight are summed at once.
 
 Shapes: M rows of the core (patches of all windows), D features, R loops, K rank of the low-rank maps.
 """
@@ -40,13 +40,12 @@ from torch.func import functional_call
 
 from kernels.sum_tensors import sum_tensors
 from spider.config.model import Recompute
-from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, compute_dtype, rms_norm, streamed
-from spider.model.recompute import recomputing
+from spider.model.layers import Linear, RMSNorm, Rope, SwiGLU, compute_dtype, recomputing, rms_norm, streamed
 from spider.model.spider.attention import LatentAttention, LayerCache
+from spider.model.spider.chunking import PatchLayout
 from spider.model.spider.config import MoEConfig, SpiderConfig
 from spider.model.spider.engram import Engram, Retrieved
 from spider.model.spider.moe import Experts, MoE, RouterStats
-from spider.model.spider.windows import Windows
 
 #: A patch halts when its sum of p is within this of 1 (Graves's epsilon): p itself never reaches 1.
 EPSILON = 0.01
@@ -72,7 +71,7 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         rope: Rope,
-        windows: Windows | None = None,
+        windows: PatchLayout | None = None,
         retrieved: Retrieved | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
@@ -125,7 +124,9 @@ class _Aliases(torch.autograd.Function):
         return sum_tensors(known, ctx.dtype) if known else None, None, None
 
 
-def run(layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: Tensor, *inputs: Any) -> Any:
+def run_layer(
+    layer: nn.Module, recompute: Recompute, weights: dict[str, Tensor], x: Tensor, *inputs: Any
+) -> Any:
     """Return ``layer(x, *inputs)`` with ``weights`` in place of its own; in training, keep only the
     activations that ``recompute`` leaves."""
     call = partial(_call_with, layer, weights) if weights else layer
@@ -257,7 +258,7 @@ class RecurrentCore(nn.Module):
         self.injection = Injection(D)
         self.lora = LoopLoRA(D, r.lora_rank, r.loops) if r.lora_rank else None
         self.halting = Halting(D)
-        self.run = run
+        self.run_layer = run_layer
 
     def retrieve(self, tokens_BT: Tensor, close_M: Tensor, filled_M: Tensor) -> list[Retrieved | None]:
         """Return what each layer's Engram reads for this batch, None for layers without one; see
@@ -272,7 +273,7 @@ class RecurrentCore(nn.Module):
         e_MD: Tensor,
         retrieved: list[Retrieved | None],
         rope: Rope,
-        windows: Windows,
+        windows: PatchLayout,
         n_loops: int,
         caches: list[list[LayerCache]] | None = None,
     ) -> CoreOutput:
@@ -297,7 +298,7 @@ class RecurrentCore(nn.Module):
             for i, layer in enumerate(self.layers):
                 cache = caches and caches[r][i]
                 inputs = y_MD, rope, windows, retrieved_LR[i][r], cache
-                y_MD, s = self.run(layer, c.of_core, weights_LR[i][r], *inputs)
+                y_MD, s = self.run_layer(layer, c.of_core, weights_LR[i][r], *inputs)
                 if s is not None:
                     loop_stats.append(s)
             h_MD = self.end(h_MD, end_R[r], y_MD)
@@ -347,6 +348,6 @@ class RecurrentCore(nn.Module):
         return self.injection(h_MD, e_MD) + y_MD
 
     def parts_to_compile(self) -> list[tuple[nn.Module, str]]:
-        parts: list[tuple[nn.Module, str]] = [(self, "begin"), (self, "run"), (self, "end")]
+        parts: list[tuple[nn.Module, str]] = [(self, "begin"), (self, "run_layer"), (self, "end")]
         parts.append((self.halting, "forward"))
         return parts + [(module, "quantize") for module in self.modules() if hasattr(module, "quantize")]

@@ -21,7 +21,7 @@ from spider.audit.claim import Claim
 from spider.cleaning.evidence import decisions
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
 from spider.evaluation.text import Text, validation_stream
 from spider.ngram.store import build_indexes

@@ -13,7 +13,7 @@ from spider.audit.claim import Claim
 from spider.audit.fresh import finding
 from spider.config import load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.results import write_config
 from spider.training.stage import train

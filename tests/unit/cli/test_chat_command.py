@@ -13,8 +13,8 @@ from spider.cli import cli
 from spider.config import load_config
 from spider.data.chat import opening
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
 from spider.data.packing import pack
+from spider.data.shards import build_metadata
 from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate, stream_text

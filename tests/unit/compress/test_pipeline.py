@@ -19,10 +19,9 @@ import torch
 from click.testing import CliRunner
 
 from spider import load_model
-from spider.checkpoints.compressed import CompressedReceipt
 from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import steps
+from spider.checkpoints.records import CompressedReceipt, steps
 from spider.cli import cli
 from spider.compress import code, format, pipeline, writer
 from spider.compress.parts import split
@@ -31,7 +30,7 @@ from spider.compress.predict import predict
 from spider.config import CompressConfig, TTTConfig
 from spider.config.model import family_block, merged, presets
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.errors import CheckpointError
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model

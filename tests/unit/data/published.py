@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from spider.config import Config, load_config
-from spider.data.metadata import Metadata, build_metadata
-from spider.data.shards import HEADER_INTS, HEADER_MAGIC
+from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Metadata, build_metadata
 from tests.unit.tokens.sentencepiece_file import NORMAL, PIECES, in_pieces, write_model
 from tests.unit.tokens.texts import texts
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_hexdigest
 
-from spider.data.blocks import KEY, SIZE, BlockWriter, _tell
 from spider.data.encode import writing
 from spider.data.loader import Loader, MixedLoader
-from spider.data.metadata import build_metadata, load_metadata
 from spider.data.packing import PackedRows, pack
-from spider.data.shards import Shards, verify
+from spider.data.shards import BLOCK_BYTES as BLOCK_BYTES
+from spider.data.shards import BLOCKS_KEY, BlockWriter, Shards, _tell, build_metadata, load_metadata, verify
 from spider.errors import DamagedShard
 from spider.ngram.store import count_part
 from spider.provenance import text_index
@@ -23,6 +22,7 @@ from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG
 from tests.unit.small_datasets import dataset, flip, forget, shards_of_ids
 
+SIZE = BLOCK_BYTES
 IN_A_BLOCK = SIZE // 2
 #: Tokens of the two shards: three blocks and a bit, and one block and a bit.
 LENGTHS = (3 * IN_A_BLOCK + 1000, IN_A_BLOCK + 2)
@@ -57,7 +57,7 @@ def test_digests_do_not_depend_on_how_a_file_is_written(tmp_path, pieces):
 
 def test_encoding_records_the_digests_of_both_files(folder):
     for part in ("000", "001"):
-        recorded = json.loads((folder / f"train/{part}.json").read_text())[KEY]
+        recorded = json.loads((folder / f"train/{part}.json").read_text())[BLOCKS_KEY]
         for end in ("bin", "idx"):
             content = (folder / f"train/{part}.{end}").read_bytes()
             blocks = [content[at : at + SIZE] for at in range(0, len(content), SIZE)]
@@ -194,7 +194,7 @@ def test_shards_without_digests_are_read_and_the_log_says_so_once(folder, change
 def test_digests_of_other_files_are_not_used(folder, caplog):
     """A tool replaced both files and the description, and left the record of the part."""
     record = folder / "train/000.json"
-    plain = json.loads(record.read_text())[KEY]
+    plain = json.loads(record.read_text())[BLOCKS_KEY]
     forget(record, bin=plain["bin"][:-1] + "x", idx="0" * len(plain["idx"]))
     view = Shards(folder, "train")
     view.read(0, LENGTHS[0])

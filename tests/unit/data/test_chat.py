@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from spider.config import ConfigError, load_config
 from spider.data import chat
 from spider.data.encode import documents, encode_part
-from spider.data.metadata import build_metadata
 from spider.data.packing import PackedRows, pack
-from spider.data.shards import Shards, verify
+from spider.data.shards import Shards, build_metadata, verify
 from spider.sources.local import import_local
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens

@@ -1,15 +1,22 @@
-"""Tests of `spider.data.groups`: groups are recorded at encode time, and no group dominates a choice."""
+"""Tests of `spider.data.shards`: groups are recorded at encode time, and no group dominates a choice."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.data import encode, groups
+from spider.data import encode
+from spider.data import shards as on_disk
 from spider.data.encode import encode_part
-from spider.data.groups import balanced, held_out_groups, scored_groups
-from spider.data.metadata import build_metadata, load_metadata
-from spider.data.shards import Shards, verify
+from spider.data.shards import (
+    Shards,
+    balanced,
+    build_metadata,
+    held_out_groups,
+    load_metadata,
+    scored_groups,
+    verify,
+)
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.tokens import BYTES
@@ -71,7 +78,7 @@ def test_groups_are_not_in_the_digest_of_a_dataset(tmp_path):
 
 
 def test_the_record_of_groups_is_bounded(tmp_path, monkeypatch):
-    for module in (groups, encode):
+    for module in (on_disk, encode):
         monkeypatch.setattr(module, "MOST_DOCUMENTS", 7)
     documents = [("x" * 99 + "é" * i, 50) for i in range(40)]
     folder = encoded(tmp_path / "a", documents, parts=2)

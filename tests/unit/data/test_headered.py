@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from spider.config import ConfigError, load_config
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards, inspect, verify
+from spider.data.shards import Shards, inspect, load_metadata, verify
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
 from spider.sources import tokens as headered

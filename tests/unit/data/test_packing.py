@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
-from spider.data.metadata import build_metadata
-from spider.data.packing import PIECE, PackedRows, Packing, cut, pack, plan
-from spider.data.shards import Shards
+from spider.data.packing import PIECE, PackedRows, Packing, cut_documents, pack, plan
+from spider.data.shards import Shards, build_metadata
 from spider.files import read_json, write_json
 from spider.requests import packing
 from spider.tokens import BYTES
@@ -25,7 +24,7 @@ from tests.unit.small_datasets import dataset
 
 def placed(lengths, seq_len):
     ends = np.cumsum(lengths)
-    pieces = cut(ends - lengths, int(ends[-1]), seq_len)
+    pieces = cut_documents(ends - lengths, int(ends[-1]), seq_len)
     return pieces, plan(pieces, seq_len)
 
 
@@ -63,7 +62,7 @@ def test_the_memory_of_a_piece_is_the_requested_memory(seq_len):
     begins = np.cumsum(np.maximum(3, np.exp(draw.normal(np.log(561), 0.8, 50_000))).astype(int))
     tokens = int(begins[-1]) + 500
     tracemalloc.start()
-    made = plan(cut(begins, tokens, seq_len), seq_len)
+    made = plan(cut_documents(begins, tokens, seq_len), seq_len)
     held = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     few, many = (packing(tokens * n, len(begins) * n, seq_len).mem_mb for n in (1, 1001))
@@ -102,7 +101,7 @@ def test_an_epoch_learns_each_token_of_the_text_once(folder):
     seen, slots = [], 0
     for _ in range(packing.rows):
         batch = next(loader)
-        assert (batch.segments_BT > 0).sum() + (batch.rows_BT1[:, -1] != BYTES.pad) >= 2
+        assert (batch.document_BT > 0).sum() + (batch.rows_BT1[:, -1] != BYTES.pad) >= 2
         seen += batch.rows_BT1[:, 1:][batch.learned_BT].tolist()
         slots += batch.learned_BT.size
     text = shards.read(0, shards.tokens)
@@ -116,7 +115,7 @@ def test_an_epoch_learns_each_token_of_the_text_once(folder):
 def test_rows_begin_with_a_document_or_with_a_piece_of_a_long_one(folder):
     pack(folder, 32)
     batch = next(packed_loader(folder, rows=16))
-    for row, segments in zip(batch.rows_BT1, batch.segments_BT, strict=True):
+    for row, segments in zip(batch.rows_BT1, batch.document_BT, strict=True):
         begins = np.flatnonzero(np.diff(segments, prepend=0) > 0)
         long = [row[at] != BYTES.bos for at in begins]
         assert not any(long) or len(row) == 33

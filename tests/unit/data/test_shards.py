@@ -17,11 +17,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider import files
-from spider.data import metadata as describing
+from spider.data import shards as describing
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
-from spider.data.metadata import build_metadata, load_metadata
-from spider.data.shards import HEADER_INTS, HEADER_MAGIC, Shards, headered, inspect, verify
+from spider.data.shards import (
+    HEADER_INTS,
+    HEADER_MAGIC,
+    Shards,
+    build_metadata,
+    headered,
+    inspect,
+    load_metadata,
+    verify,
+)
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset, forget
 

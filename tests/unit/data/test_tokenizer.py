@@ -11,8 +11,7 @@ import pytest
 from spider.cleaning.evidence import decisions, table, write_removed
 from spider.config import TokenizerConfig
 from spider.data.encode import documents, encode_part
-from spider.data.metadata import build_metadata, load_metadata
-from spider.data.shards import Shards, inspect, verify
+from spider.data.shards import Shards, build_metadata, inspect, load_metadata, verify
 from spider.data.tokenizer import learn
 from spider.evaluation.text import validation_stream
 from spider.files import read_json

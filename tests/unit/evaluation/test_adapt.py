@@ -9,7 +9,7 @@ import torch
 from spider.config import TTTConfig
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.model.spider.model import Spider
 from spider.tokens import BYTES
 from tests.families.toy.config import Config
@@ -24,7 +24,7 @@ def stream(*documents: str) -> np.ndarray:
 
 TOKENS = stream("The quick brown fox jumps", "", "over the lazy dog, größer than before. " * 3, "the end")
 #: Chunks end inside windows, and inside batches of them.
-WINDOWS = Reading(seq_len=16, overlap=0.5, batch=3)
+WINDOWS = Scoring(seq_len=16, overlap=0.5, batch=3)
 #: Positions near the beginning of a document and the end of a chunk. Only the smallest model tests all.
 POSITIONS = (27, 40, 41)
 MORE_POSITIONS = (5, 26, 28, 39, 80, 81, 82)
@@ -102,8 +102,8 @@ def test_the_probabilities_of_all_ids_sum_to_one_after_learning():
     assert ids[-1] == BYTES.bos
     streams = np.repeat(ids[None], BYTES.size, axis=0)
     streams[:, -1] = np.arange(BYTES.size)
-    nats = [adapt(model, row, settings, Reading(seq_len=8, batch=2)).by_target_S[-1] for row in streams]
-    frozen = [score(model, row, Reading(seq_len=8, batch=2)).by_target_S[-1] for row in streams]
+    nats = [adapt(model, row, settings, Scoring(seq_len=8, batch=2)).by_target_S[-1] for row in streams]
+    frozen = [score(model, row, Scoring(seq_len=8, batch=2)).by_target_S[-1] for row in streams]
     assert np.exp(-np.float64(nats)).sum() == pytest.approx(1, abs=1e-5)
     assert not np.allclose(nats, frozen, rtol=1e-3)
 
@@ -185,7 +185,7 @@ def test_ffn_down_changes_only_the_down_projections(monkeypatch):
 
 IDS = TOKENS[:66]
 #: A window of four chunks, which slides by one chunk.
-SLIDING = Reading(seq_len=16, overlap=0.75, batch=1, carry_over=1)
+SLIDING = Scoring(seq_len=16, overlap=0.75, batch=1, carry_over=1)
 #: Settings with a chunk of a quarter of a window, by what is learned and when it is forgotten.
 SHORT = {
     "next token": learning(chunk=4),

@@ -15,8 +15,7 @@ import pytest
 from spider.checkpoints.records import Receipt
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
-from spider.data.metadata import build_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, build_metadata
 from spider.evaluation import compressors, overlap
 from spider.evaluation.baselines import _given_texts, compute_baselines, text_baselines
 from spider.evaluation.compressors import COMPRESSORS

@@ -14,7 +14,7 @@ from spider.evaluation import bpb
 from spider.evaluation.questions import Question, Task
 from spider.evaluation.tasks import run_tasks, score_rows, text_row
 from spider.model import build_model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.model.spider.config import PRESETS, SpiderConfig
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram
@@ -58,7 +58,7 @@ FAMILIES |= {
 
 def nats(model, texts, batch):
     rows = [text_row(model, *pair, WINDOW) for pair in texts]
-    return score_rows(model, rows, Reading(WINDOW, batch=batch)).nats_R
+    return score_rows(model, rows, Scoring(WINDOW, batch=batch)).nats_R
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,7 +78,7 @@ def test_a_short_text_is_cut_like_the_beginning_of_a_window(family, lookup):
     model = FAMILIES[family](lookup).double()
     for context, choice in TEXTS:
         ids_N = BYTES.encode(context + choice)[:-1]
-        by_target_S = bpb.score(model, ids_N, Reading(WINDOW)).by_target_S
+        by_target_S = bpb.score(model, ids_N, Scoring(WINDOW)).by_target_S
         (found,) = nats(model, [(context, choice)], 1)
         assert found == pytest.approx(by_target_S[-len(choice) :].sum(), rel=1e-6)
     assert not model.window, "the model is as it was"
@@ -129,10 +129,10 @@ def test_tasks_core_and_the_harness_answer_alike_in_any_batch(family, lookup):
     questions += [Question((context,), (choice,), 0) for context, choice in TEXTS]
     found = [Task("core/a", questions, 0.5, bundle="core"), Task("b", questions[:2], 0.5)]
     pairs = [SimpleNamespace(args=(context.decode(), choice.decode())) for context, choice in TEXTS]
-    expected = run_tasks(model, found, Reading(WINDOW, batch=1))
-    own = harness.HarnessModel(model, Reading(WINDOW, batch=1))
+    expected = run_tasks(model, found, Scoring(WINDOW, batch=1))
+    own = harness.HarnessModel(model, Scoring(WINDOW, batch=1))
     alone = [own.loglikelihood([pair])[0] for pair in pairs]
     for batch in (2, 16):
-        assert run_tasks(model, found, Reading(WINDOW, batch=batch)) == expected
-        together = harness.HarnessModel(model, Reading(WINDOW, batch=batch)).loglikelihood(pairs[::-1])
+        assert run_tasks(model, found, Scoring(WINDOW, batch=batch)) == expected
+        together = harness.HarnessModel(model, Scoring(WINDOW, batch=batch)).loglikelihood(pairs[::-1])
         np.testing.assert_allclose(together[::-1], alone, rtol=1e-9)

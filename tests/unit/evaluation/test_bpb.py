@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spider.evaluation.bpb import check_deviation, clip_stream, score, windows
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import BYTES, IGNORED
 from tests.unit.evaluation.toys import Bigram, Pairs, Positional
 
@@ -34,7 +34,7 @@ TOKENS = stream("The quick brown fox", "jumps over", "", "the lazy dog, größer
 def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(length, seq_len, overlap, batch):
     tokens_N = (np.arange(length) % 250).astype(np.uint16)
     scored, context = [], int(seq_len * overlap)
-    for number, (_, inputs_BT, labels_BT) in enumerate(windows(tokens_N, Reading(seq_len, overlap, batch))):
+    for number, (_, inputs_BT, labels_BT) in enumerate(windows(tokens_N, Scoring(seq_len, overlap, batch))):
         assert inputs_BT.shape == labels_BT.shape and inputs_BT.shape[1] == seq_len
         for row, (inputs_T, labels_T) in enumerate(zip(inputs_BT, labels_BT, strict=True)):
             at = np.flatnonzero(labels_T != IGNORED)
@@ -53,7 +53,7 @@ def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(leng
 @pytest.mark.parametrize("seq_len,overlap,batch", [(1000, 0.5, 4), (16, 0.0, 3), (16, 0.75, 1), (7, 0.5, 64)])
 def test_bpb_follows_the_definition_for_any_windows(seq_len, overlap, batch):
     model = Bigram()
-    result = score(model, TOKENS, Reading(seq_len=seq_len, overlap=overlap, batch=batch))
+    result = score(model, TOKENS, Scoring(seq_len=seq_len, overlap=overlap, batch=batch))
 
     table = torch.log_softmax(model.table_VV.detach().double(), -1).numpy()
     nats = -table[TOKENS[:-1].astype(int), TOKENS[1:].astype(int)]
@@ -67,7 +67,7 @@ def test_bpb_follows_the_definition_for_any_windows(seq_len, overlap, batch):
 def test_a_uniform_model_costs_log2_of_the_vocabulary():
     model = Bigram()
     torch.nn.init.zeros_(model.table_VV)
-    assert score(model, TOKENS, Reading(seq_len=32)).bpb == pytest.approx(math.log2(272), rel=1e-6)
+    assert score(model, TOKENS, Scoring(seq_len=32)).bpb == pytest.approx(math.log2(272), rel=1e-6)
 
 
 def test_reserved_ids_count_in_neither_score():
@@ -75,14 +75,14 @@ def test_reserved_ids_count_in_neither_score():
     odd = np.array([BOS, 97, 98, 99, 265, 100, 101, 102, EOS], np.uint16)
     model = Bigram()
     torch.nn.init.zeros_(model.table_VV)
-    with_reserved = score(model, odd, Reading(seq_len=4))
+    with_reserved = score(model, odd, Scoring(seq_len=4))
     assert with_reserved.counts["other"] == 1
-    assert with_reserved.bpb_strict == pytest.approx(score(model, plain, Reading(seq_len=4)).bpb_strict)
+    assert with_reserved.bpb_strict == pytest.approx(score(model, plain, Scoring(seq_len=4)).bpb_strict)
 
 
 def test_targets_after_the_first_window_have_at_least_the_overlap_as_context():
     tokens_N = np.full(200, 65, np.uint16)
-    result = score(Positional(), tokens_N, Reading(seq_len=20, overlap=0.5, batch=3))
+    result = score(Positional(), tokens_N, Scoring(seq_len=20, overlap=0.5, batch=3))
     # 0..19 in the first window, then 10..19 in each of the following, the last of them cut.
     expected = sum(range(20)) + 17 * sum(range(10, 20)) + sum(range(10, 19)) + 199 * 10
     assert result.nats["byte"] == pytest.approx(expected)
@@ -90,7 +90,7 @@ def test_targets_after_the_first_window_have_at_least_the_overlap_as_context():
 
 def test_the_model_is_scored_in_evaluation_mode_and_its_mode_is_restored():
     model = Bigram().train()
-    result = score(model, TOKENS, Reading(seq_len=32, batch=2, n_loops=3))
+    result = score(model, TOKENS, Scoring(seq_len=32, batch=2, n_loops=3))
     assert result.metrics == {"mode": 0.0, "loops": 3.0}
     assert model.training
 
@@ -100,7 +100,7 @@ def test_summing_stays_exact_over_many_tokens():
     model = Bigram()
     torch.nn.init.zeros_(model.table_VV)
     one = float(torch.log(torch.tensor(272.0)))
-    result = score(model, tokens_N, Reading(seq_len=2048, overlap=0.0))
+    result = score(model, tokens_N, Scoring(seq_len=2048, overlap=0.0))
     assert result.nats["byte"] == pytest.approx(300_000 * one, rel=1e-7)
 
 
@@ -109,14 +109,14 @@ def test_a_diverged_model_is_reported_with_the_position():
     with torch.no_grad():
         model.table_VV[ord("q")] = float("nan")
     with pytest.raises(ValueError, match="token 6 of the stream is not finite"):
-        score(model, TOKENS, Reading(seq_len=8))
+        score(model, TOKENS, Scoring(seq_len=8))
 
 
 def test_a_stream_without_bytes_or_with_foreign_ids_is_refused():
     with pytest.raises(ValueError, match="no byte to score"):
-        score(Bigram(), stream("", ""), Reading(seq_len=8))
+        score(Bigram(), stream("", ""), Scoring(seq_len=8))
     with pytest.raises(ValueError, match="token 2 of the stream is 300, outside the vocabulary"):
-        score(Bigram(), np.array([BOS, 65, 300], np.uint16), Reading(seq_len=8))
+        score(Bigram(), np.array([BOS, 65, 300], np.uint16), Scoring(seq_len=8))
 
 
 def test_clipping_counts_raw_bytes_not_ids():
@@ -134,21 +134,21 @@ def test_bits_per_byte_count_the_bytes_that_ids_stand_for_whatever_the_alphabet(
     model = Positional()
     model.tokens = Pairs()
     tokens_N = np.array([BOS, 272, 101, EOS, BOS, 272], np.uint16)  # "the", "th"
-    result = score(model, tokens_N, Reading(seq_len=8))
+    result = score(model, tokens_N, Scoring(seq_len=8))
     assert result.counts == {"byte": 5, "eos": 1, "bos": 1, "other": 0}
     assert result.bpb == pytest.approx((10 + 11 + 10) / (math.log(2) * 5))  # each document begins anew
-    crossing = score(model, tokens_N, Reading(seq_len=8, carry_over=1))
+    crossing = score(model, tokens_N, Scoring(seq_len=8, carry_over=1))
     assert crossing.bpb == pytest.approx((10 + 11 + 14) / (math.log(2) * 5))
     assert clip_stream(tokens_N, 4, model.tokens).tolist() == tokens_N.tolist()
     assert clip_stream(tokens_N, 3, model.tokens).tolist() == [BOS, 272, 101]
     with pytest.raises(ValueError, match="token 1 of the stream is 300, outside the vocabulary of 273"):
-        score(model, np.array([BOS, 300], np.uint16), Reading(seq_len=8))
+        score(model, np.array([BOS, 300], np.uint16), Scoring(seq_len=8))
 
 
 def test_each_document_is_read_alone_or_with_what_came_before():
     first, second = stream("something before"), stream("the same text twice")
     tokens_N = np.concatenate([first, second])
-    reading = Reading(seq_len=16, overlap=0.5, batch=2)
+    reading = Scoring(seq_len=16, overlap=0.5, batch=2)
     alone = score(Positional(), tokens_N, reading).by_target_S
     np.testing.assert_allclose(alone[len(first) :], score(Positional(), second, reading).by_target_S)
     crossing = score(Positional(), tokens_N, replace(reading, carry_over=1)).by_target_S
@@ -156,7 +156,7 @@ def test_each_document_is_read_alone_or_with_what_came_before():
 
 
 def test_the_score_states_how_far_probabilities_are_from_a_sum_of_one():
-    result = score(Bigram(), TOKENS, Reading(seq_len=32))
+    result = score(Bigram(), TOKENS, Scoring(seq_len=32))
     assert 0 < result.deviation < 1e-5
     with pytest.raises(ValueError, match=r"sum to one only within 2\.0e-03"):
         check_deviation(2e-3, "the mixer")
@@ -169,17 +169,17 @@ def test_the_consumer_gets_every_target_and_its_distribution_in_order():
         targets.append(label_S)
         probabilities.append(log_p_SV)
 
-    result = score(Bigram(), TOKENS, Reading(seq_len=8, batch=3), consume=consume)
+    result = score(Bigram(), TOKENS, Scoring(seq_len=8, batch=3), consume=consume)
     label_S, log_p_SV = np.concatenate(targets), np.concatenate(probabilities)
     np.testing.assert_array_equal(label_S, TOKENS[1:])
     np.testing.assert_array_equal(-log_p_SV[np.arange(len(label_S)), label_S], result.by_target_S)
 
 
 def test_a_batch_is_divided_where_its_logits_need_much_memory(monkeypatch):
-    whole = score(Bigram(), TOKENS, Reading(seq_len=8, batch=16))
+    whole = score(Bigram(), TOKENS, Scoring(seq_len=8, batch=16))
     monkeypatch.setattr("spider.evaluation.bpb._LOGITS", 3 * 4 * 8 * BYTES.size)
     model = Bigram()
     np.testing.assert_allclose(
-        score(model, TOKENS, Reading(seq_len=8, batch=16)).by_target_S, whole.by_target_S
+        score(model, TOKENS, Scoring(seq_len=8, batch=16)).by_target_S, whole.by_target_S
     )
     assert max(shape[0] for shape in model.seen) == 3

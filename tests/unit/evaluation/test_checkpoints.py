@@ -18,7 +18,7 @@ from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import CheckpointScores
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.report.compare import Summary, compare
 from spider.report.figures import loss
 from spider.report.stages import read_stages
@@ -96,7 +96,7 @@ def test_each_score_is_that_of_its_checkpoint(trained):
     tokens_N, _ = validation_stream(trained.shards("text"), 2000)
     for one in found.scores:
         model, _ = load_model(folder.path / one.checkpoint)
-        assert one.bpb == pytest.approx(score(model, tokens_N, Reading(seq_len=64)).bpb, abs=1e-6)
+        assert one.bpb == pytest.approx(score(model, tokens_N, Scoring(seq_len=64)).bpb, abs=1e-6)
         assert one.training.steps == one.global_step
     bpb = [one.bpb for one in found.scores]
     assert len(set(bpb)) == 3 and bpb[0] > bpb[2] > read_json(folder.evaluation)["bpb"]

@@ -18,9 +18,7 @@ from spider import load_model
 from spider.checkpoints.save import save
 from spider.config import MixerConfig, TTTConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.groups import scored_groups
-from spider.data.metadata import build_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, build_metadata, scored_groups
 from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import clip_stream, score
@@ -35,7 +33,7 @@ from spider.evaluation.training_text import LearnedFrom
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.model.spider.config import BoundaryConfig
 from spider.report.compare import compare
 from spider.report.figures import FIGURES, draw_stage
@@ -139,7 +137,7 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(ev
     tokens_N = clip_stream(shards.read(0, shards.tokens), MAX_BYTES)
     torch.manual_seed(0)
     model = build_model(spec.model)
-    by_hand = score(model, tokens_N, Reading(seq_len=64, batch=8, n_loops=2))
+    by_hand = score(model, tokens_N, Scoring(seq_len=64, batch=8, n_loops=2))
     assert found["bpb"] == pytest.approx(by_hand.bpb, rel=1e-9)
     assert found["bpb_strict"] == pytest.approx(by_hand.bpb_strict, rel=1e-9)
     assert 7 < found["bpb"] < 9  # untrained weights: about log2 of the vocabulary
@@ -225,7 +223,7 @@ def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
     model, _ = load_model(receipt)
     short_N, _ = validation_stream(data, 700)
     # The curve reaches twice the 2 loops of the stage.
-    expected = [score(model, short_N, Reading(64, batch=8, n_loops=n)).bpb for n in (1, 2, 3, 4)]
+    expected = [score(model, short_N, Scoring(64, batch=8, n_loops=n)).bpb for n in (1, 2, 3, 4)]
     (curve,) = found["results"]["loops"]["figures"]
     assert curve["title"] == "Bits per byte of 700 held-out bytes"
     assert (curve["mark"], curve["values"]) == (2, expected)
@@ -313,7 +311,7 @@ def test_the_training_text_is_scored_as_the_held_out_text_is(receipt, spec, data
     (row,) = measured.results["train_text"].rows
     model, _ = load_model(receipt)
     train_N = clip_stream(Shards(data, "train").read(0, 3 * MAX_BYTES), MAX_BYTES)
-    by_hand = score(model, train_N, Reading(seq_len=64, batch=8, n_loops=2))
+    by_hand = score(model, train_N, Scoring(seq_len=64, batch=8, n_loops=2))
     assert row.value == pytest.approx(by_hand.bpb, rel=1e-9) != measured.bpb
     assert (row.name, row.baseline) == ("train_text/bpb", False) and row.interval[0] < row.value
     with pytest.raises(ValueError, match=r"evaluation\.train_bytes: the training text cannot be read"):
@@ -359,7 +357,7 @@ def test_test_time_training_adds_a_result_and_changes_no_other(evaluated, spec, 
     found = json.loads((tmp_path / "evaluation.json").read_text())
     model, _ = load_model(receipt)
     tokens_N, _ = validation_stream(data, MAX_BYTES)
-    carrying = Reading(seq_len=64, batch=8, n_loops=2, carry_over=spec.evaluation.carry_over)
+    carrying = Scoring(seq_len=64, batch=8, n_loops=2, carry_over=spec.evaluation.carry_over)
     by_hand = adapt(model, tokens_N, settings, carrying)
     adapted = found["results"].pop("adapt")
     measured = {k: v for k, v in without.items() if "second" not in k}

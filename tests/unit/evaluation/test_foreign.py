@@ -30,12 +30,12 @@ from transformers import (
 import spider.hf  # noqa: F401 (registers the classes)
 from spider.config import ForeignConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.evaluation.bpb import score
 from spider.evaluation.foreign import ForeignModel, evaluate_foreign
 from spider.evaluation.tasks import score_rows, text_row
 from spider.evaluation.text import Text, validation_stream
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from tests.transformers_models import (
     byt5,
@@ -141,7 +141,7 @@ def test_a_task_scores_the_tokens_of_a_choice(make, folders):
     context, choice = "Sentence number", " 7 says"
     model = ForeignModel.load(folders[make], "cpu")
     row = text_row(model, context.encode(), choice.encode(), window=32)
-    read = score_rows(model, [row], Reading(seq_len=32))
+    read = score_rows(model, [row], Scoring(seq_len=32))
     tokenizer = AutoTokenizer.from_pretrained(folders[make])
     encoded = tokenizer(context + choice, add_special_tokens=False, return_offsets_mapping=True)
     ids = torch.tensor([[tokenizer.bos_token_id, *encoded["input_ids"]]])
@@ -221,7 +221,7 @@ def test_an_exported_model_of_ours_has_its_own_score(name, data, tmp_path):
     folder = exported(model, tmp_path / name)
     found = scored(folder, data, tmp_path / "out", spec(carry_over=0))
     tokens_N, _ = validation_stream(data, MAX_BYTES, model.tokens)
-    own = score(model, tokens_N, Reading(seq_len=found.seq_len))
+    own = score(model, tokens_N, Scoring(seq_len=found.seq_len))
     assert found.bpb == pytest.approx(own.bpb, abs=1e-4)
     assert found.bpb_strict == pytest.approx(own.bpb_strict, abs=1e-4) and found.lossless
 
@@ -233,7 +233,7 @@ def test_an_export_is_scored_in_the_precision_of_its_checkpoint(precision, data,
     found = scored(folder, data, tmp_path / "out", spec(carry_over=0))
     tokens_N, _ = validation_stream(data, MAX_BYTES, model.tokens)
     narrow, wide = (
-        score(model, tokens_N, Reading(seq_len=found.seq_len, autocast=one)).bpb for one in (True, False)
+        score(model, tokens_N, Scoring(seq_len=found.seq_len, autocast=one)).bpb for one in (True, False)
     )
     assert found.precision == precision and abs(narrow - wide) > 1e-6
     assert found.bpb == pytest.approx(narrow if precision == "bf16" else wide, abs=1e-7)

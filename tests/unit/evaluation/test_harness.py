@@ -22,7 +22,7 @@ from spider.evaluation.harness import HarnessModel, run_harness
 from spider.evaluation.questions import tasks
 from spider.evaluation.tasks import run_task
 from spider.model import build_model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import TURN
@@ -47,7 +47,7 @@ def model_of(tokens):
 
 
 def harness_model(model, window=WINDOW):
-    return HarnessModel(model, Reading(seq_len=window, batch=16, overlap=0.5))
+    return HarnessModel(model, Scoring(seq_len=window, batch=16, overlap=0.5))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_numbers_of_the_harness_equal_ours(folder, tokens, monkeypatch):
     assert items == {"choose": 40, "roll": 3, "write": 40} and rows["write/exact_match"].value == 0.0
 
     (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")))
-    ours = run_task(model, task, Reading(seq_len=WINDOW, batch=7))
+    ours = run_task(model, task, Scoring(seq_len=WINDOW, batch=7))
     by_sum = ours.columns["by total nats"].value
     assert (by_sum, ours.value) == tuple(rows[f"choose/{m}"].value for m in ("acc", "acc_bytes"))
     assert 0 < ours.columns["truncated"].value < found.result.details["truncated"], (
@@ -99,7 +99,7 @@ def test_the_numbers_of_the_harness_equal_ours(folder, tokens, monkeypatch):
     )
 
     texts = [json.loads(line)["text"].encode() for line in (folder / "texts.jsonl").open()]
-    scores = [score(model, tokens.encode(text)[:-1], Reading(seq_len=WINDOW, overlap=0.5)) for text in texts]
+    scores = [score(model, tokens.encode(text)[:-1], Scoring(seq_len=WINDOW, overlap=0.5)) for text in texts]
     nats = sum(one.nats["byte"] for one in scores)
     bits = nats / math.log(2) / sum(map(len, texts))
     assert rows["roll/bits_per_byte"].value == pytest.approx(bits, abs=1e-6)
@@ -147,7 +147,7 @@ def test_a_task_without_its_file_is_refused(folder, monkeypatch):
 @pytest.mark.parametrize("tokens", [BYTES, PAIRS], ids=["bytes", "pairs"])
 def test_a_prompt_in_chat_form_is_read_with_the_ids_of_turns(tokens):
     model = model_of(tokens)
-    chat = HarnessModel(model, Reading(seq_len=WINDOW, batch=16, overlap=0.5), chat=True)
+    chat = HarnessModel(model, Scoring(seq_len=WINDOW, batch=16, overlap=0.5), chat=True)
     said = [("system", "be brief"), ("user", "the value"), ("assistant", "a"), ("user", "of")]
     history = [{"role": role, "content": content} for role, content in said]
     ids = np.concatenate([opening(said, tokens, answer=True), tokens.encode(b"then")[1:-1]]).astype(np.int64)
@@ -162,7 +162,7 @@ def test_a_prompt_in_chat_form_is_read_with_the_ids_of_turns(tokens):
 
 
 def test_an_answer_in_chat_form_ends_with_its_turn():
-    model = HarnessModel(Scripted([*b"one", TURN, *b"two"]), Reading(seq_len=WINDOW), chat=True)
+    model = HarnessModel(Scripted([*b"one", TURN, *b"two"]), Scoring(seq_len=WINDOW), chat=True)
     prompt = model.apply_chat_template([{"role": "user", "content": "say"}])
     assert model.generate_until([SimpleNamespace(args=(prompt, {"until": []}))]) == ["one"]
     assert model.model.read[0] == opening([("user", "say")], BYTES, answer=True).tolist()
@@ -177,7 +177,7 @@ def test_tasks_of_the_harness_run_in_chat_form_with_shots_as_turns(folder, monke
             asked.append([one["role"] for one in json.loads(prompt)])
             return super()._opened(prompt)
 
-    model = Noted(model_of(BYTES), Reading(seq_len=512, batch=16), chat=True)
+    model = Noted(model_of(BYTES), Scoring(seq_len=512, batch=16), chat=True)
     names = ["choose", "write"]
     found = run_harness(model, names, include=folder, items=5, shots=1, label="it", weights="w")
     assert {tuple(roles) for roles in asked} == {("user", "assistant", "user")}

@@ -13,16 +13,15 @@ import torch
 from spider.config import merged
 from spider.evaluation.bpb import score, windows
 from spider.model import build_model
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.model.spider.config import SpiderConfig
-from spider.model.spider.inspector import SpiderInspector
-from spider.model.spider.model import Spider
+from spider.model.spider.model import Spider, SpiderInspector
 from spider.tokens import BYTES, IGNORED
 from tests.unit.model.small import SMALL
 
 TEXT = "The quick brown fox jumps over the lazy dog, größer than before; and then it sleeps.\n" * 4
 TOKENS = np.concatenate([BYTES.encode(TEXT), BYTES.encode("A second document.")])
-WINDOWS = Reading(seq_len=48, overlap=0.25, batch=3)
+WINDOWS = Scoring(seq_len=48, overlap=0.25, batch=3)
 
 
 def busy_model(**changes) -> Spider:
@@ -87,7 +86,7 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
         with torch.inference_mode():
             trace = model(torch.from_numpy(inputs_BT), trace=True).trace
         load = load + trace.counts_NRE.numpy()
-        begin_B = trace.patches.windows.begin_B.tolist()
+        begin_B = trace.patches.layout.begin_B.tolist()
         for row, row_T in enumerate(trace.patches.row_BT.tolist()):
             began, before = 0, begin_B[row]
             for t, slot in enumerate(row_T):
@@ -118,7 +117,7 @@ def test_the_inspector_changes_no_score_and_needs_no_further_pass():
 def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
     model = busy_model(boundary={"kind": "whitespace"})
     inspector = model.inspector()
-    reading = Reading(seq_len=len(TOKENS), overlap=0.0, carry_over=len(TOKENS))
+    reading = Scoring(seq_len=len(TOKENS), overlap=0.0, carry_over=len(TOKENS))
     score(model, TOKENS, reading, observe=inspector.observe)
     closes = [t for t, i in enumerate(TOKENS[:-1]) if i in (*b" \n", *range(256, 272))]
     assert sum(n * count for n, count in inspector.lengths.items()) == closes[-1] + 1

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, build_metadata
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate
 from spider.evaluation.mixer import Mixer, check_tokens, prime_stream
 from spider.evaluation.mixing import Learned
 from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Pairs
 from tests.unit.small_datasets import dataset
@@ -28,7 +27,7 @@ from tests.unit.small_datasets import dataset
 RATE = 0.005
 SOURCE = inspect.getsource(argparse).encode()
 MODEL = Bigram()
-READING = Reading(seq_len=16, overlap=0.5, batch=4)
+READING = Scoring(seq_len=16, overlap=0.5, batch=4)
 
 
 def stream(*documents: bytes) -> np.ndarray:

@@ -13,8 +13,8 @@ from rich.console import Console
 from spider.checkpoints.records import Receipt
 from spider.config import load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata, load_metadata
 from spider.data.mixture import read_of_each
+from spider.data.shards import build_metadata, load_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import ALONE, CARRIED, metrics

@@ -21,7 +21,7 @@ from spider.evaluation.result import CutText, Piece, Segment
 from spider.evaluation.segments import cut, read_beginning
 from spider.model import build_model
 from spider.model.interface import model_tensors
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
 from spider.report.text_view import show, tints, write_page
@@ -49,7 +49,7 @@ def text_of(data: bytes, seq_len: int = 512, stride: int | None = None, **bounda
     model = small_model(boundary=boundary | ({"capacity": 1.0} if stride else {}))
     if stride:
         model.chunker.boundary_predictor = EveryNth(stride)
-    return cut(model, model.inspector(), ids(data), Reading(seq_len=seq_len))
+    return cut(model, model.inspector(), ids(data), Scoring(seq_len=seq_len))
 
 
 def cut_by(data: bytes, seq_len: int = 512, stride: int | None = None, **boundary) -> list[Segment]:
@@ -74,7 +74,7 @@ def test_whitespace_patches_close_at_the_first_space_of_a_run_in_any_windows():
 def test_learned_patches_are_those_of_the_forward_pass():
     model = small_model(boundary={"rate": 0.4})
     data = b"The quick brown fox jumps over the lazy dog, and sleeps."
-    patches = cut(model, model.inspector(), ids(data), Reading(seq_len=128)).segments
+    patches = cut(model, model.inspector(), ids(data), Scoring(seq_len=128)).segments
     padded_BT = torch.full((1, 128), 256)
     padded_BT[0, : len(data) + 1] = torch.from_numpy(ids(data).astype(np.int64))
     with torch.inference_mode():
@@ -122,7 +122,7 @@ def test_special_ids_are_shown_by_name():
     tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
     model = small_model()
     model.chunker.boundary_predictor = EveryNth(100)
-    (patch,) = cut(model, model.inspector(), tokens_N, Reading(seq_len=128)).segments
+    (patch,) = cut(model, model.inspector(), tokens_N, Scoring(seq_len=128)).segments
     assert texts([patch]) == ["one<EOS>\n<BOS>two"]
 
 
@@ -160,7 +160,7 @@ def test_another_family_shows_its_own_segments_of_its_own_vocabulary():
     model = Bigram()
     model.tokens = Pairs()
     shown = cut(
-        model, Words(), np.array([BOS, 272, *b"e a ", 272, *b"\xc3", EOS], np.uint16), Reading(seq_len=4)
+        model, Words(), np.array([BOS, 272, *b"e a ", 272, *b"\xc3", EOS], np.uint16), Scoring(seq_len=4)
     )
     assert shown.unit == "words" and shown.caption == "10 bytes, words of [4, 2]"
     assert texts(shown.segments) == ["the ", "a ", "th\\xc3<EOS>\n"]

@@ -15,7 +15,7 @@ from spider.config.tasks import CoreTask, JsonlTask
 from spider.data.chat import opening
 from spider.evaluation.questions import Question, Task, is_right, tasks
 from spider.evaluation.tasks import read_tasks, run_task, run_tasks
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import ASSISTANT, TURN
@@ -59,7 +59,7 @@ def made_up(tmp_path, **settings):
 
 
 def answer(model, task, window=512):
-    return run_task(model, task, Reading(seq_len=window, batch=16))
+    return run_task(model, task, Scoring(seq_len=window, batch=16))
 
 
 def column(row, title):
@@ -221,7 +221,7 @@ def test_core_is_the_mean_of_centered_accuracy_by_mean_nats_per_token():
             questions.append(Question((b"why?",) * count, choices, gold))
         expected.append((right / 30 - chance) / (1 - chance))
         found.append(Task(f"core/{name}", questions, chance, bundle="core"))
-    *rows, core = run_tasks(model, [*found, Task("other", found[0].questions, 0.25)], Reading(seq_len=64))
+    *rows, core = run_tasks(model, [*found, Task("other", found[0].questions, 0.25)], Scoring(seq_len=64))
     assert [row.name for row in rows] == ["tasks/core/a", "tasks/core/b", "tasks/other"]
     assert core.name == "tasks/core/CORE" and core.value == pytest.approx(np.mean(expected), abs=1e-12)
     assert [column(row, "centered, per token") for row in rows[:2]] == pytest.approx(expected)

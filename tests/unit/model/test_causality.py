@@ -23,11 +23,10 @@ from spider.config import merged
 from spider.model.layers import rope_table
 from spider.model.spider import chunking
 from spider.model.spider.attention import LatentAttention
-from spider.model.spider.chunking import Chunker
+from spider.model.spider.chunking import Chunker, lay_out
 from spider.model.spider.config import AttentionConfig, BoundaryConfig
 from spider.model.spider.engram import Engram, Retrieved, Tables, primes_from
 from spider.model.spider.recurrence import Halting, Layer
-from spider.model.spider.windows import lay_out
 from spider.tokens import BYTES
 
 # ------------------------------------------------------------------------------------- the whole model
@@ -225,7 +224,7 @@ def test_boundaries_down_and_up(cut):
     tokens = WINDOW[:N].repeat(N, 1)
 
     def there_and_back(h: Tensor) -> Tensor:
-        patches, _, _ = part.cut(tokens, h)
+        patches, _, _ = part.patch_bounds(tokens, h)
         # The byte's own state is added, as in the model; up alone does not depend on it before its patch
         # closes.
         return h + part.up(part.down(h, patches), patches)
@@ -237,7 +236,7 @@ def test_a_byte_shows_from_the_closing_byte_of_its_patch_on_and_a_patch_until_th
     part = chunker(kind="whitespace", capacity=1.0)
     window_1T = torch.tensor([list(b"ab cde f ghi")])
     h = torch.randn(1, 12, D, dtype=torch.float64)
-    patches, _, _ = part.cut(window_1T, h)
+    patches, _, _ = part.patch_bounds(window_1T, h)
     assert patches.close_M[patches.filled_M].tolist() == [2, 6, 8]
     read = part.up(part.down(h, patches), patches)
     first, second, third = [2, 3, 4, 5], [6, 7], [8, 9, 10, 11]

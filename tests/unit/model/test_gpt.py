@@ -601,7 +601,7 @@ from spider.model import build_model
 from spider.model.gpt.config import PRESETS, GPTConfig
 block = {**PRESETS["gpt-cpu"], "windows": "SL", "short_window": 5, "layers": 2, "family": "gpt"}
 model, x = build_model(GPTConfig(**block)), torch.randint(0, 256, (2, 17))
-model(x[:, :-1], x[:, 1:], segments_BT=torch.ones(2, 16, dtype=torch.int64)).loss.backward()
+model(x[:, :-1], x[:, 1:], document_BT=torch.ones(2, 16, dtype=torch.int64)).loss.backward()
 model.eval().incremental(9).extend([1, 2, 3])
 with torch.device("meta"):
     build_model(GPTConfig(**block))

@@ -21,23 +21,23 @@ CPU = torch.device("cpu")
 SEGMENTS = torch.tensor([[1] * 6 + [2] + [3] * 9 + [0] * 4, [1] * 20])
 
 
-def seen_by_hand(T: int, window: int | None, segments_BT: Tensor | None) -> Tensor:
+def seen_by_hand(T: int, window: int | None, document_BT: Tensor | None) -> Tensor:
     """Return what each position sees, bool (B, T, T), by the definition."""
-    rows = 1 if segments_BT is None else len(segments_BT)
+    rows = 1 if document_BT is None else len(document_BT)
     seen = torch.zeros(rows, T, T, dtype=torch.bool)
     for b, t, s in itertools.product(range(rows), range(T), range(T)):
         near = window is None or t - s <= window
-        alike = segments_BT is None or segments_BT[b, t] == segments_BT[b, s]
+        alike = document_BT is None or document_BT[b, t] == document_BT[b, s]
         seen[b, t, s] = s <= t and near and bool(alike)
     return seen
 
 
-@pytest.mark.parametrize("segments_BT", [None, SEGMENTS], ids=["rows", "documents"])
+@pytest.mark.parametrize("document_BT", [None, SEGMENTS], ids=["rows", "documents"])
 @pytest.mark.parametrize("window", [None, 1, 5, 18, 19, 100])
-def test_a_mask_says_what_the_definition_says(window, segments_BT):
-    found = view((2, 20), window, segments_BT, None, CPU, torch.float32)
-    expected = seen_by_hand(20, window, segments_BT)
-    if segments_BT is None and (window is None or window >= 19):
+def test_a_mask_says_what_the_definition_says(window, document_BT):
+    found = view((2, 20), window, document_BT, None, CPU, torch.float32)
+    expected = seen_by_hand(20, window, document_BT)
+    if document_BT is None and (window is None or window >= 19):
         assert found == View()
     else:
         assert torch.equal(found.mask.expand(len(expected), 1, 20, 20)[:, 0], expected)
@@ -79,21 +79,21 @@ def kernel(monkeypatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("switch", ["nanochat", "grouped", "golf"])
-@pytest.mark.parametrize("segments_BT", [None, SEGMENTS], ids=["rows", "documents"])
-def test_offsets_give_what_the_mask_gives(switch, segments_BT, kernel, monkeypatch):
+@pytest.mark.parametrize("document_BT", [None, SEGMENTS], ids=["rows", "documents"])
+def test_offsets_give_what_the_mask_gives(switch, document_BT, kernel, monkeypatch):
     model = build_gpt(**merged(SWITCHES[switch], {"windows": "SSSL"})).double()
-    x, most = text(2, 20), 3 if segments_BT is not None else None
+    x, most = text(2, 20), 3 if document_BT is not None else None
     model.most_documents = most
-    by_offsets = model(x, segments_BT=segments_BT).logits
+    by_offsets = model(x, document_BT=document_BT).logits
     runs = model.config.order(model.loops(None))
-    by_kernel = [layer for layer in runs if segments_BT is not None or layer < 3]
+    by_kernel = [layer for layer in runs if document_BT is not None or layer < 3]
     assert kernel == [2 if most is None else 8] * len(by_kernel)
     monkeypatch.setattr(attending, "has_offsets", lambda *_: False)
-    torch.testing.assert_close(by_offsets, model(x, segments_BT=segments_BT).logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(by_offsets, model(x, document_BT=document_BT).logits, rtol=1e-9, atol=1e-9)
 
 
 def test_without_a_bound_documents_take_the_mask(kernel):
-    build_gpt(windows="L")(text(2, 20), segments_BT=SEGMENTS)
+    build_gpt(windows="L")(text(2, 20), document_BT=SEGMENTS)
     assert kernel == []
 
 
@@ -101,7 +101,7 @@ def test_without_a_bound_documents_take_the_mask(kernel):
 def test_documents_of_a_packed_row_are_read_as_each_alone(switch):
     model, x = build_gpt(**SWITCHES[switch]).double().eval(), text(2, 20)
     with torch.no_grad():
-        packed, row = model(x, segments_BT=SEGMENTS).logits, model(x).logits
+        packed, row = model(x, document_BT=SEGMENTS).logits, model(x).logits
         for b, begin, end in ((0, 0, 6), (0, 6, 7), (0, 7, 16), (0, 16, 20), (1, 0, 20)):
             alone = model(x[b : b + 1, begin:end]).logits[0]
             torch.testing.assert_close(packed[b, begin:end], alone, rtol=1e-9, atol=1e-9)
@@ -142,12 +142,12 @@ def test_steps_are_the_same_graphs_over_batches_and_documents():
     eager, model = build_gpt(**changes), build_gpt(**changes)
     compile_forward(model, fullgraph=True, backend="aot_eager")
     for n in range(4):
-        x, segments_BT = text(2, 41, seed=n, size=4100), torch.randint(0, 4, (2, 40)).sort(1).values
+        x, document_BT = text(2, 41, seed=n, size=4100), torch.randint(0, 4, (2, 40)).sort(1).values
         with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
             losses = []
             for one in (eager, model):
                 with torch.autocast("cpu", torch.bfloat16):
-                    loss = one(x[:, :-1], x[:, 1:], segments_BT=segments_BT).loss
+                    loss = one(x[:, :-1], x[:, 1:], document_BT=document_BT).loss
                 loss.backward()
                 losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=0.01)

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from spider.model.layers import RMSNorm, SwiGLU, rope_table
 from spider.model.spider.attention import LatentAttention
-from spider.model.spider.chunking import BoundaryPredictor, Chunker
+from spider.model.spider.chunking import BoundaryPredictor, Chunker, lay_out
 from spider.model.spider.config import AttentionConfig, BoundaryConfig, MoEConfig
 from spider.model.spider.engram import Engram, NgramEmbedding, primes_from
 from spider.model.spider.moe import MoE
 from spider.model.spider.recurrence import Halting, Injection, Layer, LoopLoRA
-from spider.model.spider.windows import lay_out
 
 B, T, D = 2, 5, 6
 HEADS = {"heads": 2, "nope_dim": 2, "rope_dim": 4, "v_dim": 3, "kv_lora_rank": 4}
@@ -48,7 +47,7 @@ def chunker() -> tuple[nn.Module, Function]:
     part = Chunker(D, BoundaryConfig(kind="whitespace"))
 
     def there_and_back(x: Tensor) -> Tensor:
-        patches, _, _ = part.cut(TOKENS, x)
+        patches, _, _ = part.patch_bounds(TOKENS, x)
         assert patches.closes_BT.any(1).all()
         return part.up(part.down(x, patches).sin(), patches)
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from spider.model.layers import rope_table
+from spider.model.spider.chunking import equal_windows
 from spider.model.spider.engram import Engram
 from spider.model.spider.model import Spider
-from spider.model.spider.windows import equal_windows
 
 U = 2**-8
 B, T = 2, 12

@@ -83,7 +83,7 @@ def test_a_gpts_gradients_are_the_same_bits_with_recomputation(switch, narrow):
         model, x = build_gpt(**merged(SWITCHES[switch], {"checkpointing": way})).train(), text(2, 41)
         with Count() as counted:
             with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-                loss = model(x[:, :-1], x[:, 1:], segments_BT=torch.ones(2, 40, dtype=torch.int64)).loss
+                loss = model(x[:, :-1], x[:, 1:], document_BT=torch.ones(2, 40, dtype=torch.int64)).loss
             loss.backward()
         gradients[way] = [loss.detach(), *(p.grad for p in model.parameters())]
         products[way] = sum(counted.calls[name] for name in PRODUCTS)

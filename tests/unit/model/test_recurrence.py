@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from spider.model.layers import rms_norm, rope_table
+from spider.model.spider.chunking import equal_windows
 from spider.model.spider.recurrence import Injection, _Aliases, loop_embedding
-from spider.model.spider.windows import equal_windows
 
 
 def enter(model, length: int = 9):
@@ -104,7 +104,7 @@ def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, 
         # Patches that point one way halt at once, the others continue.
         halting.weight.copy_(100 * first[0][0])
         score = (rms_norm(first[0]) * halting.weight).sum(-1) * halting.weight.numel() ** -0.5
-        halting.bias.copy_(5 - score[one.trace.patches.windows.valid_M].median())
+        halting.bias.copy_(5 - score[one.trace.patches.layout.valid_M].median())
         many = model(tokens, n_loops=3, trace=True)
         e, *others = enter(model, 40)
         z = [model.core(e, *others, n_loops=r) for r in (1, 3)]

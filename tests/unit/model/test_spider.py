@@ -234,7 +234,7 @@ def test_trace_tells_cuts_loops_and_loads(make, tokens):
         out = make().eval()(tokens, n_loops=3, trace=True)
         assert make().eval()(tokens).trace is None
         bare = make(**SWITCHES["bare"]).eval()(tokens, trace=True).trace
-    trace, valid = out.trace, out.trace.patches.windows.valid_M
+    trace, valid = out.trace, out.trace.patches.layout.valid_M
     assert trace.counts_NRE.shape == (2, 3, 4)
     assert (trace.counts_NRE.sum(2) == 2 * valid.sum()).all()
     assert (trace.loops_M * valid).sum() / valid.sum() == out.metrics["halt_depth"]

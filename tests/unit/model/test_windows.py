@@ -13,10 +13,9 @@ from torch._subclasses import FakeTensorMode
 
 from spider.model.layers import attention_by_offsets
 from spider.model.spider import attention, chunking
-from spider.model.spider.chunking import Chunker
+from spider.model.spider.chunking import Chunker, PatchLayout, equal_windows, lay_out
 from spider.model.spider.config import AttentionConfig, SpiderConfig
 from spider.model.spider.model import Spider
-from spider.model.spider.windows import Windows, equal_windows, lay_out
 
 HERE = torch.device("cpu")
 #: Rows of each window of a batch, rows of the buffer, and the most rows of a window.
@@ -36,7 +35,7 @@ def static(monkeypatch):
     monkeypatch.setattr(chunking, "shapes_are_static", lambda x, training: True)
 
 
-def core_output(model: Spider, e_MD: Tensor, close_M: Tensor, tokens: Tensor, windows: Windows) -> Tensor:
+def core_output(model: Spider, e_MD: Tensor, close_M: Tensor, tokens: Tensor, windows: PatchLayout) -> Tensor:
     indexes = model.core.retrieve(tokens, close_M, windows.number_M > 0)
     return model.core(e_MD, indexes, model.rope(windows.longest), windows, 3).z_MD
 
@@ -144,8 +143,8 @@ def test_static_rows_are_92_percent_useful_at_the_rate_of_spider_1b_and_hold_all
     generator = torch.Generator().manual_seed(seed)
     rate_B1 = config.rate + 0.02 * torch.randn(B, 1, generator=generator)
     given.logits_BT = CLEAR * (rate_B1 - torch.rand(B, T, generator=generator))
-    patches, metrics, _ = part.train().cut(torch.zeros(B, T).long(), torch.zeros(B, T, 32))
-    assert len(patches.windows.valid_M) == part.rows(B, T) == rows and part.rows(B, T) % 16 == 0
+    patches, metrics, _ = part.train().patch_bounds(torch.zeros(B, T).long(), torch.zeros(B, T, 32))
+    assert len(patches.layout.valid_M) == part.rows(B, T) == rows and part.rows(B, T) % 16 == 0
     assert metrics["patch_fill"] >= 0.92 and metrics["patch_overflow"] == 0
     assert part.filled(T) == 65
 
@@ -157,17 +156,17 @@ def test_what_does_not_fit_is_cut_off_where_it_closes_last_whatever_follows(stat
     given.logits_BT = torch.full((B, T), -CLEAR)
     given.logits_BT[:, 1::2] = CLEAR
     tokens, h = torch.zeros(B, T).long(), torch.randn(B, T, 32)
-    patches, metrics, _ = part.train().cut(tokens, h)
+    patches, metrics, _ = part.train().patch_bounds(tokens, h)
     room = part.rows(B, T) - B
     assert room == B * T / 4 and patches.filled_M.sum() == patches.closes_BT.sum() == room
     assert metrics["patch_overflow"] == 0.5 / 2 and metrics["patch_fill"] == 1
     assert patches.closes_BT[:, : T // 2].sum() == room, "the first half of every window, all of which fits"
     # Changed boundaries from byte 11 on do not affect earlier bytes.
     given.logits_BT[:, 11:] = given.logits_BT[:, 11:].flip(0, 1)
-    again, _, _ = part.cut(tokens, h)
+    again, _, _ = part.patch_bounds(tokens, h)
     assert torch.equal(again.closes_BT[:, :11], patches.closes_BT[:, :11])
     # In evaluation every patch has a row, and no window depends on the others.
-    evaluated, metrics, _ = part.eval().cut(tokens, h)
+    evaluated, metrics, _ = part.eval().patch_bounds(tokens, h)
     assert metrics["patch_overflow"] == 0 and len(evaluated.filled_M) == B * (T + 1)
 
 
@@ -188,7 +187,7 @@ def test_static_rows_give_the_result_of_as_many_as_there_are(kind, monkeypatch, 
 def test_an_evaluation_on_a_cpu_has_no_more_rows_than_patches(tokens):
     patches = build().eval()(tokens, trace=True).trace.patches
     patches_of_all = patches.closes_BT.sum() + len(tokens)
-    rows = len(patches.windows.valid_M)
-    assert patches.windows.valid_M.sum() == patches_of_all and rows < max(
+    rows = len(patches.layout.valid_M)
+    assert patches.layout.valid_M.sum() == patches_of_all and rows < max(
         patches_of_all + 16, patches_of_all / 0.9
     )

@@ -13,7 +13,7 @@ import pytest
 from spider.config import StageSpec, load_config
 from spider.config.ngram import NgramConfig
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata, load_metadata
+from spider.data.shards import build_metadata, load_metadata
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import build, count_part, open_index
 from spider.results import Results, write_config

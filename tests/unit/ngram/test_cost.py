@@ -6,7 +6,7 @@ import pytest
 
 from spider.config import load_config
 from spider.config.ngram import NgramConfig
-from spider.data.metadata import load_metadata
+from spider.data.shards import load_metadata
 from spider.describe import describe, render
 from spider.model.spider.config import PRESETS
 from spider.ngram.cost import cost

@@ -15,7 +15,7 @@ from spider.ngram import table
 from spider.ngram.candidates import _read_rows, _shift
 from spider.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
 from spider.ngram.layout import BEGIN, END
-from spider.ngram.runs import Reader, count, merge, runs_of, stretches, write_runs
+from spider.ngram.table import Reader, count, merge, runs_of, stretches, write_runs
 from tests.unit.ngram.texts import (
     built_of,
     context_before,

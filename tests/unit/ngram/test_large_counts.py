@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from spider.ngram.runs import count
-from spider.ngram.table import quantized, write_first
+from spider.ngram.table import count, quantized, write_first
 from tests.unit.ngram.test_count import look_up
 from tests.unit.ngram.texts import built_of, documents, symbols
 

@@ -11,9 +11,8 @@ import pytest
 
 from spider import files
 from spider.config.ngram import name_of
-from spider.data.metadata import load_metadata
-from spider.data.shards import Shards
-from spider.ngram import runs, store
+from spider.data.shards import Shards, load_metadata
+from spider.ngram import store, table
 from spider.ngram.layout import BEGIN, symbols_of
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import MARK, build, count_part, open_index, verify
@@ -241,14 +240,14 @@ def test_a_vocabulary_beyond_bytes_is_an_error():
 
 def test_an_array_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_file(tmp_path):
     array = np.arange(6000, dtype=np.uint8)
-    runs.save(tmp_path / "whole.npy", array)
+    table.save(tmp_path / "whole.npy", array)
     np.save(tmp_path / "numpy.npy", array)
     assert (tmp_path / "whole.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            runs.save(tmp_path / "cut.npy", array)
+            table.save(tmp_path / "cut.npy", array)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert {path.name for path in tmp_path.iterdir()} == {"whole.npy", "numpy.npy"}

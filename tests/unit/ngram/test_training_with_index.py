@@ -22,7 +22,7 @@ from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.evaluation.text import validation_stream
 from spider.model import build_model
 from spider.model.interface import model_tensors
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.ngram.lookup import NgramLookup
 from spider.ngram.store import open_index
 from spider.results import Results, write_config
@@ -195,7 +195,7 @@ def test_generation_uses_the_probabilities_of_scoring(model, shards):
     finally:
         del model.incremental
     tokens = np.array([*BYTES.encode(prompt)[:-1], *written], np.uint16)
-    scored = score(model, tokens, Reading(seq_len=len(tokens) - 1, overlap=0.0)).by_target_S
+    scored = score(model, tokens, Scoring(seq_len=len(tokens) - 1, overlap=0.0)).by_target_S
     assert len(written) > 5
     for drawn, (length, logits) in zip(written, recorded, strict=False):
         nats = -logits[0, -1].double().log_softmax(-1)[drawn].item()
@@ -242,7 +242,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
     found = []
     for batch, ahead in ((1, 1 << 16), (3, 1 << 16), (16, 1 << 16), (1, 100), (2, 1)):
         monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", ahead)
-        found.append(score(model, tokens, Reading(seq_len=64, overlap=overlap, batch=batch)).by_target_S)
+        found.append(score(model, tokens, Scoring(seq_len=64, overlap=overlap, batch=batch)).by_target_S)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
     candidates = torch.from_numpy(model.lookup.after(tokens, 0, 64))[None]
@@ -252,7 +252,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
     np.testing.assert_allclose(found[0][:size], first.numpy(), rtol=1e-3, atol=1e-4)
     smaller = open_index(model.lookup.index.folder.with_name("split"))
     monkeypatch.setattr(model, "lookup", NgramLookup(smaller, CONFIG, BYTES))
-    others = score(model, tokens, Reading(seq_len=64, overlap=overlap)).by_target_S
+    others = score(model, tokens, Scoring(seq_len=64, overlap=overlap)).by_target_S
     assert not np.allclose(others, found[0], rtol=1e-5)
 
 
@@ -270,7 +270,7 @@ def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkey
 
     monkeypatch.setattr(model, "forward", recording)
     monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
-    reading = Reading(seq_len=64, carry_over=300)
+    reading = Scoring(seq_len=64, carry_over=300)
     plain = score(model, tokens, reading)
     unchanged = adapt(model, tokens, TTTConfig(chunk=96, lr=0), reading)
     adapted = adapt(model, tokens, TTTConfig(chunk=96, lr=0.05), reading)
@@ -289,7 +289,7 @@ def test_validation_during_training_uses_the_index_of_the_evaluation(results, sh
     model = Checkpoint.at(stage.path).model()
     tokens_N, _ = validation_stream(shards, spec.evaluation.max_bytes)
     reading = spec.evaluation.model_dump(include={"overlap", "batch"}) | {"n_loops": spec.loops}
-    expected = score(model, tokens_N, Reading(seq_len=spec.window, **reading)).bpb
+    expected = score(model, tokens_N, Scoring(seq_len=spec.window, **reading)).bpb
     assert read_rows(stage.metrics)[-1].metrics["val/bpb"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -305,7 +305,7 @@ def test_questions_and_samples_in_training_read_the_full_index(results, shards, 
     assert receipt.weights == train(spec, folder.with_name("b"), shards, indexes=both).weights
     model = Checkpoint.at(folder).model()
     found, _ = read_tasks(asked.evaluation, False)
-    (row,) = run_tasks(model, found, Reading(spec.window))
+    (row,) = run_tasks(model, found, Scoring(spec.window))
     assert read_rows(folder / "metrics.jsonl")[-1].metrics["val/tasks/recall"] == row.value
     text = as_text(written(model, asked, converses=False))
     assert (folder / "samples/sample-00000002.txt").read_text() == text

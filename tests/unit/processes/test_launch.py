@@ -88,7 +88,9 @@ def hosts():
 
 def test_two_hosts_meet_whose_names_mean_loopback(hosts, tmp_path):
     """A process group of gloo and the store of torch cross the network."""
-    job = "from spider.processes.world import join\nwith join() as world: print(world.total(world.rank + 1))"
+    job = (
+        "from spider.processes.world import join\nwith join() as world: print(world.sum_ints(world.rank + 1))"
+    )
     command = [sys.executable, "-m", "spider.processes.launch", "2", "1", "0", "-c", job]
     shared = {"SLURM_JOB_ID": "1", "SLURM_LAUNCH_NODE_IPADDR": "10.77.0.1", "OMP_NUM_THREADS": "1"}
     processes = [

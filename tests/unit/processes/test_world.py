@@ -72,7 +72,7 @@ def test_a_single_process_joins_no_group(environment):
     with join() as world:
         assert world is ALONE and not dist.is_initialized()
         assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
-        assert world.first and world.total(3, 4) == [3, 4] and world.from_first(lambda: "made") == "made"
+        assert world.first and world.sum_ints(3, 4) == [3, 4] and world.from_first(lambda: "made") == "made"
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def member(environment: dict[str, str]) -> None:
     with join() as world:
         ranks = [world.rank, world.size, world.local_rank, world.local_size]
         assert ranks == [int(environment[name]) for name in VARIABLES], ranks
-        assert world.total(world.rank + 1, 10) == [3, 20] and world.highest(world.rank) == 1
+        assert world.sum_ints(world.rank + 1, 10) == [3, 20] and world.highest(world.rank) == 1
         if world.rank == 1:
             os._exit(0)
         try:
-            world.total(1)
+            world.sum_ints(1)
         except Ended:
             os._exit(42)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from spider.cli import cli
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
 from spider.provenance.text_index import build
 from spider.provenance.trace import Corpus, corpora, trace

@@ -17,7 +17,7 @@ from spider.cli import cli
 from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import model_tensors, weights_digest
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.model.spider.config import SpiderConfig
 from spider.publish import export as exporting
 from spider.publish.export import export
@@ -86,7 +86,7 @@ def test_an_export_is_read_as_the_evaluation_reads_its_checkpoint(tmp_path, shar
     for key in ("precision", "n_loops"):  # as earlier versions wrote it
         del plain[key]
     files.write_json(described, plain)
-    assert Checkpoint.at(tmp_path / "second").reading == Reading(own.seq_len)
+    assert Checkpoint.at(tmp_path / "second").reading == Scoring(own.seq_len)
 
 
 def test_other_programs_can_read_an_export_and_its_origin(stage, tmp_path, config):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from spider.config import Config, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.sample import sample
 from spider.files import sha256, write_json

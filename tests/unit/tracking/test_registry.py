@@ -22,7 +22,7 @@ from spider.evaluation.result import BITS, BYTES, Number, Result, Row
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.results import CompressedFolder, Results
 from spider.tracking import log_checkpoint, log_choice, log_scores, sync
 from spider.tracking.records import Checkpoint, Choice, Evaluation
@@ -339,7 +339,7 @@ def test_the_best_is_loaded_in_one_line_and_predicts(load, weights):
     found = loaded.predict(texts, params=SCORE | {"each": True})
     for row, text in zip(found.to_dict("records"), texts, strict=True):
         ids_N = model.tokens.encode(text.encode())[:-1]
-        expected = score(model, ids_N, Reading(seq_len=32))
+        expected = score(model, ids_N, Scoring(seq_len=32))
         assert row["log_probability"] == -expected.nats["byte"] and row["bytes"] == len(text.encode())
         assert row["bits_per_byte"] == expected.bpb
         assert row["log_probabilities"] == (-expected.by_target_S).tolist()

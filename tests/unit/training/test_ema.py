@@ -17,7 +17,7 @@ from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.text import validation_stream
 from spider.model.interface import model_tensors, weights_digest
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.state import Ema
@@ -131,4 +131,4 @@ def test_evaluation_scores_the_average_and_records_it(tmp_path, make_spec, shard
     assert found.averaged is True and found.weights == receipt.averaged_weights
     tokens_N, _ = validation_stream(shards, 500)
     reading = {"seq_len": 32, "overlap": small.overlap, "batch": small.batch, "n_loops": 2}
-    assert score(good.model(), tokens_N, Reading(**reading)).bpb == found.bpb
+    assert score(good.model(), tokens_N, Scoring(**reading)).bpb == found.bpb

@@ -15,8 +15,7 @@ import yaml
 
 from spider.checkpoints.records import steps
 from spider.data import loader
-from spider.data.blocks import SIZE
-from spider.data.shards import Shards
+from spider.data.shards import BLOCK_BYTES, Shards
 from spider.errors import RESUME_ME, DamagedShard, TrainingError
 from spider.evaluation.text import validation_stream
 from spider.training.loop import Trainer
@@ -88,14 +87,14 @@ def test_a_flipped_bit_stops_training_with_shard_and_block_and_a_mended_shard_re
 ):
     monkeypatch.setattr(loader, "BLOCK", 4)
     spec, data = make_spec(), tmp_path / "data"
-    letters = np.random.default_rng(0).integers(97, 123, 20 * SIZE // 2).astype("<u2")
+    letters = np.random.default_rng(0).integers(97, 123, 20 * BLOCK_BYTES // 2).astype("<u2")
     documents = np.arange(0, len(letters), 500)
     letters[documents] = 257
     shards_of_ids(data, [letters], [documents])
     order = train(spec, tmp_path / "undisturbed", data).position["seed"]
     rows = loader.Loader(Shards(data, "train"), seq_len=32, rows=4, seed=order)
     tokens = rows.starts(np.arange(4 * 20)) + 5
-    blocks, first = np.unique(2 * tokens // SIZE, return_index=True)
+    blocks, first = np.unique(2 * tokens // BLOCK_BYTES, return_index=True)
     step, block = divmod(int(first.max()), 4)[0], int(blocks[first.argmax()])
     assert step >= 5
     flip(data / "train/000.bin", 2 * int(tokens[first.max()]))
@@ -106,9 +105,7 @@ def test_a_flipped_bit_stops_training_with_shard_and_block_and_a_mended_shard_re
     assert learned.steps == 20 and outcome(tmp_path / "learned") != outcome(tmp_path / "undisturbed")
     (data / "train/000.json").write_text(digests)
 
-    says = (
-        rf"reading ahead at step {step}: .*train/000\.bin, block {block} of {SIZE} bytes: differs from what"
-    )
+    says = rf"reading ahead at step {step}: .*train/000\.bin, block {block} of {BLOCK_BYTES} bytes: differs "
     with pytest.raises(
         TrainingError, match=says + " was encoded, .*; delete .* which encodes the part again"
     ):
@@ -124,7 +121,7 @@ def test_a_flipped_bit_of_the_held_out_text_stops_training_and_evaluation(
     tmp_path, make_spec, own_shards, every
 ):
     flip(own_shards / "validation/000.bin", 100)
-    says = rf"validation/000\.bin, block 0 of {SIZE} bytes: differs from what was encoded"
+    says = rf"validation/000\.bin, block 0 of {BLOCK_BYTES} bytes: differs from what was encoded"
     with pytest.raises(DamagedShard, match=says):
         train(make_spec(**every), tmp_path, own_shards, on_step=lambda step: pytest.fail("it trained"))
     with pytest.raises(DamagedShard, match=says):

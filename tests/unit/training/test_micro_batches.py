@@ -6,9 +6,8 @@ import torch
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import steps
 from spider.config import ConfigError, StageSpec, load_config, merged
-from spider.training import fit
-from spider.training.fit import SHARE, Choice, choose, fitted, with_choice
-from spider.training.memory import meta_model, training_memory
+from spider.training import memory as fitting
+from spider.training.memory import SHARE, Choice, choose, fitted, meta_model, training_memory, with_choice
 from spider.training.stage import train
 from spider.training.warmup import warm_up
 from tests.unit.training.disturb import Stop, crash_at
@@ -46,7 +45,7 @@ def test_a_device_that_is_too_small_gets_the_smallest_micro_batch(make_spec):
 
 def test_the_least_is_recomputed_that_leaves_enough_tokens(make_spec, monkeypatch):
     spec = auto(make_spec, "auto")
-    monkeypatch.setattr(fit, "_LEAST_TOKENS", 8 * spec.settings.seq_len)
+    monkeypatch.setattr(fitting, "_LEAST_TOKENS", 8 * spec.settings.seq_len)
     for way, windows in (("none", 24), ("none", 8), ("selective", 12), ("full", 24)):
         memory = int(needs(spec, Choice(windows, way)) / SHARE) + 1
         chosen = choose(spec, 1, "fp32", "cpu", memory)
@@ -71,13 +70,13 @@ def test_a_stage_keeps_its_choice_when_it_resumes_on_a_larger_device(
     caplog.set_level("INFO")
     spec = auto(make_spec, "auto", max_steps=6, ckpt_every=3)
     small = int(needs(spec, Choice(6, "full")) / SHARE) + 1
-    monkeypatch.setattr(fit, "memory_of", lambda device: small)
+    monkeypatch.setattr(fitting, "memory_of", lambda device: small)
     with pytest.raises(Stop):
         train(spec, tmp_path, shards, on_step=crash_at(4))
     began = Checkpoint.at(steps(tmp_path / "checkpoints")[-1]).training
     kept = began.spec["settings"]["micro_batch"], began.spec["model"]["recurrence"]["checkpointing"]
     assert began.identity == spec.identity and "auto" not in kept
-    monkeypatch.setattr(fit, "memory_of", lambda device: 1 << 40)
+    monkeypatch.setattr(fitting, "memory_of", lambda device: 1 << 40)
     caplog.clear()
     receipt = train(spec, tmp_path, shards)
     assert receipt.steps == 6 and "as the stage began" in caplog.text
@@ -87,9 +86,9 @@ def test_a_stage_keeps_its_choice_when_it_resumes_on_a_larger_device(
 
 def test_a_stage_takes_the_choice_of_its_warm_up(tmp_path, make_spec, monkeypatch):
     spec = auto(make_spec, "auto", seq_len=32)
-    monkeypatch.setattr(fit, "memory_of", lambda device: int(needs(spec, Choice(8, "full")) / SHARE) + 1)
+    monkeypatch.setattr(fitting, "memory_of", lambda device: int(needs(spec, Choice(8, "full")) / SHARE) + 1)
     record = warm_up(spec, tmp_path / "warmup.json")
-    monkeypatch.setattr(fit, "memory_of", lambda device: 1 << 40)
+    monkeypatch.setattr(fitting, "memory_of", lambda device: 1 << 40)
     taken = fitted(spec, 1, CPU, warmup=record)
     assert record.micro_batch == taken.settings.micro_batch < 24
     assert taken.model.recomputes == record.checkpointing != "auto"

@@ -12,9 +12,9 @@ import pytest
 from spider.checkpoints.records import Receipt
 from spider.config.run import Mixture
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
 from spider.data.mixture import read_of_each
 from spider.data.packing import pack
+from spider.data.shards import build_metadata
 from spider.evaluation.training_text import LearnedFrom, training_texts
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from spider import load_model
+from spider.checkpoints.records import Warmup
 from spider.config import EvaluationConfig
 from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
@@ -15,7 +16,6 @@ from spider.processes.parallel import compile_forward
 from spider.training import precision
 from spider.training.precision import Precision, decide, eligible, to_fp8
 from spider.training.stage import train
-from spider.training.warmup_record import Warmup
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.config import ConfigError, EvaluationConfig, load_config
 from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.report import figures
 from spider.report.stages import read_log
 from spider.results import StageFolder
@@ -46,7 +46,7 @@ def answered(spec, folder, data, count, *, converses=False):
     model = Checkpoint.at(folder).model()
     found, _ = read_tasks(spec.evaluation, converses)
     found = [task._replace(questions=task.questions[:count]) for task in found]
-    read = run_tasks(model, found, Reading(spec.window, n_loops=spec.loops))
+    read = run_tasks(model, found, Scoring(spec.window, n_loops=spec.loops))
     texts = as_text(written(model, spec, converses=converses))
     return {f"val/{row.name}": row.value for row in read}, texts
 

@@ -15,8 +15,7 @@ import torch
 
 from spider.config import ConfigError, RolloutConfig, load_config, merged
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
-from spider.data.shards import Shards
+from spider.data.shards import Shards, build_metadata
 from spider.errors import TrainingError
 from spider.evaluation.rewards import Reward
 from spider.model import build_model

@@ -12,7 +12,7 @@ from spider import load_model
 from spider.checkpoints.load import Checkpoint
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
 from spider.errors import CheckpointError, TrainingError
 from spider.tokens import BYTES

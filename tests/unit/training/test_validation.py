@@ -17,11 +17,11 @@ from spider.checkpoints.records import MANIFEST, Manifest, best, steps
 from spider.cli import cli
 from spider.config import ConfigError, EvaluationConfig, load_config
 from spider.data.encode import encode_part
-from spider.data.metadata import build_metadata
+from spider.data.shards import build_metadata
 from spider.errors import TrainingError
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
-from spider.model.reading import Reading
+from spider.model.reading import Scoring
 from spider.processes.parallel import compile_forward
 from spider.training import build, loop
 from spider.training.stage import train
@@ -45,7 +45,7 @@ def measured(spec, folder, data):
     model = Checkpoint.at(folder).model()
     tokens_N, _ = validation_stream(data, spec.evaluation.max_bytes, model.tokens)
     reading = spec.evaluation.model_dump(include={"overlap", "batch"})
-    return score(model, tokens_N, Reading(seq_len=spec.window, n_loops=spec.loops, **reading)).bpb
+    return score(model, tokens_N, Scoring(seq_len=spec.window, n_loops=spec.loops, **reading)).bpb
 
 
 def evaluated(spec, **changes):

@@ -5,6 +5,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from spider import files
+from spider.checkpoints.records import Step, Warmup
 from spider.cli.session import keep_freed_memory
 from spider.config import StageSpec
 from spider.config.model import family_block, model_block
@@ -21,7 +22,6 @@ from spider.training.loop import Trainer
 from spider.training.precision import decide
 from spider.training.stage import train
 from spider.training.warmup import warm_up
-from spider.training.warmup_record import Step, Warmup
 
 
 @pytest.fixture
