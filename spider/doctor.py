@@ -24,7 +24,7 @@ import yaml
 
 from spider.cluster import advice, partitions
 from spider.config import Config
-from spider.config.listing import once
+from spider.config.text_files import once
 from spider.files import read_json
 from spider.processes.gpus import bounds
 from spider.report.formatting import quantity

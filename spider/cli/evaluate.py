@@ -79,7 +79,6 @@ def evaluate(
         return _evaluate_foreign(session, model, stage, threads)
     if stage is None or model is not None:
         raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
-    from spider.config.leaks import undecided
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.training_text import learned_from
     from spider.report.scores import verdicts
@@ -89,8 +88,6 @@ def evaluate(
     folder = _folder(session, stage, compressed)
     scored = spec.evaluation.data or spec.data
     data = results.shards(scored)
-    for line in undecided(session.config.datasets, session.config.tokenizers, session.config.run(spec.run)):
-        log.info("%s", line)
     name = folder.path.relative_to(results.root / "runs").as_posix()
     sources = {one: results.shards(one) for one in session.config.sources(spec.run)}
     inputs = [folder.receipt, *(one / "metadata.json" for one in dict.fromkeys([data, *sources.values()]))]

@@ -1,12 +1,14 @@
 """The schema of ``config.yaml``: one pydantic model for each block. Every default is defined here.
 
     block      base class of all blocks; digests and error messages
-    data       datasets
-    model      families of models
-    run        runs and stages
+    data       datasets, with `cleaning` and `text_files`
+    model      families of models, with `ngram`
+    run        runs and stages, with `tasks`
     spec       the resolved specification of a stage, which a job reads
     settings   settings by their path, and grids that make several runs from one block
+    checks     the data that runs may read
     schema     the whole `Config`, read from a file and validated
+    reference  all keys, for editors and for people
     names      the names that ``from spider.config import ...`` finds
 
 A configuration names datasets and runs. A run trains one model through a list of stages. Its ``defaults``

@@ -20,16 +20,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from spider import extras
 from spider.config.block import Block, ConfigError, Name, explain, none_such
+from spider.config.checks import leak_problems, shared_file, sized, token_problems, tokenizer_of
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
-from spider.config.imports import allow_import
-from spider.config.leaks import leak_problems, shared_file
-from spider.config.measurement import measurement_problems
+from spider.config.imports import allow_import, measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tasks import TaskConfig, in_chat_form
-from spider.config.tokens import sized, token_problems, tokenizer_of
 from spider.record import key_path
 
 

@@ -29,8 +29,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoFile
 
 from spider.config import Dataset
-from spider.config.lock import Lock, LockedFile
-from spider.config.take import Section, is_pattern
+from spider.config.text_files import Lock, LockedFile, Section, is_pattern
 from spider.data import hub
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience
 from spider.data.take import RowGroup, choose, row_groups, write_groups

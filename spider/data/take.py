@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.config.take import Section
+from spider.config.text_files import Section
 from spider.data.encode import as_text, columns_in
 from spider.files import replacing
 

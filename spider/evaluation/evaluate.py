@@ -26,7 +26,7 @@ import numpy as np
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
-from spider.config.measurement import measurement
+from spider.config.imports import measurement
 from spider.data.shards import load_metadata, scored_groups
 from spider.evaluation.baselines import text_baselines
 from spider.evaluation.bpb import Score, bits_by_byte, score

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from spider.config.block import ConfigError, wrong_key
 from spider.config.data import Dataset, Files
-from spider.config.lock import COMMAND, Lock
-from spider.config.take import TakingSource, is_pattern
+from spider.config.text_files import COMMAND, Lock, TakingSource, is_pattern
 from spider.sources.local import import_local, imported, kind_of
 
 

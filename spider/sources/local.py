@@ -30,9 +30,18 @@ from pydantic import Field
 
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Files
-from spider.config.listing import ARROW, COMPRESSIBLE, KINDS, Listing, below, kind_of, list_files, texts_in
-from spider.config.take import TakingSource
 from spider.config.tasks import strings_in
+from spider.config.text_files import (
+    ARROW,
+    COMPRESSIBLE,
+    KINDS,
+    Listing,
+    TakingSource,
+    below,
+    kind_of,
+    list_files,
+    texts_in,
+)
 from spider.files import replacing
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from spider.config.block import ConfigError, wrong_key
 from spider.config.data import Dataset, Files, Source, VocabSize
-from spider.config.listing import expand, same_file
+from spider.config.text_files import expand, same_file
 from spider.data.encode import writing
 from spider.data.shards import headered
 from spider.files import read_json, sha256

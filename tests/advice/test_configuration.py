@@ -478,7 +478,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.web.id_column": OUT},
         )
     ],
-    "config/leaks.py": [
+    "config/checks.py": [
         (
             "or evaluate on {}",
             {
@@ -542,16 +542,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             },
             {"datasets.two.source.train": ["t"]},
         ),
-    ],
-    "config/tasks.py": [
-        (
-            "a question in chat form has no shots; leave shots or chat out",
-            ON_TALK | {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q", "chat": True, "shots": 2}},
-            {"runs.r.evaluation.tasks.q.shots": OUT},
-            {"runs.r.evaluation.tasks.q.chat": OUT},
-        )
-    ],
-    "config/tokens.py": [
         (
             "is a stream, which is not stored; name another dataset",
             TOKENIZED | {"datasets.web": STREAM, "tokenizers.t.data": "web"},
@@ -579,6 +569,14 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.docs.tokenizer": OUT},
             {"runs.r.model.ngram": OUT},
         ),
+    ],
+    "config/tasks.py": [
+        (
+            "a question in chat form has no shots; leave shots or chat out",
+            ON_TALK | {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q", "chat": True, "shots": 2}},
+            {"runs.r.evaluation.tasks.q.shots": OUT},
+            {"runs.r.evaluation.tasks.q.chat": OUT},
+        )
     ],
     "model/gpt/config.py": [
         (

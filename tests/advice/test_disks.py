@@ -13,7 +13,7 @@ import pytest
 
 from spider import cli, doctor
 from spider.config import ConfigError
-from spider.config.listing import list_files
+from spider.config.text_files import list_files
 from spider.data.encode import encode_part
 from spider.results import Results
 from spider.sources.local import import_local
@@ -110,7 +110,7 @@ def test_a_folder_gets_the_permission_to_be_read(tmp_path, without_privilege):
     (folder / "a.jsonl").write_bytes(LINES)
     folder.chmod(0)
     for name in (str(tmp_path / "g"), str(tmp_path / "g/**/*.jsonl")):
-        with refused("config/listing.py", "cannot be read; check its permissions", error=ConfigError):
+        with refused("config/text_files.py", "cannot be read; check its permissions", error=ConfigError):
             list_files([name])
     folder.chmod(0o755)
     assert [*list_files([str(tmp_path / "g")]).files] == [str(folder / "a.jsonl")]

@@ -258,7 +258,7 @@ def test_a_lock_is_named_and_written_by_the_command(hub):
     with refused("sources/hub.py", "is required for the glob {}; name a file, as in lock: texts.lock.json"):
         load_config(plain).parts("d")
     source["lock"] = "texts.lock.json"
-    with refused("config/lock.py", "run `spider data resolve CONFIG`, which needs a network"):
+    with refused("config/text_files.py", "run `spider data resolve CONFIG`, which needs a network"):
         load_config(plain).parts("d")
     Path("config.yaml").write_text(yaml.safe_dump(plain))
     done = CliRunner().invoke(cli, ["data", "resolve", "config.yaml"], catch_exceptions=False)

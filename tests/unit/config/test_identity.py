@@ -11,7 +11,7 @@ from spider import config
 from spider.config import FORMAT, Block, load_config
 from spider.config.block import identity
 from spider.config.data import kinds, source_class
-from spider.config.measurement import measurement
+from spider.config.imports import measurement
 from spider.evaluation.noise import recipe
 
 ROOT = Path(__file__).parents[3]

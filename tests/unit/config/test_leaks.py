@@ -1,15 +1,11 @@
 """A run that learns from the text it is scored on is refused, and both datasets are named."""
 
 import itertools
-import json
-import re
 
 import numpy as np
 import pytest
 
-from spider.cli import cli
 from spider.config import ConfigError, Dataset, load_config
-from spider.config.leaks import undecided
 from spider.data.split import hash_keys, salted, split_masks
 from tests.unit.small_datasets import document_key
 
@@ -140,34 +136,6 @@ def test_two_revisions_of_a_file_count_as_the_same_file():
     assert "one.parquet" in refusal(configuration({"held": hub(validation=0.1), "docs": older}))
 
 
-@pytest.mark.parametrize(
-    ("held", "docs", "words"),
-    [
-        ({**HUB, "repo": "c/d"}, {}, "different files"),
-        ({"kind": "pydocs", "form": "questions"}, {"source": {"kind": "pydocs"}}, "different files"),
-        (HUB, {"text_column": "body"}, "text_column"),
-        (HUB, {"source": {**HUB, "files": ["three.parquet"]}}, None),
-        (HUB, {}, None),
-    ],
-)
-def test_an_overlap_that_a_configuration_cannot_show_is_reported(held, docs, words):
-    plain = configuration({"held": {"source": held}, "docs": hub(**docs) if "source" not in docs else docs})
-    config = load_config(plain)
-    found = undecided(config.datasets, config.tokenizers, config.run("r"))
-    if words is None:
-        assert found == []
-    else:
-        (line,) = found
-        assert re.search(f"'held'.*'docs'.*{words}", line)
-
-
-def test_a_tokenizer_from_elsewhere_is_mentioned(tmp_path):
-    source = {"kind": "tokens", "train": ["a"], "validation": ["b"], "model": "m", "vocab_size": 300}
-    config = load_config(configuration({"held": {"source": source}}, data="held"))
-    found = undecided(config.datasets, config.tokenizers, config.run("r"))
-    assert len(found) == 1 and "tokenizer" in found[0]
-
-
 def test_a_refusal_agrees_with_the_split_of_documents():
     """For all pairs of settings: valid pairs share no document, refused pairs share some."""
     rows = [{"id": f"d{i}", "uuid": f"u{i * 7}", "site": f"s{i % 90}"} for i in range(4000)]
@@ -195,13 +163,3 @@ def test_a_refusal_agrees_with_the_split_of_documents():
             held,
             docs,
         )
-
-
-def test_the_log_of_an_evaluation_reports_an_unknown_overlap(tmp_path, capsys):
-    plain = configuration({"held": {"source": {"kind": "mock"}}, "docs": hub()})
-    plain["tracking"] = {"enabled": False}
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps({**plain, "results": str(tmp_path / "results")}))
-    with pytest.raises(ValueError, match=r"train\.json"):
-        cli(["--config", str(path), "evaluate", "r/main"], standalone_mode=False)
-    assert capsys.readouterr().err.count("whether these hold the same documents") == 1

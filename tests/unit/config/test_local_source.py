@@ -12,7 +12,7 @@ import pytest
 
 from spider.config import Config, ConfigError, Dataset, load_config
 from spider.config.data import SplitBy
-from spider.config.listing import matches
+from spider.config.text_files import matches
 from spider.sources.local import LocalSource
 from spider.sources.tokens import TokensSource
 

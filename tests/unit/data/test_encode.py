@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spider.config.take import Section
+from spider.config.text_files import Section
 from spider.data import encode
 from spider.data.encode import encode_part, encoded
 from spider.data.split import hash_keys, split_masks

@@ -192,7 +192,7 @@ def test_documents_of_other_kinds_are_taken_by_groups_as_they_are_imported(tmp_p
 def test_parts_share_the_order_of_row_groups(tmp_path, monkeypatch):
     own = {"kind": "local", "files": ["sample/*.parquet"]}
     whole = take(tmp_path / "whole", "100 kB")
-    monkeypatch.setattr("spider.config.take.PART_BYTES", 40_000)
+    monkeypatch.setattr("spider.config.text_files.PART_BYTES", 40_000)
     dataset = load_config(configuration(take="100 kB", **own)).datasets["texts"]
     larger = load_config(configuration(take="160 kB", **own)).datasets["texts"]
     assert dataset.source.parts() == ["000", "001", "002"]

@@ -1,20 +1,35 @@
-"""Find the user's own files: globs as a shell with globstar reads them, and each file once.
+"""Files of text: which ones a source lists, how much of them it takes, and the lock file of a hub source.
 
 A part of a glob that exists is a name: `corpus [v].jsonl` is that file if there is one. `**` stands for any
 number of folders, the last of which may be a link. A folder that is read whole follows no links to folders,
 and both leave hidden names out. The cost is one listing of each folder, and one `stat` of each file.
+
+``take: 30 MB`` is an amount of text, ``take: 5%`` a share of the rows. Row groups of all files are read in
+one order until the amount is reached (`spider.data.take`). The parts of the dataset are sections of that
+order, so a larger amount adds parts and keeps those that are full.
+
+A lock file has the files that the globs of a hub source match at one commit, with their row groups. ``spider
+data resolve`` writes it once, with a network. It is committed beside the configuration, so reading a
+configuration uses no network.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from spider import files
 from spider.config.block import ConfigError
+from spider.config.data import Dataset, Source
+from spider.record import Record
 
 #: The kinds of files, for messages.
 KINDS = (
@@ -127,7 +142,7 @@ def matches(key: str, pattern: str) -> list[str]:
     Raises:
         ConfigError: it is a glob that matches nothing, or a folder cannot be read.
     """
-    if not _is_glob(pattern):
+    if not is_pattern(pattern):
         return [pattern]
     prefix = "" if pattern.startswith("./") else "./"
     names = re.sub(r"(^|/)(\*\*/)+", r"\1**/", pattern).split("/")
@@ -174,7 +189,7 @@ def _inside(folder: str) -> list[os.DirEntry[str]]:
 def _matches(folder: str, names: list[str]) -> Iterator[str]:
     """Yield what the parts of a glob match in a folder, whose path is empty or ends in a slash."""
     name, *rest = names
-    if not _is_glob(name) or os.path.lexists(folder + name):
+    if not is_pattern(name) or os.path.lexists(folder + name):
         found = [folder + name]
     elif not os.path.isdir(folder or "."):
         return
@@ -196,9 +211,153 @@ def _matches(folder: str, names: list[str]) -> Iterator[str]:
             yield path
 
 
-def _is_glob(name: str) -> bool:
-    return re.search(r"[*?\[]", name) is not None
-
-
 def _hidden(entry: os.DirEntry[str]) -> bool:
     return entry.name.startswith(".")
+
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+#: Bytes of text in a part.
+PART_BYTES = 4 * 10**9
+
+
+class Section(NamedTuple):
+    """A section of the order of row groups. It holds the row groups that begin in it."""
+
+    first: Decimal
+    last: Decimal
+    of_rows: bool
+    """Whether the limits are shares of all rows. Otherwise they are bytes of text."""
+
+    @property
+    def name(self) -> str:
+        """Name for records and messages."""
+        if self.of_rows:
+            return f"row groups with {(100 * self.last).normalize():f}% of the rows"
+        return f"row groups from {self.first:,} to {self.last:,} bytes of text"
+
+
+def sections(take: str) -> list[Section]:
+    """Return the section of each part.
+
+    Raises:
+        ValueError: the text is not an amount.
+    """
+    found = re.fullmatch(r"([-+]?\d+(?:\.\d+)?) ?([a-zA-Z]+|%)", take.strip())
+    if not found or found[2] not in (*_UNITS, "%"):
+        raise ValueError(f"must be a size or a share, such as 30 MB, 10 GB or 5% (got {take!r})")
+    amount = Decimal(found[1])
+    if amount <= 0:
+        raise ValueError(f"must be above 0 (got {take!r})")
+    if found[2] == "%":
+        if amount > 100:
+            raise ValueError(f"must be at most 100% (got {take!r})")
+        return [Section(Decimal(0), amount / 100, of_rows=True)]
+    size = int(amount * _UNITS[found[2]])
+    if not size:
+        raise ValueError(f"must be at least 1 B (got {take!r})")
+    begins = range(0, size, PART_BYTES)
+    return [Section(Decimal(at), Decimal(min(at + PART_BYTES, size)), of_rows=False) for at in begins]
+
+
+def _checked(take: Any) -> Any:
+    if take is not None:
+        sections(str(take))
+    return None if take is None else str(take).strip()
+
+
+class TakingSource(Source):
+    """Base class of the sources of files that have the key `take`."""
+
+    take: Annotated[str | None, BeforeValidator(_checked)] = None
+    """Read only so much text, such as ``30 MB``, or such a share of the rows, as ``5%`` (null: all)."""
+
+    def files_of_parts(self) -> list[str]:
+        """Return the file of each part without `take`. With it, row groups of all of them are taken."""
+        raise NotImplementedError
+
+    def contents(self) -> Any:
+        """Return what identifies the content of all files."""
+        return self.files_of_parts()
+
+    def items(self) -> list[str]:
+        files = self.files_of_parts()
+        return files if self.take is None else [section.name for section in sections(self.take)]
+
+    def section(self, part: str) -> Section:
+        """Return the section of a part."""
+        assert self.take is not None
+        self.item(part)
+        return sections(self.take)[int(part)]
+
+    def taken(self, size: int) -> int:
+        """Estimate how many bytes are taken of files of ``size`` bytes."""
+        if self.take is None:
+            return size
+        last = sections(self.take)[-1]
+        return int(size * last.last) if last.of_rows else min(size, int(last.last))
+
+    @property
+    def text_bytes(self) -> int | None:
+        last = sections(self.take)[-1] if self.take else None
+        return None if last is None or last.of_rows else int(last.last)
+
+    def estimated_bytes(self, item: str) -> int:
+        if self.take is None:
+            return super().estimated_bytes(item)
+        section = sections(self.take)[self.items().index(item)]
+        size = 0 if section.of_rows else int(section.last - section.first)
+        return size // 3  # of compressed text
+
+    def identity(self, item: str, dataset: Dataset) -> dict[str, Any]:
+        """Return the settings that decide a part. A part that is taken has the configured columns."""
+        decides = super().identity(item, dataset)
+        if self.take is not None:
+            del decides["take"]
+            decides |= {"of": self.contents(), "columns": list(dataset.columns)}
+        return decides
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name is a glob."""
+    return bool(re.search(r"[*?\[]", name))
+
+
+COMMAND = "run `spider data resolve CONFIG`, which needs a network"
+
+
+class LockedFile(BaseModel):
+    """A file of the repository at the commit."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    name: str
+    size: int
+    hash: str
+    """``sha256:...`` or ``git:...``, as the hub states it."""
+    rows: list[int]
+    """Rows of each row group. A file that is not parquet has none."""
+    text_bytes: list[int]
+    """Bytes of text in each row group."""
+
+
+class Lock(Record):
+    """The files that a hub source names, as they are at one commit."""
+
+    WHAT: ClassVar[str] = "a lock file"
+    REMEDY: ClassVar[str] = COMMAND
+    ERROR: ClassVar[type[ValueError]] = ConfigError
+
+    repo: str
+    revision: str
+    """Revision of the configuration, which may be a branch."""
+    commit: str
+    patterns: list[str]
+    """Names and globs of the configuration."""
+    text_column: str
+    files: list[LockedFile]
+
+    def save(self, path: Path) -> None:
+        """Write the lock with one line for each file."""
+        head = json.dumps(self.model_dump(mode="json", exclude={"files"}), indent=1)
+        lines = ",\n".join(one.model_dump_json() for one in self.files)
+        files.write_text(path, f'{head[:-2]},\n "files": [\n{lines}\n ]\n}}\n')
