@@ -10,7 +10,7 @@ There are two launches: the first counts each block of choices, the second sums 
 import torch
 from torch import Tensor
 
-from kernels.get_fused_mapping import block_counts, sum_blocks
+from kernels.get_fused_mapping import STEP, block_counts, sum_blocks
 from kernels.switch import check_shapes, jit, op, tl
 
 
@@ -32,9 +32,10 @@ def _scale_counts(counts, out, scale, E, blocks, WIDE_E: tl.constexpr, STEP: tl.
 
 
 def _launch(out_E: Tensor, chosen_NK: Tensor, experts: int, k: int) -> None:
-    counts, sizes = block_counts(chosen_NK, experts)
+    counts = block_counts(chosen_NK, experts)
+    blocks, wide = counts.shape
     scale = _scale(chosen_NK, experts, k)
-    _scale_counts[1,](counts, out_E, scale, experts, len(counts), WIDE_E=sizes["WIDE_E"], STEP=sizes["STEP"])
+    _scale_counts[1,](counts, out_E, scale, experts, blocks, WIDE_E=wide, STEP=max(STEP // wide, 1))
 
 
 @op("aux_fi", _launch, aux_fi_torch)

@@ -6,11 +6,13 @@ With p = token_to_pos[n, k], which is negative where a choice is masked::
 
     reduce_fused       out[n] = sum over k, ascending, of w[n, k] y[p]        masked terms are left out
 
+                       + shared[n] + residual[n]        if they are given
+
     its gradients      dy[p] = w[n, k] dout[n]        zero in rows of no token
 
                        dw[n, k] = <dout[n], y[p]>        zero where masked
 
-Without weights each is the adjoint of the other, so both ops are in this file. All sums are in float32 for
+Without weights and addends each is the adjoint of the other, so both ops are in this file. All sums are in float32 for
 every dtype of the rows, and in a fixed order, so every run gives the same bits.
 
 Layout of expand: the first N programs take one token each, hold a tile of its row in registers and store it K
@@ -19,7 +21,8 @@ therefore costs no launch of its own, and the rest of the result is not cleared.
 because P D may exceed 2^31.
 
 Layout of reduce: a program takes a token, or a tile of its row, and adds its K rows one after the other. The
-K loads do not wait for one another.
+K loads do not wait for one another. For rows in bfloat16 it moves 2 N D (K + 1) bytes, and 2 N D more for each
+addend of that dtype. A sum of its own of the result and two addends would move 8 N D.
 
 Layout of its backward pass: with weights it is one kernel. A program holds a tile of dout[n] and of its K
 rows of y at once, so each is read once. The tile is narrower for large K, and 8 warps share it, because with
@@ -27,6 +30,8 @@ rows of y at once, so each is read once. The tile is narrower for large K, and 8
 weight gradient sums over whole segments, padding included. The programs after the N tokens clear them by
 ``pos_to_expert``, an argument that only the backward pass uses.
 """
+
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -100,9 +105,14 @@ def expand_to_fused(x_ND: Tensor, token_to_pos_NK: Tensor, pos_to_expert_P: Tens
 
 
 def reduce_fused_torch(
-    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
+    y_PD: Tensor,
+    w_NK: Tensor | None,
+    token_to_pos_NK: Tensor,
+    pos_to_expert_P: Tensor,
+    shared_ND: Tensor | None = None,
+    residual_ND: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``reduce_fused`` in torch, one k after the other."""
+    """Compute ``reduce_fused`` in torch, one term after the other."""
     masked_NK = token_to_pos_NK < 0
     wide = torch.promote_types(y_PD.dtype, torch.float32)
     # A masked term reads any row, so there must be one.
@@ -114,7 +124,13 @@ def reduce_fused_torch(
         if w_NK is not None:
             term_ND = term_ND * w_NK[:, k, None].masked_fill(masked_N1, 0)
         sum_ND = sum_ND + term_ND
-    return sum_ND.to(y_PD.dtype)
+    for addend_ND in (shared_ND, residual_ND):
+        sum_ND = sum_ND if addend_ND is None else sum_ND + addend_ND
+    return sum_ND.to(_dtype(y_PD, shared_ND, residual_ND))
+
+
+def _dtype(*terms: Tensor | None) -> torch.dtype:
+    return reduce(torch.promote_types, [term.dtype for term in terms if term is not None])
 
 
 def reduce_fused_backward_torch(
@@ -129,30 +145,39 @@ def reduce_fused_backward_torch(
 
 
 @jit
-def _reduce(y, w, token_to_pos, out, D, K: tl.constexpr, WEIGHTED: tl.constexpr, TILE: tl.constexpr):
+def _reduce(y, w, token_to_pos, shared, residual, out, D, K: tl.constexpr, TILE: tl.constexpr):
     n = tl.program_id(0)
     d = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    here = n.to(tl.int64) * D + d
     total = tl.zeros((TILE,), tl.float32)
     for k in tl.static_range(K):
         p = tl.load(token_to_pos + n * K + k).to(tl.int64)
         term = tl.load(y + p * D + d, mask=d < tl.where(p >= 0, D, 0), other=0).to(tl.float32)
-        if WEIGHTED:
+        if w is not None:
             # A masked term is zero even where its weight is NaN or inf.
             term *= tl.load(w + n * K + k, mask=p >= 0, other=0)
         total += term
-    tl.store(out + n.to(tl.int64) * D + d, total.to(out.dtype.element_ty), mask=d < D)
+    if shared is not None:
+        total += tl.load(shared + here, mask=d < D, other=0).to(tl.float32)
+    if residual is not None:
+        total += tl.load(residual + here, mask=d < D, other=0).to(tl.float32)
+    tl.store(out + here, total.to(out.dtype.element_ty), mask=d < D)
 
 
 def _launch_reduce(
-    out_ND: Tensor, y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, _: Tensor
+    out_ND: Tensor,
+    y_PD: Tensor,
+    w_NK: Tensor | None,
+    token_to_pos_NK: Tensor,
+    _: Tensor,
+    shared_ND: Tensor | None = None,
+    residual_ND: Tensor | None = None,
 ) -> None:
     N, D = out_ND.shape
-    K = token_to_pos_NK.shape[1]
-    weighted = w_NK is not None
     if N * D:
         size = tile(D, 2048)
-        w = w_NK if weighted else y_PD  # not read without weights
-        _reduce[N, -(-D // size)](y_PD, w, token_to_pos_NK, out_ND, D, K=K, WEIGHTED=weighted, TILE=size)
+        tensors = y_PD, w_NK, token_to_pos_NK, shared_ND, residual_ND, out_ND
+        _reduce[N, -(-D // size)](*tensors, D, K=token_to_pos_NK.shape[1], TILE=size)
 
 
 @jit
@@ -204,24 +229,38 @@ def _launch_backward(gradients: tuple[Tensor, Tensor], *inputs: Tensor) -> None:
 
 @op("reduce_fused", _launch_reduce, reduce_fused_torch)
 def reduce_fused(
-    y_PD: Tensor, w_NK: Tensor | None, token_to_pos_NK: Tensor, pos_to_expert_P: Tensor
+    y_PD: Tensor,
+    w_NK: Tensor | None,
+    token_to_pos_NK: Tensor,
+    pos_to_expert_P: Tensor,
+    shared_ND: Tensor | None = None,
+    residual_ND: Tensor | None = None,
 ) -> Tensor:
-    """Return the rows (N, D) of the tokens, in the dtype of ``y_PD``; zeros for a token masked everywhere.
+    """Return the rows (N, D) of the tokens, in the widest dtype of ``y_PD`` and the addends; without addends
+    zeros for a token masked everywhere.
 
-    It is differentiable once in ``y_PD`` and ``w_NK``. Rows of no token are not read, so they may hold NaN.
+    It is differentiable once in all floating tensors. Rows of no token are not read, so they may hold NaN.
 
     Args:
         w_NK: float32 weights, or None for ones.
         token_to_pos_NK: int32 or int64, -1 where masked. A masked term is left out even if its weight is NaN.
         pos_to_expert_P: int32 or int64, -1 in rows of no token.
+        shared_ND: added to the sum, as is ``residual_ND`` after it.
 
     Raises:
         ValueError: the shapes do not fit.
     """
     check_shapes(
-        "reduce_fused", y_PD=y_PD, w_NK=w_NK, token_to_pos_NK=token_to_pos_NK, pos_to_expert_P=pos_to_expert_P
+        "reduce_fused",
+        y_PD=y_PD,
+        w_NK=w_NK,
+        token_to_pos_NK=token_to_pos_NK,
+        pos_to_expert_P=pos_to_expert_P,
+        shared_ND=shared_ND,
+        residual_ND=residual_ND,
     )
-    return y_PD.new_empty(token_to_pos_NK.shape[0], y_PD.shape[1])
+    dtype = _dtype(y_PD, shared_ND, residual_ND)
+    return y_PD.new_empty(token_to_pos_NK.shape[0], y_PD.shape[1], dtype=dtype)
 
 
 @op("reduce_fused_backward", _launch_backward, reduce_fused_backward_torch)
@@ -245,16 +284,19 @@ torch.library.register_autograd(expand_to_fused, _expand_adjoint, setup_context=
 
 
 def _save_reduce(ctx, inputs, output) -> None:
-    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = inputs
+    y_PD, w_NK, token_to_pos_NK, pos_to_expert_P, *addends = inputs
     ctx.save_for_backward(None if w_NK is None else y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
+    ctx.dtype, ctx.added = y_PD.dtype, [None if addend is None else addend.dtype for addend in addends]
 
 
 def _reduce_adjoint(ctx, grad_ND: Tensor):
     y_PD, w_NK, token_to_pos_NK, pos_to_expert_P = ctx.saved_tensors
+    added = [None if dtype is None else grad_ND.to(dtype) for dtype in ctx.added]
+    grad_ND = grad_ND.to(ctx.dtype)
     if w_NK is None:
-        return expand_to_fused(grad_ND, token_to_pos_NK, pos_to_expert_P), None, None, None
+        return expand_to_fused(grad_ND, token_to_pos_NK, pos_to_expert_P), None, None, None, *added
     dy_PD, dw_NK = reduce_fused_backward(grad_ND, y_PD, w_NK, token_to_pos_NK, pos_to_expert_P)
-    return dy_PD, dw_NK, None, None
+    return dy_PD, dw_NK, None, None, *added
 
 
 torch.library.register_autograd(reduce_fused, _reduce_adjoint, setup_context=_save_reduce)

@@ -11,11 +11,13 @@ number that N, K, E and the alignment allow, and the rows after the last segment
 Launches dominate the cost, so there are only two. The first counts each block's entries by expert. In the
 second, every block sums the counts of all blocks (E integers per 1024 entries, from the L2 cache). This gives
 the segments and the rank of its first entry in each. It numbers its own entries by a cumulative sum over a
-one-hot tile. Further programs mark the padding. A sort would need several launches and passes.
+one-hot tile. Further programs mark the padding. A sort would need several launches and passes. ``route`` counts
+its choices itself and needs only the second.
 
 Letters: I = N K entries.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,8 @@ from kernels.switch import check_shapes, jit, op, tile, tl
 
 BLOCK = 1024
 """Entries, or rows of the result, of one program."""
+STEP = 4096
+"""Elements of a tile of entries and experts."""
 
 
 class FusedMapping(NamedTuple):
@@ -85,8 +89,9 @@ def count_blocks(chosen, counts, entries, E, WIDE_E: tl.constexpr, BLOCK: tl.con
     """Count the choices of each expert among each block's entries, ``counts`` (blocks, WIDE_E) int32."""
     block, experts = tl.program_id(0), tl.arange(0, WIDE_E)
     count = tl.zeros((WIDE_E,), tl.int32)
-    for i in range(block * BLOCK, min(block * BLOCK + BLOCK, entries), STEP):
-        e = _experts_of(chosen, i + tl.arange(0, STEP), entries, E)
+    last = min(block * BLOCK + BLOCK, entries)
+    for i in range(block * BLOCK, last, STEP):
+        e = _experts_of(chosen, i + tl.arange(0, STEP), last, E)
         count += tl.sum((e[:, None] == experts[None, :]).to(tl.int32), axis=0)
     tl.store(counts + block * WIDE_E + experts, count)
 
@@ -131,22 +136,24 @@ def _place(
     end = tl.cumsum(padded, axis=0)
     start = end - padded
     if block == 0:
-        tl.store(start_of + experts, start, mask=experts < E)
+        if start_of is not None:
+            tl.store(start_of + experts, start, mask=experts < E)
         tl.store(end_of + experts, end, mask=experts < E)
         tl.store(count_of + experts, total, mask=experts < E)
     if block < blocks:
-        place = start + before
-        for i in range(block * BLOCK, min(block * BLOCK + BLOCK, entries), STEP):
+        place, last = start + before, min(block * BLOCK + BLOCK, entries)
+        for i in range(block * BLOCK, last, STEP):
             entry = i + tl.arange(0, STEP)
-            e = _experts_of(chosen, entry, entries, E)
+            e = _experts_of(chosen, entry, last, E)
             hit = (e[:, None] == experts[None, :]).to(tl.int32)
             # The cumulative sum includes the entry itself, hence the -1.
             pos = tl.sum(hit * (place[None, :] + tl.cumsum(hit, axis=0) - 1), axis=1)
             real = e >= 0
-            tl.store(token_to_pos + entry, tl.where(real, pos, -1), mask=entry < entries)
+            tl.store(token_to_pos + entry, tl.where(real, pos, -1), mask=entry < last)
             tl.store(pos_to_expert + pos, e, mask=real)
-            tl.store(pos_to_token + pos, entry // K, mask=real)
-            tl.store(pos_to_entry + pos, entry, mask=real)
+            if pos_to_token is not None:
+                tl.store(pos_to_token + pos, entry // K, mask=real)
+                tl.store(pos_to_entry + pos, entry, mask=real)
             place += tl.sum(hit, axis=0)
     else:
         first = (block - blocks) * BLOCK
@@ -156,37 +163,50 @@ def _place(
             padding = (p < P) & (tl.sum(filled.to(tl.int32), axis=1) == 0)
             nothing = tl.full((STEP,), -1, tl.int32)
             tl.store(pos_to_expert + p, nothing, mask=padding)
-            tl.store(pos_to_token + p, nothing, mask=padding)
-            tl.store(pos_to_entry + p, nothing, mask=padding)
+            if pos_to_token is not None:
+                tl.store(pos_to_token + p, nothing, mask=padding)
+                tl.store(pos_to_entry + p, nothing, mask=padding)
 
 
-def block_counts(chosen_NK: Tensor, experts: int) -> tuple[Tensor, dict[str, int]]:
-    """Launch ``count_blocks``; return the counts (blocks, WIDE_E), at least one block, and its constants."""
+def block_counts(chosen_NK: Tensor, experts: int) -> Tensor:
+    """Launch ``count_blocks``; return the counts (blocks, WIDE_E), at least one block."""
     wide = tile(experts)
-    sizes = dict(WIDE_E=wide, BLOCK=BLOCK, STEP=max(4096 // wide, 1))
     blocks = max(-(-chosen_NK.numel() // BLOCK), 1)
     counts = chosen_NK.new_empty(blocks, wide, dtype=torch.int32)
-    count_blocks[blocks,](chosen_NK.contiguous(), counts, chosen_NK.numel(), experts, **sizes)
-    return counts, sizes
+    sizes = dict(WIDE_E=wide, BLOCK=BLOCK, STEP=max(STEP // wide, 1))
+    count_blocks[blocks,](chosen_NK, counts, chosen_NK.numel(), experts, **sizes)
+    return counts
 
 
-def _launch(mapping: FusedMapping, chosen_NK: Tensor, experts: int, alignment: int) -> None:
-    counts, sizes = block_counts(chosen_NK, experts)
-    P = len(mapping.pos_to_expert_P)
-    blocks = len(counts)
-    grid = (blocks - (-P // BLOCK),)
-    _place[grid](
+def place(
+    maps: Sequence[Tensor | None], chosen_NK: Tensor, counts: Tensor, block: int, experts: int, alignment: int
+) -> None:
+    """Fill the fields of a ``FusedMapping``, of which tokens and entries of rows, and starts, may be None.
+
+    Args:
+        counts: choices of each expert among each ``block`` entries, (blocks, WIDE_E), at least one block.
+    """
+    pos_to_expert_P = maps[0]
+    assert pos_to_expert_P is not None
+    P, (blocks, wide) = len(pos_to_expert_P), counts.shape
+    _place[blocks - (-P // block),](
         chosen_NK,
         counts,
-        *mapping,
+        *maps,
         chosen_NK.numel(),
         P,
         experts,
         blocks,
         K=chosen_NK.shape[1],
         ALIGNMENT=alignment,
-        **sizes,
+        WIDE_E=wide,
+        BLOCK=block,
+        STEP=max(STEP // wide, 1),
     )
+
+
+def _launch(mapping: FusedMapping, chosen_NK: Tensor, experts: int, alignment: int) -> None:
+    place(mapping, chosen_NK, block_counts(chosen_NK, experts), BLOCK, experts, alignment)
 
 
 @op("get_fused_mapping", _launch, get_fused_mapping_torch)

@@ -1,4 +1,4 @@
-"""The whole router behind its matrix product, fused: scores, selection, gates and counts.
+"""The whole router behind its matrix product: scores, selection, gates, counts, and the maps of the fused buffer.
 
     s[n]      = softmax(logits[n])
     chosen[n] = the k largest of s[n] + bias, the largest first, ties to the lower index
@@ -14,25 +14,43 @@ integers and not differentiable.
 NaN or +inf among a token's logits, or -inf in all of them, makes its scores and gates NaN. The choices are k
 different experts in any case.
 
-Launches dominate the cost. Forward: one clears the counts, one does the rest. Backward: one, which recomputes
-the scores from the logits.
+Launches dominate the cost. Forward, there are two: the first does all but the maps, and counts the choices of
+its rows; the second lays out the rows, as in ``get_fused_mapping``. One launch cannot do both, because every
+row's place depends on the choices of all tokens, and programs of one launch cannot wait for each other
+(neither in Triton's interpreter, nor where the device does not hold all of them at once). Backward: one, which
+recomputes the scores from the logits.
 
-Layout: a program holds the rows of a tile of 1024 scores. The k maxima are found as in ``topk_gate``. Counts
-are added with integer atomics, whose order does not matter.
+Forward moves N (8 E + 24 K + 5) + 4 P bytes for float32 logits, backward N (8 E + 12 K + 4), and 4 E N more if
+the scores have a gradient.
+
+Layout: a program holds the rows of a tile of scores. The k maxima are found as in ``topk_gate``. Each program
+stores the counts of its rows, so nothing must be cleared before, and all sums have a fixed order. The forward
+tile is the larger one, because the second launch sums the counts of all programs.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels.get_fused_mapping import get_fused_mapping_torch, place, static_rows
 from kernels.normalize_weight import TINY
 from kernels.switch import check_shapes, jit, op, tile, tl
 from kernels.topk_gate import sortable, take_best, topk_gate_torch
 
-TILE = 1024
-"""Scores of one program."""
+TILE = 4096
+"""Scores of one program, forward."""
+TILE_BACKWARD = 1024
+
+
+class Maps(NamedTuple):
+    """The fields of ``FusedMapping`` that a layer of experts needs."""
+
+    token_to_pos_NK: Tensor
+    pos_to_expert_P: Tensor
+    end_E: Tensor
 
 
 class Routing(NamedTuple):
@@ -46,10 +64,17 @@ class Routing(NamedTuple):
     """float32, of all tokens."""
     logsumexp_N: Tensor
     """float32, of the logits of all tokens."""
+    maps: Maps | None = None
 
 
-def route_torch(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
-    """Compute ``route`` in torch, which can differentiate it."""
+def route_torch(
+    logits_NE: Tensor,
+    bias_E: Tensor | None,
+    k: int,
+    valid_N: Tensor | None = None,
+    alignment: int | None = None,
+) -> Routing:
+    """Compute ``route`` in torch, which can differentiate it; without an alignment it makes no maps."""
     logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
     scores_NE = logits_NE.softmax(1)
     biased_NE = scores_NE.detach() if bias_E is None else scores_NE.detach() + bias_E
@@ -62,7 +87,16 @@ def route_torch(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tenso
         chosen_NK = torch.where(valid_N[:, None], chosen_NK, -1)
         hits_NKE = hits_NKE & valid_N[:, None, None]
     count_E = hits_NKE.sum((0, 1)).to(torch.int32)
-    return Routing(gates_NK, chosen_NK, count_E, scores_NE, logits_NE.logsumexp(1))
+    maps = None
+    if alignment is not None:
+        mapping = get_fused_mapping_torch(chosen_NK, logits_NE.shape[1], alignment)
+        maps = Maps(mapping.token_to_pos_NK, mapping.pos_to_expert_P, mapping.end_E)
+    return Routing(gates_NK, chosen_NK, count_E, scores_NE, logits_NE.logsumexp(1), maps)
+
+
+def _flat_torch(*arguments: Any) -> tuple[Tensor, ...]:
+    *fields, maps = route_torch(*arguments)
+    return (*fields, *maps)
 
 
 def _route_backward_torch(logits_NE, gates_NK, chosen_NK, _logsumexp_N, gradients) -> Tensor:
@@ -93,15 +127,13 @@ def _route(
     N,
     E,
     TINY: tl.constexpr,
-    BIASED: tl.constexpr,
-    MASKED: tl.constexpr,
     K: tl.constexpr,
     WIDE_K: tl.constexpr,
     WIDE_E: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    experts = tl.arange(0, WIDE_E)
+    block, experts = tl.program_id(0), tl.arange(0, WIDE_E)
+    n = block * ROWS + tl.arange(0, ROWS)
     e = experts[None, :]
     place, inside = n[:, None].to(tl.int64) * E + e, (n < N)[:, None] & (e < E)
     logit = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
@@ -120,7 +152,7 @@ def _route(
     tl.store(scores + place, score, mask=inside)
 
     selection = score
-    if BIASED:
+    if bias is not None:
         selection += tl.load(bias + experts, mask=experts < E, other=0)[None, :]
     keys = sortable(selection, e, E, WIDE_E)
     slot = tl.arange(0, WIDE_K)[None, :]
@@ -135,7 +167,7 @@ def _route(
         hits += hit.to(tl.int32)
 
     real = n < N
-    if MASKED:
+    if valid is not None:
         real = real & (tl.load(valid + n, mask=n < N, other=0) != 0)
     gate = tl.where(real[:, None], picked / (TINY + tl.sum(picked, axis=1))[:, None], 0.0)
     column = tl.where(real[:, None], column, -1)
@@ -143,32 +175,45 @@ def _route(
     tl.store(gates + out, gate, mask=written)
     tl.store(chosen + out, column.to(tl.int64), mask=written)
     count = tl.sum(tl.where(real[:, None], hits, 0), axis=0)
-    tl.atomic_add(counts + experts, count, mask=(experts < E) & (count > 0))
+    tl.store(counts + block * WIDE_E + experts, count)
 
 
-def _launch(out: Routing, logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None) -> None:
-    out.count_E.zero_()
+def _launch(
+    out: tuple[Tensor, ...],
+    logits_NE: Tensor,
+    bias_E: Tensor | None,
+    k: int,
+    valid_N: Tensor | None,
+    alignment: int,
+) -> None:
+    gates_NK, chosen_NK, count_E, scores_NE, logsumexp_N, token_to_pos_NK, pos_to_expert_P, end_E = out
     N, E = logits_NE.shape
-    sizes = _sizes(logits_NE, k)
-    if N:
-        _route[-(-N // sizes["ROWS"]),](
-            logits_NE,
-            logits_NE if bias_E is None else bias_E,  # not read
-            logits_NE if valid_N is None else valid_N,  # not read
-            *out,
-            N,
-            E,
-            BIASED=bias_E is not None,
-            MASKED=valid_N is not None,
-            WIDE_K=tile(k),
-            **sizes,
-        )
+    sizes = _sizes(logits_NE, k, TILE)
+    blocks = max(-(-N // sizes["ROWS"]), 1)
+    counts = count_E.new_empty(blocks, sizes["WIDE_E"])
+    _route[blocks,](
+        logits_NE,
+        bias_E,
+        valid_N,
+        gates_NK,
+        chosen_NK,
+        counts,
+        scores_NE,
+        logsumexp_N,
+        N,
+        E,
+        WIDE_K=tile(k),
+        num_warps=8,
+        **sizes,
+    )
+    maps = pos_to_expert_P, None, None, token_to_pos_NK, None, end_E, count_E
+    place(maps, chosen_NK, counts, sizes["ROWS"] * k, E, alignment)
 
 
-def _sizes(logits_NE: Tensor, k: int) -> dict[str, Any]:
-    """Return the constants that both kernels are compiled for."""
+def _sizes(logits_NE: Tensor, k: int, elements: int) -> dict[str, Any]:
+    """Return the constants that both kernels are compiled for, given the elements of a tile."""
     wide = tile(logits_NE.shape[1])
-    return dict(TINY=TINY, K=k, WIDE_E=wide, ROWS=max(TILE // wide, 1))
+    return dict(TINY=TINY, K=k, WIDE_E=wide, ROWS=max(elements // wide, 1))
 
 
 @jit
@@ -184,9 +229,6 @@ def _route_backward(
     N,
     E,
     TINY: tl.constexpr,
-    OF_GATES: tl.constexpr,
-    OF_SCORES: tl.constexpr,
-    OF_LOGSUMEXP: tl.constexpr,
     K: tl.constexpr,
     WIDE_E: tl.constexpr,
     ROWS: tl.constexpr,
@@ -198,9 +240,9 @@ def _route_backward(
     score = tl.exp(logit - tl.load(logsumexp + n, mask=n < N, other=0)[:, None])
 
     ds = tl.zeros((ROWS, WIDE_E), tl.float32)
-    if OF_SCORES:
+    if grad_scores is not None:
         ds += tl.load(grad_scores + place, mask=inside, other=0)
-    if OF_GATES:
+    if grad_gates is not None:
         first = n.to(tl.int64) * K
         total, inner = tl.zeros((ROWS,), tl.float32) + TINY, tl.zeros((ROWS,), tl.float32)
         for k in tl.static_range(K):
@@ -214,18 +256,17 @@ def _route_backward(
             ds += tl.where(hit, a[:, None], 0.0)
 
     grad = score * (ds - tl.sum(tl.where(inside, ds * score, 0.0), axis=1)[:, None])
-    if OF_LOGSUMEXP:
+    if grad_logsumexp is not None:
         grad += tl.load(grad_logsumexp + n, mask=n < N, other=0)[:, None] * score
     tl.store(out + place, grad.to(out.dtype.element_ty), mask=inside)
 
 
 def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradients) -> None:
     N, E = logits_NE.shape
-    sizes = _sizes(logits_NE, chosen_NK.shape[1])
+    sizes = _sizes(logits_NE, chosen_NK.shape[1], TILE_BACKWARD)
     if N:
-        gates, scores, logsumexp = gradients
         _route_backward[-(-N // sizes["ROWS"]),](
-            *(gates_NK if g is None else g.contiguous() for g in gradients),  # a missing gradient is not read
+            *(g if g is None else g.contiguous() for g in gradients),
             logits_NE,
             gates_NK,
             chosen_NK,
@@ -233,25 +274,26 @@ def _launch_backward(out_NE, logits_NE, gates_NK, chosen_NK, logsumexp_N, gradie
             out_NE,
             N,
             E,
-            OF_GATES=gates is not None,
-            OF_SCORES=scores is not None,
-            OF_LOGSUMEXP=logsumexp is not None,
             **sizes,
         )
 
 
-@op("route", _launch, route_torch)
+@op("route", _launch, _flat_torch)
 def _route_op(
-    logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None, alignment: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the fields of ``Routing`` and then those of its maps."""
     check_shapes("route", logits_NE=logits_NE, bias_E=bias_E, valid_N=valid_N)
     N, E = logits_NE.shape
     if not 1 <= k <= E:
         raise ValueError(f"route: k = {k} must be in 1..E for logits (N, E) {(N, E)}")
+    if alignment < 1:
+        raise ValueError(f"route: alignment {alignment} must be a positive number")
     wide = torch.promote_types(logits_NE.dtype, torch.float32)
-    new = logits_NE.new_empty
-    chosen_NK, count_E = new(N, k, dtype=torch.int64), new(E, dtype=torch.int32)
-    return Routing(new(N, k, dtype=wide), chosen_NK, count_E, new(N, E, dtype=wide), new(N, dtype=wide))
+    float_, int_ = partial(logits_NE.new_empty, dtype=wide), partial(logits_NE.new_empty, dtype=torch.int32)
+    chosen_NK = logits_NE.new_empty(N, k, dtype=torch.int64)
+    routed = float_((N, k)), chosen_NK, int_(E), float_((N, E)), float_(N)
+    return *routed, int_((N, k)), int_(static_rows(N * k, E, alignment)), int_(E)
 
 
 @op("route_backward", _launch_backward, _route_backward_torch)
@@ -267,30 +309,35 @@ def _route_backward_op(
 
 
 def _remember(ctx, inputs, output) -> None:
-    gates_NK, chosen_NK, _, _, logsumexp_N = output
+    gates_NK, chosen_NK, _, _, logsumexp_N, *_ = output
     ctx.save_for_backward(inputs[0], gates_NK, chosen_NK, logsumexp_N)
     # A loss that does not use the scores costs no zeros of their size.
     ctx.set_materialize_grads(False)
 
 
 def _adjoint(ctx, *gradients):
-    of_gates, _, _, *others = gradients
-    return _route_backward_op(*ctx.saved_tensors, [of_gates, *others]), None, None, None
+    of_gates, _, _, of_scores, of_logsumexp, *_ = gradients
+    of_logits = _route_backward_op(*ctx.saved_tensors, [of_gates, of_scores, of_logsumexp])
+    return of_logits, None, None, None, None
 
 
 torch.library.register_autograd(_route_op, _adjoint, setup_context=_remember)
 
 
-def route(logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None) -> Routing:
-    """Choose ``k`` experts for every token, and compute their gates.
+def route(
+    logits_NE: Tensor, bias_E: Tensor | None, k: int, valid_N: Tensor | None = None, alignment: int = 1
+) -> Routing:
+    """Choose ``k`` experts for every token, compute their gates, and lay out the rows of the experts.
 
     It is differentiable once in the logits, through gates, scores and logsumexp.
 
     Args:
         bias_E: float32, added for the choice only.
         valid_N: bool; other tokens go to no expert and do not count.
+        alignment: of each expert's segment, as in ``get_fused_mapping``.
 
     Raises:
-        ValueError: k is not in 1..E, or a shape does not fit.
+        ValueError: k is not in 1..E, the alignment is not positive, or a shape does not fit.
     """
-    return Routing(*_route_op(logits_NE, bias_E, k, valid_N))
+    out = _route_op(logits_NE, bias_E, k, valid_N, alignment)
+    return Routing(*out[:5], Maps(*out[5:]))

@@ -26,7 +26,11 @@ LOAD = Pair(
     aux_fi,
     aux_fi_torch,
     choices().map(lambda case: (case[0], case[1], case[0].shape[1])),
-    [(torch.arange(2 * BLOCK + 2).view(-1, 2) % 7, 7, 2), (torch.zeros(0, 2, dtype=torch.int64), 3, 2)],
+    [
+        (torch.arange(2 * BLOCK + 2).view(-1, 2) % 7, 7, 2),
+        (torch.arange(2 * BLOCK).view(-1, 2) % 3 % 2, 2, 2),
+        (torch.zeros(0, 2, dtype=torch.int64), 3, 2),
+    ],
     rtol=1e-6,
 )
 

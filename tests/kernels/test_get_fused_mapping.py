@@ -84,6 +84,8 @@ def large(N: int, K: int, E: int) -> Tensor:
 EDGES = [
     (large(BLOCK + 3, 2, 5), 5, 16),
     (large(180, 6, 300), 300, 8),
+    (large(BLOCK, 2, 2), 2, 16),
+    (large(BLOCK + 3, 1, 1), 1, 4),
     (torch.zeros(BLOCK, 2, dtype=torch.int64), 3, 1),
     (torch.full((5, 2), -1), 3, 16),
     (torch.zeros(0, 2, dtype=torch.int32), 3, 16),
@@ -108,4 +110,6 @@ def test_compiles(compiles, E, K):
     names = "counts pos_to_expert pos_to_token pos_to_entry token_to_pos start_of end_of count_of"
     matches = {"chosen": "*i64"} | {name: "*i32" for name in names.split()}
     numbers = dict(entries="i32", P="i32", E="i32", blocks="i32")
+    compiles(_place, **matches, **numbers, K=K, ALIGNMENT=16, **sizes)
+    matches |= dict.fromkeys(("pos_to_token", "pos_to_entry", "start_of"))  # as `route` does
     compiles(_place, **matches, **numbers, K=K, ALIGNMENT=16, **sizes)

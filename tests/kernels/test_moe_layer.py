@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.expand_reduce import expand_to_fused, reduce_fused
-from kernels.get_fused_mapping import get_fused_mapping
 from kernels.route import route
 from kernels.switch import choose
 
@@ -16,15 +15,14 @@ N, D, HIDDEN, E, K = 37, 32, 16, 5, 2
 
 
 def layer(x_ND: Tensor, router_ED: Tensor, up_EDF: Tensor, down_EFD: Tensor, bias_E: Tensor) -> Tensor:
-    routing = route(x_ND.float() @ router_ED.float().T, bias_E, K)
-    mapping = get_fused_mapping(routing.chosen_NK, E, 16)
-    places = mapping.token_to_pos_NK, mapping.pos_to_expert_P
+    routing = route(x_ND.float() @ router_ED.float().T, bias_E, K, alignment=16)
+    *places, end_E = routing.maps
     x_PD = expand_to_fused(x_ND, *places)
-    gate_PF, up_PF = F.grouped_mm(x_PD, up_EDF, offs=mapping.end_E).chunk(2, dim=-1)
-    y_PD = F.grouped_mm(F.silu(gate_PF) * up_PF, down_EFD, offs=mapping.end_E)
+    gate_PF, up_PF = F.grouped_mm(x_PD, up_EDF, offs=end_E).chunk(2, dim=-1)
+    y_PD = F.grouped_mm(F.silu(gate_PF) * up_PF, down_EFD, offs=end_E)
     # The auxiliary loss and the z-loss give every output of the router a gradient.
     extra = (routing.scores_NE.mean(0) * routing.count_E).sum() + routing.logsumexp_N.square().mean()
-    return reduce_fused(y_PD, routing.gates_NK, *places) + extra.to(x_ND.dtype)
+    return reduce_fused(y_PD, routing.gates_NK, *places, x_ND.square(), x_ND) + extra.to(x_ND.dtype)
 
 
 def dense(x_ND: Tensor, router_ED: Tensor, up_EDF: Tensor, down_EFD: Tensor, bias_E: Tensor) -> Tensor:
@@ -37,7 +35,9 @@ def dense(x_ND: Tensor, router_ED: Tensor, up_EDF: Tensor, down_EFD: Tensor, bia
     y_NKD = y_END[chosen_NK, torch.arange(N)[:, None]]
     extra = (scores_NE.mean(0) * torch.bincount(chosen_NK.flatten(), minlength=E)).sum()
     extra = extra + logits_NE.logsumexp(1).square().mean()
-    return (gates_NK[:, :, None] / gates_NK.sum(1)[:, None, None] * y_NKD).sum(1) + extra
+    return (
+        (gates_NK[:, :, None] / gates_NK.sum(1)[:, None, None] * y_NKD).sum(1) + x_ND.square() + x_ND + extra
+    )
 
 
 def values(dtype: torch.dtype, seed: int = 0) -> list[Tensor]:

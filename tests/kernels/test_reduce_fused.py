@@ -26,6 +26,15 @@ def rows(made: Maps, D: int, dtype: torch.dtype) -> Tensor:
     return y_PD.masked_fill(made.pos_to_expert[:, None] < 0, torch.nan)
 
 
+def addends(made: Maps, D: int, *dtypes: torch.dtype | None) -> list[Tensor | None]:
+    """Return random addends, None without a dtype."""
+    generator = torch.Generator().manual_seed(D)
+    tokens = len(made.token_to_pos)
+    return [
+        None if dtype is None else torch.randn(tokens, D, generator=generator).to(dtype) for dtype in dtypes
+    ]
+
+
 def by_hand(y_PD: Tensor, w_NK: Tensor | None, made: Maps) -> Tensor:
     out = [[0.0] * y_PD.shape[1] for _ in made.token_to_pos]
     for n, places in enumerate(made.token_to_pos.tolist()):
@@ -47,8 +56,27 @@ def test_rows_are_summed(made, D, weighted):
     torch.testing.assert_close(reduce_fused(y_PD, w_NK, *made[:2]), by_hand(y_PD, w_NK, made))
 
 
-def forward_arguments(made: Maps, D: int, dtype: torch.dtype, weighted: bool = True) -> tuple:
-    return rows(made, D, dtype), spoiled(made) if weighted else None, made.token_to_pos, made.pos_to_expert
+@settings(max_examples=25)
+@given(maps(), st.booleans(), st.booleans())
+def test_addends_are_added_once_and_in_float32(made, shared, residual):
+    narrow = rows(made, 3, torch.bfloat16)
+    more = addends(made, 3, torch.bfloat16 if shared else None, torch.float32 if residual else None)
+    want = reduce_fused(narrow.float(), None, *made[:2])
+    for addend in more:
+        want = want if addend is None else want + addend
+    assert torch.equal(reduce_fused(narrow, None, *made[:2], *more), want if residual else want.bfloat16())
+
+
+def forward_arguments(
+    made: Maps,
+    D: int,
+    dtype: torch.dtype,
+    weighted: bool = True,
+    shared: torch.dtype | None = torch.bfloat16,
+    residual: torch.dtype | None = torch.float32,
+) -> tuple:
+    more = addends(made, D, shared, residual)
+    return rows(made, D, dtype), spoiled(made) if weighted else None, *made[:2], *more
 
 
 def backward_arguments(made: Maps, D: int, dtype: torch.dtype) -> tuple:
@@ -60,7 +88,9 @@ CLOSE = dict(rtol=1e-5, atol=1e-4)
 FORWARD = Pair(
     reduce_fused,
     reduce_fused_torch,
-    st.builds(forward_arguments, maps(), WIDTHS, DTYPES, st.booleans()),
+    st.builds(
+        forward_arguments, maps(), WIDTHS, DTYPES, st.booleans(), st.none() | DTYPES, st.none() | DTYPES
+    ),
     [forward_arguments(*some) for some in SOME],
     **CLOSE,
 )
@@ -87,19 +117,35 @@ def test_weighted_adjoint(made):
 
 
 @settings(max_examples=15)
-@given(maps(max_tokens=4), st.booleans())
-def test_gradients_of_op_and_twin(made, weighted):
+@given(maps(max_tokens=4), st.booleans(), st.booleans())
+def test_gradients_of_op_and_twin(made, weighted, added):
     y_PD = rows(made, 2, torch.float64).nan_to_num().requires_grad_()
     w_NK = made.weights.double().requires_grad_() if weighted else None
+    more = addends(made, 2, *(torch.float64 if added else None,) * 2)
+    more = [addend if addend is None else addend.requires_grad_() for addend in more]
     for op in (reduce_fused, reduce_fused_torch):
-        assert torch.autograd.gradcheck(op, (y_PD, w_NK, made.token_to_pos, made.pos_to_expert))
+        assert torch.autograd.gradcheck(op, (y_PD, w_NK, *made[:2], *more))
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-def test_torch_library_finds_nothing_wrong(weighted):
+def test_each_gradient_has_the_dtype_of_its_term():
+    y_PD, w_N1 = torch.randn(3, 2).bfloat16().requires_grad_(), torch.rand(2, 1, requires_grad=True)
+    maps = torch.tensor([[2], [0]]), torch.tensor([0, -1, 1])
+    narrow, wide = torch.randn(2, 2).bfloat16().requires_grad_(), torch.randn(2, 2, requires_grad=True)
+    grad_ND = torch.randn(2, 2)
+    reduce_fused(y_PD, w_N1, *maps, narrow, wide).backward(grad_ND)
+    dy_PD, dw_N1 = reduce_fused_backward(grad_ND.bfloat16(), y_PD.detach(), w_N1.detach(), *maps)
+    assert torch.equal(narrow.grad, grad_ND.bfloat16()) and torch.equal(wide.grad, grad_ND)
+    assert torch.equal(y_PD.grad, dy_PD) and torch.equal(w_N1.grad, dw_N1)
+
+
+@pytest.mark.parametrize("weighted, added", [(True, True), (False, False)])
+def test_torch_library_finds_nothing_wrong(weighted, added):
     y_PD = torch.randn(3, 2, requires_grad=True)
     w_NK = torch.rand(2, 1, requires_grad=True) if weighted else None
-    torch.library.opcheck(reduce_fused, (y_PD, w_NK, torch.tensor([[2], [0]]), torch.tensor([0, -1, 1])))
+    more = [torch.randn(2, 2, requires_grad=True) for _ in range(2 * added)]
+    torch.library.opcheck(
+        reduce_fused, (y_PD, w_NK, torch.tensor([[2], [0]]), torch.tensor([0, -1, 1]), *more)
+    )
 
 
 def test_other_shapes_are_refused():
@@ -110,8 +156,9 @@ def test_other_shapes_are_refused():
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("K, weighted", [(2, True), (2, False), (8, True)])
 def test_forward_compiles(compiles, dtype, K, weighted):
-    sizes = dict(D="i32", K=K, WEIGHTED=weighted, TILE=2048)
-    compiles(_reduce, y=f"*{dtype}", w="*fp32", token_to_pos="*i32", out=f"*{dtype}", **sizes)
+    weights, added = ("*fp32", f"*{dtype}") if weighted else (None, None)
+    places = {"token_to_pos": "*i32", "shared": added, "residual": added}
+    compiles(_reduce, y=f"*{dtype}", w=weights, **places, out=f"*{dtype}", D="i32", K=K, TILE=2048)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.get_fused_mapping import get_fused_mapping
 from kernels.normalize_weight import TINY
-from kernels.route import _route, _route_backward, route, route_torch
+from kernels.route import TILE, TILE_BACKWARD, Routing, _route, _route_backward, route, route_torch
 from tests.kernels.maps import DTYPES, scores
 from tests.kernels.twins import Pair
 
@@ -81,6 +82,17 @@ def test_bias_selects_but_does_not_weigh():
     torch.testing.assert_close(out.gates_NK, torch.tensor([[1.0, 3.0]]).softmax(1))
 
 
+@settings(max_examples=50)
+@given(cases(), st.sampled_from([1, 3, 16]))
+def test_maps_are_those_of_the_choices(case, alignment):
+    routing = route(*case, alignment=alignment)
+    mapping = get_fused_mapping(routing.chosen_NK, case[0].shape[1], alignment)
+    for name, tensor in routing.maps._asdict().items():
+        assert torch.equal(tensor, getattr(mapping, name)) and tensor.dtype == torch.int32
+    assert torch.equal(routing.count_E, mapping.count_E)
+    assert route_torch(*case).maps is None
+
+
 def in_some_dtype(case: tuple, dtype: torch.dtype) -> tuple:
     """The coarse grid of the logits is exact in bfloat16 as well."""
     return case[0].to(dtype), *case[1:]
@@ -99,11 +111,21 @@ def gradient(router, used: set[int], logits_NE: Tensor, *case) -> Tensor:
 CASES = st.builds(in_some_dtype, cases(), DTYPES)
 USED = st.sets(st.sampled_from([0, 3, 4]), min_size=1)
 LARGE = torch.arange(70.0 * 33).view(70, 33) % 11, None, 8, torch.arange(70) % 3 > 0
+# Several programs: with a tile of maps that is no whole number of programs' entries, and with few experts.
+MANY = (torch.arange(700.0 * 33).view(700, 33) % 11, None, 3, torch.arange(700) % 3 > 0, 16)
+FEW = (torch.arange(2 * 2500.0).view(2500, 2) % 7, torch.tensor([0.1, 0.0]), 1, None, 8)
+
+
+def flat(router, *case) -> list[Tensor]:
+    out: Routing = router(*case)
+    return [*out[:5], *out.maps]
+
+
 ROUTE = Pair(
-    route,
-    route_torch,
-    CASES,
-    [(SPECIAL, None, 2, None), LARGE],
+    partial(flat, route),
+    partial(flat, route_torch),
+    st.builds(lambda case, alignment: (*case, alignment), CASES, st.sampled_from([1, 3, 16])),
+    [(SPECIAL, None, 2, None, 16), (*LARGE, 16), MANY, FEW],
     rtol=1e-5,
     atol=1e-6,
 )
@@ -138,13 +160,14 @@ def test_torch_library_finds_nothing_wrong():
         torch.rand(4),
         2,
         torch.tensor([True, False, True]),
+        4,
     )
     torch.library.opcheck(torch.ops.spider.route.default, arguments)
 
 
 @pytest.mark.parametrize(
     "change, problem",
-    [({"k": 5}, "must be in"), ({"bias_E": torch.zeros(3)}, "bias")],
+    [({"k": 5}, "must be in"), ({"bias_E": torch.zeros(3)}, "bias"), ({"alignment": 0}, "alignment 0")],
 )
 def test_other_arguments_are_refused(change, problem):
     with pytest.raises(ValueError, match=problem):
@@ -153,15 +176,14 @@ def test_other_arguments_are_refused(change, problem):
 
 @pytest.mark.parametrize("E, K", [(32, 2), (256, 8)])
 def test_compiles(compiles, E, K):
-    sizes = dict(K=K, WIDE_E=E, ROWS=1024 // E)
+    sizes = dict(TINY=TINY, K=K, WIDE_E=E)
     names = {name: "*fp32" for name in ("logits", "bias")} | {
         "valid": "*i1",
         "gates": "*fp32",
         "chosen": "*i64",
     }
     names |= {"counts": "*i32", "scores": "*fp32", "logsumexp": "*fp32", "N": "i32", "E": "i32"}
-    compiles(_route, **names, TINY=TINY, BIASED=True, MASKED=True, WIDE_K=K, **sizes)
+    compiles(_route, num_warps=8, **names, WIDE_K=K, ROWS=TILE // E, **sizes)
     names = {name: "*fp32" for name in ("grad_gates", "grad_scores", "grad_logsumexp", "logits", "gates")}
     names |= {"chosen": "*i64", "logsumexp": "*fp32", "out": "*fp32", "N": "i32", "E": "i32"}
-    flags = dict(OF_GATES=True, OF_SCORES=True, OF_LOGSUMEXP=True)
-    compiles(_route_backward, **names, TINY=TINY, **flags, **sizes)
+    compiles(_route_backward, **names, ROWS=TILE_BACKWARD // E, **sizes)

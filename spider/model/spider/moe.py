@@ -1,7 +1,8 @@
 """Mixture of experts: a router, E small SwiGLU experts, and one shared expert. Each token uses K of the E.
 
 ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates are the
-*unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this). The bias is not
+*unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this, and the rows of each
+expert). The bias is not
 learned by gradient: after every optimizer step it moves by `_BIAS_RATE` towards experts with less than the
 mean load (DeepSeek-V3). So it balances without a gradient that works against the language model. An auxiliary
 loss (Switch) through the mean probabilities and a z-loss on the logits support it. No token is dropped; rows
@@ -11,7 +12,8 @@ The result is the sum of a token's experts, weighted by its gates. There are fou
 
 - Our ops (``kernels/``), on a GPU: rows are copied into one segment per expert, padded to 16 rows. Every size
   is static, so nothing waits for the device. ``grouped_mm`` multiplies all segments at once, in bfloat16 or
-  fp8, and the rows of each token are summed. Tokens that are not valid get no row.
+  fp8, and the rows of each token are summed, the shared expert's and the residual stream among them. Tokens
+  that are not valid get no row.
 - torch: tokens are sorted by expert. There are exactly N*K rows and the last offset is N*K, so no row is
   garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0; such tokens are few. On
   a CPU this is cheaper than the twins of the ops, which pay for static sizes.
@@ -35,7 +37,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kernels.expand_reduce import expand_to_fused, reduce_fused
-from kernels.get_fused_mapping import get_fused_mapping
 from kernels.grouped_mm import grouped_mm
 from kernels.grouped_mm_fp8 import Casts, cast_weights_fp8, grouped_mm_fp8, runs_on
 from kernels.route import Routing, route, route_torch
@@ -47,6 +48,8 @@ from spider.model.spider.config import MoEConfig, SpiderConfig
 
 #: Step of the selection bias after each optimizer step (DeepSeek-V3's).
 _BIAS_RATE = 1e-3
+#: Rows that an expert's segment is padded to, as products in fp8 require.
+_ALIGNMENT = 16
 
 _Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -83,8 +86,9 @@ class MoE(nn.Module):
         self.balance_bias.zero_()
         self.load.zero_()
 
-    def forward(self, x: Tensor, valid: Tensor) -> tuple[Tensor, RouterStats]:
-        """Mix the experts of every token (..., D); tokens that are not ``valid`` get only the shared expert.
+    def forward(self, x: Tensor, valid: Tensor, residual: Tensor | None = None) -> tuple[Tensor, RouterStats]:
+        """Mix the experts of every token (..., D), and add the ``residual``; tokens that are not ``valid`` get
+        only the shared expert.
 
         The load is returned and not accumulated here, because recomputation runs this twice per step.
         """
@@ -94,16 +98,17 @@ class MoE(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             cut_FD = self.router_cut if self.router_cut.numel() else None
             logits_NE = router_logits(x_ND, self.router.weight, cut_FD)
-            router = route if use_triton(logits_NE) else route_torch
+            by_ops = use_triton(logits_NE) or self.experts.fp8
+            router = partial(route, alignment=_ALIGNMENT) if by_ops else route_torch
             routing = router(logits_NE, self.balance_bias, K, valid_N=valid_N)
             weight_N = valid_N.to(routing.scores_NE.dtype)
             total = weight_N.sum().clamp(min=1)
             mean_E = (routing.scores_NE * weight_N[:, None]).sum(0) / total
             aux = E * (routing.count_E / (total * K) * mean_E).sum()
             z = (routing.logsumexp_N.square() * weight_N).sum() / total
-        y = self.experts(x_ND, routing).view_as(x)
-        if self.shared is not None:
-            y = y + self.shared(x)
+        shared_ND = None if self.shared is None else self.shared(x_ND)
+        residual_ND = None if residual is None else residual.flatten(0, -2)
+        y = self.experts(x_ND, routing, shared_ND, residual_ND).view_as(x)
         return y, RouterStats(routing.count_E.long(), aux, z)
 
     def casts(self) -> dict[str, Tensor]:
@@ -147,17 +152,24 @@ class Experts(nn.Module):
         nn.init.normal_(self.up, std=self.up.shape[1] ** -0.5)
         nn.init.zeros_(self.down)
 
-    def forward(self, x_ND: Tensor, routing: Routing) -> Tensor:
-        """Return the weighted sum of each token's experts, (N, D)."""
+    def forward(
+        self,
+        x_ND: Tensor,
+        routing: Routing,
+        shared_ND: Tensor | None = None,
+        residual_ND: Tensor | None = None,
+    ) -> Tensor:
+        """Return the weighted sum of each token's experts, (N, D), plus what else is given."""
+        addends = shared_ND, residual_ND
         dtype = compute_dtype(x_ND)
         x_ND = x_ND.to(dtype)
         if self.fp8:
             up_product = partial(grouped_mm_fp8, casts=self._casts("up"))
             down_product = partial(grouped_mm_fp8, casts=self._casts("down"))
-            return _by_ops(x_ND, self.up, self.down, routing, up_product, down_product)
+            return _by_ops(x_ND, self.up, self.down, routing, up_product, down_product, *addends)
         up, down = self.up.to(dtype), self.down.to(dtype)
         if self.grouped and use_triton(x_ND):
-            return _by_ops(x_ND, up, down, routing, grouped_mm, grouped_mm)
+            return _by_ops(x_ND, up, down, routing, grouped_mm, grouped_mm, *addends)
         chosen_NK = routing.chosen_NK.clamp(min=0)
         if dtype == torch.float64:
             n_N = torch.arange(len(x_ND), device=x_ND.device)
@@ -166,7 +178,10 @@ class Experts(nn.Module):
             # Zeros for tokens without an expert: calibration (spider/compress/calibrate.py) sums over rows.
             has_expert_N1 = routing.chosen_NK[:, :1] >= 0
             y_NKD = self._sorted(x_ND * has_expert_N1, up, down, chosen_NK)
-        return (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
+        y_ND = (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)
+        for addend_ND in addends:
+            y_ND = y_ND if addend_ND is None else y_ND + addend_ND
+        return y_ND
 
     def casts(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the weights in the products' dtype, and their fp8 casts if ``fp8``, as parameters and
@@ -200,13 +215,20 @@ class Experts(nn.Module):
 
 
 def _by_ops(
-    x_ND: Tensor, up: Tensor, down: Tensor, routing: Routing, up_product: _Product, down_product: _Product
+    x_ND: Tensor,
+    up: Tensor,
+    down: Tensor,
+    routing: Routing,
+    up_product: _Product,
+    down_product: _Product,
+    *addends: Tensor | None,
 ) -> Tensor:
-    mapping = get_fused_mapping(routing.chosen_NK, len(up), 16)  # products in fp8 require this alignment
-    x_PD = expand_to_fused(x_ND, mapping.token_to_pos_NK, mapping.pos_to_expert_P)
-    h_PF = swiglu(up_product(x_PD, up, mapping.end_E))
-    y_PD = down_product(h_PF, down, mapping.end_E)
-    return reduce_fused(y_PD, routing.gates_NK, mapping.token_to_pos_NK, mapping.pos_to_expert_P)
+    assert routing.maps is not None, "route_torch makes none without an alignment"
+    token_to_pos_NK, pos_to_expert_P, end_E = routing.maps
+    x_PD = expand_to_fused(x_ND, token_to_pos_NK, pos_to_expert_P)
+    h_PF = swiglu(up_product(x_PD, up, end_E))
+    y_PD = down_product(h_PF, down, end_E)
+    return reduce_fused(y_PD, routing.gates_NK, token_to_pos_NK, pos_to_expert_P, *addends)
 
 
 def fp8_parts(model: nn.Module, config: SpiderConfig) -> Fp8Parts | None:

@@ -80,8 +80,7 @@ class Layer(nn.Module):
             x = x + self.engram(x, retrieved, windows.number_M, cache).to(x.dtype)
         x = x + self.attention(self.attention_norm(x), rope, windows, cache)
         if isinstance(self.ffn, MoE) and windows is not None:
-            y, stats = self.ffn(self.ffn_norm(x), windows.valid_M)
-            return x + y, stats
+            return self.ffn(self.ffn_norm(x), windows.valid_M, residual=x)
         return x + self.ffn(self.ffn_norm(x)), None
 
 
