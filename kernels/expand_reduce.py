@@ -12,8 +12,8 @@ With p = token_to_pos[n, k], which is negative where a choice is masked::
 
                        dw[n, k] = <dout[n], y[p]>        zero where masked
 
-Without weights and addends each is the adjoint of the other, so both ops are in this file. All sums are in float32 for
-every dtype of the rows, and in a fixed order, so every run gives the same bits.
+Without weights and addends each is the adjoint of the other, so both ops are in this file. All sums are in
+float32 for every dtype of the rows, and in a fixed order, so every run gives the same bits.
 
 Layout of expand: the first N programs take one token each, hold a tile of its row in registers and store it K
 times. Each program after them looks at 32 rows of the result and clears those that are padding. The padding
@@ -21,8 +21,8 @@ therefore costs no launch of its own, and the rest of the result is not cleared.
 because P D may exceed 2^31.
 
 Layout of reduce: a program takes a token, or a tile of its row, and adds its K rows one after the other. The
-K loads do not wait for one another. For rows in bfloat16 it moves 2 N D (K + 1) bytes, and 2 N D more for each
-addend of that dtype. A sum of its own of the result and two addends would move 8 N D.
+K loads do not wait for one another. In bfloat16 it moves 2 N D (K + 1) bytes, and 2 N D more for each addend.
+A separate addition would move 4 N D more, because the sum is written and read again.
 
 Layout of its backward pass: with weights it is one kernel. A program holds a tile of dout[n] and of its K
 rows of y at once, so each is read once. The tile is narrower for large K, and 8 warps share it, because with

@@ -11,8 +11,8 @@ number that N, K, E and the alignment allow, and the rows after the last segment
 Launches dominate the cost, so there are only two. The first counts each block's entries by expert. In the
 second, every block sums the counts of all blocks (E integers per 1024 entries, from the L2 cache). This gives
 the segments and the rank of its first entry in each. It numbers its own entries by a cumulative sum over a
-one-hot tile. Further programs mark the padding. A sort would need several launches and passes. ``route`` counts
-its choices itself and needs only the second.
+one-hot tile. Further programs mark the padding. A sort would need several launches and passes. ``route``
+counts its choices itself and needs only the second.
 
 Letters: I = N K entries.
 """

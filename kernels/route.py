@@ -1,4 +1,4 @@
-"""The whole router behind its matrix product: scores, selection, gates, counts, and the maps of the fused buffer.
+"""The whole router behind its matrix product: scores, selection, gates, counts, and maps of the fused buffer.
 
     s[n]      = softmax(logits[n])
     chosen[n] = the k largest of s[n] + bias, the largest first, ties to the lower index
@@ -14,14 +14,13 @@ integers and not differentiable.
 NaN or +inf among a token's logits, or -inf in all of them, makes its scores and gates NaN. The choices are k
 different experts in any case.
 
-Launches dominate the cost. Forward, there are two: the first does all but the maps, and counts the choices of
-its rows; the second lays out the rows, as in ``get_fused_mapping``. One launch cannot do both, because every
-row's place depends on the choices of all tokens, and programs of one launch cannot wait for each other
-(neither in Triton's interpreter, nor where the device does not hold all of them at once). Backward: one, which
-recomputes the scores from the logits.
+Launches dominate the cost. Forward there are two. The first does all but the maps, and counts the choices of
+its rows. The second lays out the rows, as in ``get_fused_mapping``. One cannot do both: a row's place depends
+on the choices of all tokens, and programs of one launch cannot wait for each other, unless the device holds
+all of them at once. Backward there is one, which recomputes the scores from the logits.
 
-Forward moves N (8 E + 24 K + 5) + 4 P bytes for float32 logits, backward N (8 E + 12 K + 4), and 4 E N more if
-the scores have a gradient.
+Forward moves N (8 E + 24 K + 5) + 4 P bytes for float32 logits. Backward moves N (8 E + 16 K + 8) bytes, and
+4 N E more if the scores have a gradient.
 
 Layout: a program holds the rows of a tile of scores. The k maxima are found as in ``topk_gate``. Each program
 stores the counts of its rows, so nothing must be cleared before, and all sums have a fixed order. The forward
@@ -96,7 +95,7 @@ def route_torch(
 
 def _flat_torch(*arguments: Any) -> tuple[Tensor, ...]:
     *fields, maps = route_torch(*arguments)
-    return (*fields, *maps)
+    return (*fields, *(maps or ()))
 
 
 def _route_backward_torch(logits_NE, gates_NK, chosen_NK, _logsumexp_N, gradients) -> Tensor:
@@ -191,21 +190,8 @@ def _launch(
     sizes = _sizes(logits_NE, k, TILE)
     blocks = max(-(-N // sizes["ROWS"]), 1)
     counts = count_E.new_empty(blocks, sizes["WIDE_E"])
-    _route[blocks,](
-        logits_NE,
-        bias_E,
-        valid_N,
-        gates_NK,
-        chosen_NK,
-        counts,
-        scores_NE,
-        logsumexp_N,
-        N,
-        E,
-        WIDE_K=tile(k),
-        num_warps=8,
-        **sizes,
-    )
+    tensors = logits_NE, bias_E, valid_N, gates_NK, chosen_NK, counts, scores_NE, logsumexp_N
+    _route[blocks,](*tensors, N, E, WIDE_K=tile(k), num_warps=8, **sizes)
     maps = pos_to_expert_P, None, None, token_to_pos_NK, None, end_E, count_E
     place(maps, chosen_NK, counts, sizes["ROWS"] * k, E, alignment)
 
@@ -340,4 +326,4 @@ def route(
         ValueError: k is not in 1..E, the alignment is not positive, or a shape does not fit.
     """
     out = _route_op(logits_NE, bias_E, k, valid_N, alignment)
-    return Routing(*out[:5], Maps(*out[5:]))
+    return Routing(out[0], out[1], out[2], out[3], out[4], Maps(*out[5:]))

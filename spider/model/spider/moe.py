@@ -1,19 +1,19 @@
 """Mixture of experts: a router, E small SwiGLU experts, and one shared expert. Each token uses K of the E.
 
 ``p = softmax(W x)`` in float32. The K experts with the largest ``p + bias`` are used; their gates are the
-*unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this, and the rows of each
-expert). The bias is not
-learned by gradient: after every optimizer step it moves by `_BIAS_RATE` towards experts with less than the
-mean load (DeepSeek-V3). So it balances without a gradient that works against the language model. An auxiliary
-loss (Switch) through the mean probabilities and a z-loss on the logits support it. No token is dropped; rows
-that are not valid (spare rows of the core's buffer) go to no expert and do not count.
+*unbiased* ``p``, normalised to sum to one (``kernels/route.py`` computes all of this, and where an expert's
+rows are). The bias is not learned by gradient: after every optimizer step it moves by `_BIAS_RATE` towards
+experts with less than the mean load (DeepSeek-V3). So it balances without a gradient that works against the
+language model. An auxiliary loss (Switch) through the mean probabilities and a z-loss on the logits support
+it. No token is dropped; rows that are not valid (spare rows of the core's buffer) go to no expert and do not
+count.
 
 The result is the sum of a token's experts, weighted by its gates. There are four ways to compute it:
 
 - Our ops (``kernels/``), on a GPU: rows are copied into one segment per expert, padded to 16 rows. Every size
   is static, so nothing waits for the device. ``grouped_mm`` multiplies all segments at once, in bfloat16 or
-  fp8, and the rows of each token are summed, the shared expert's and the residual stream among them. Tokens
-  that are not valid get no row.
+  fp8. One sum takes the rows of each token, the shared expert's and the residual stream. Tokens that are not
+  valid get no row.
 - torch: tokens are sorted by expert. There are exactly N*K rows and the last offset is N*K, so no row is
   garbage. A token that is not valid is a row of zeros for expert 0, with a gate of 0; such tokens are few. On
   a CPU this is cheaper than the twins of the ops, which pay for static sizes.
@@ -87,8 +87,9 @@ class MoE(nn.Module):
         self.load.zero_()
 
     def forward(self, x: Tensor, valid: Tensor, residual: Tensor | None = None) -> tuple[Tensor, RouterStats]:
-        """Mix the experts of every token (..., D), and add the ``residual``; tokens that are not ``valid`` get
-        only the shared expert.
+        """Mix the experts of every token (..., D), and add the ``residual``.
+
+        Tokens that are not ``valid`` get only the shared expert.
 
         The load is returned and not accumulated here, because recomputation runs this twice per step.
         """
@@ -152,15 +153,8 @@ class Experts(nn.Module):
         nn.init.normal_(self.up, std=self.up.shape[1] ** -0.5)
         nn.init.zeros_(self.down)
 
-    def forward(
-        self,
-        x_ND: Tensor,
-        routing: Routing,
-        shared_ND: Tensor | None = None,
-        residual_ND: Tensor | None = None,
-    ) -> Tensor:
-        """Return the weighted sum of each token's experts, (N, D), plus what else is given."""
-        addends = shared_ND, residual_ND
+    def forward(self, x_ND: Tensor, routing: Routing, *addends: Tensor | None) -> Tensor:
+        """Return the weighted sum of each token's experts, (N, D), plus up to two addends if given."""
         dtype = compute_dtype(x_ND)
         x_ND = x_ND.to(dtype)
         if self.fp8:
