@@ -245,7 +245,7 @@ def reduce_fused(
         w_NK: float32 weights, or None for ones.
         token_to_pos_NK: int32 or int64, -1 where masked. A masked term is left out even if its weight is NaN.
         pos_to_expert_P: int32 or int64, -1 in rows of no token.
-        shared_ND: added to the sum, as is ``residual_ND`` after it.
+        shared_ND: added to the sum, and ``residual_ND`` after it.
 
     Raises:
         ValueError: the shapes do not fit.

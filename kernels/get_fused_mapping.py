@@ -181,7 +181,7 @@ def block_counts(chosen_NK: Tensor, experts: int) -> Tensor:
 def place(
     maps: Sequence[Tensor | None], chosen_NK: Tensor, counts: Tensor, block: int, experts: int, alignment: int
 ) -> None:
-    """Fill the fields of a ``FusedMapping``, of which tokens and entries of rows, and starts, may be None.
+    """Fill the fields of a ``FusedMapping``. The tokens and entries of rows, and the starts, may be None.
 
     Args:
         counts: choices of each expert among each ``block`` entries, (blocks, WIDE_E), at least one block.

@@ -15,9 +15,9 @@ NaN or +inf among a token's logits, or -inf in all of them, makes its scores and
 different experts in any case.
 
 Launches dominate the cost. Forward there are two. The first does all but the maps, and counts the choices of
-its rows. The second lays out the rows, as in ``get_fused_mapping``. One cannot do both: a row's place depends
-on the choices of all tokens, and programs of one launch cannot wait for each other, unless the device holds
-all of them at once. Backward there is one, which recomputes the scores from the logits.
+its rows. The second lays out the rows, as in ``get_fused_mapping``. One cannot do both, because a row's place
+depends on the choices of all tokens. Programs of one launch can wait for each other only where the device
+holds all of them at once. Backward there is one launch, which recomputes the scores from the logits.
 
 Forward moves N (8 E + 24 K + 5) + 4 P bytes for float32 logits. Backward moves N (8 E + 16 K + 8) bytes, and
 4 N E more if the scores have a gradient.

@@ -8,8 +8,8 @@ float64 always uses the twin, because kernels accumulate in float32 and float64 
 kernel runs on the current CUDA device, which must hold its tensors.
 """
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -114,23 +114,31 @@ def check_shapes(op: str, **tensors: Tensor | None) -> None:
     """Check that the shapes of an op's arguments fit each other.
 
     The letters at the end of a name are its axes: ``w_NK`` is (N, K). A letter has one size in all tensors.
-    A tensor that is None is left out.
+    A tensor that is None is left out. Shapes that fit are remembered, because every call of an op asks.
 
     Raises:
         ValueError: a tensor has another number of axes, or a letter has two sizes.
     """
+    shapes = tuple([None if tensor is None else tensor.shape for tensor in tensors.values()])
+    try:
+        _check(op, tuple(tensors), shapes)
+    except TypeError:  # a size is a symbol of the compiler, which cannot be remembered
+        _check.__wrapped__(op, tuple(tensors), shapes)
+
+
+@lru_cache(maxsize=1024)
+def _check(op: str, names: Sequence[str], shapes: Sequence[torch.Size | None]) -> None:
     sizes: dict[str, tuple[int, str]] = {}
-    for name, tensor in tensors.items():
-        if tensor is None:
+    for name, shape in zip(names, shapes, strict=True):
+        if shape is None:
             continue
         axes = name.rpartition("_")[2]
-        shape = tuple(tensor.shape)
         if len(shape) != len(axes):
-            raise ValueError(f"{op}: {name} must be ({', '.join(axes)}), is {shape}")
+            raise ValueError(f"{op}: {name} must be ({', '.join(axes)}), is {tuple(shape)}")
         for letter, size in zip(axes, shape, strict=True):
             known, first = sizes.setdefault(letter, (size, name))
             if size != known:
-                raise ValueError(f"{op}: {letter} is {known} in {first} and {size} in {name} {shape}")
+                raise ValueError(f"{op}: {letter} is {known} in {first} and {size} in {name} {tuple(shape)}")
 
 
 def tile(size: int, largest: int | None = None) -> int:

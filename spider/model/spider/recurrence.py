@@ -78,7 +78,10 @@ class Layer(nn.Module):
         """Return the stream, (B, T, D) or the rows (M, D) of ``windows``, and the router's statistics."""
         if self.engram is not None and retrieved is not None and windows is not None:
             x = x + self.engram(x, retrieved, windows.number_M, cache).to(x.dtype)
-        x = x + self.attention(self.attention_norm(x), rope, windows, cache)
+        y = self.attention(self.attention_norm(x), rope, windows, cache)
+        # With an axis more, because the compiler would add to rows within attention's last product, which
+        # costs a copy of x. Plain sums it fuses into the next norm.
+        x = (x[None] + y[None]).squeeze(0)
         if isinstance(self.ffn, MoE) and windows is not None:
             return self.ffn(self.ffn_norm(x), windows.valid_M, residual=x)
         return x + self.ffn(self.ffn_norm(x)), None

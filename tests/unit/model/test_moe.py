@@ -91,10 +91,11 @@ def test_ops_have_the_result_and_the_gradients_of_torch(request):
             request.getfixturevalue("ops")
         module = moe(shared_hidden=8)
         module.balance_bias[3] = -10.0  # an expert without tokens
-        entering = x.clone().requires_grad_()
-        y, stats = module(entering, mask)
+        entering, residual = x.clone().requires_grad_(), (x + 1).requires_grad_()
+        y, stats = module(entering, mask, residual)
         (y[mask].square().sum() + stats.aux + stats.z).backward()
-        results.append([y[mask], stats.counts_E, entering.grad, *(p.grad for p in module.parameters())])
+        inputs = entering.grad, residual.grad
+        results.append([y[mask], stats.counts_E, *inputs, *(p.grad for p in module.parameters())])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -104,6 +105,25 @@ def test_ops_send_slots_that_are_not_valid_to_no_expert(ops):
     mask[0, :2] = True
     y, stats = module(x, mask)
     assert stats.counts_E.sum() == 4 and (y[0, 2:] == 0).all() and (y[0, :2] != 0).any()
+
+
+@pytest.mark.parametrize("stream", ["wide", "narrow"])
+def test_a_layer_by_ops_has_the_same_gradients_recomputed_and_compiled(ops, stream):
+    torch.compiler.reset()
+    results = {}
+    for way in ("none", "selective", "compiled"):
+        recurrence = {"layers": 1, "loops": 1, "checkpointing": "none" if way == "compiled" else way}
+        model = build(engram={"layers": [0]}, recurrence=recurrence, stream=stream).train()
+        if way == "compiled":
+            compile_forward(model, backend="aot_eager")
+        x = torch.randint(97, 123, (2, 41), generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x[:, :-1], x[:, 1:]).loss
+        loss.backward()
+        results[way] = [loss.detach(), *(p.grad for p in model.parameters())]
+    for kept, recomputed, compiled in zip(*results.values(), strict=True):
+        assert torch.equal(kept, recomputed)
+        assert (kept - compiled).norm() <= 0.02 * kept.norm()
 
 
 def test_no_part_of_the_model_by_ops_has_a_graph_break(ops):
