@@ -133,6 +133,28 @@ def test_no_part_of_the_model_by_ops_has_a_graph_break(ops):
     train(model, model)
 
 
+def test_no_product_adds_the_stream_that_the_experts_add_to(ops):
+    """Inductor turns ``x + product`` into one product if an op reads the sum, and a GPU copies x for it."""
+    torch.compiler.reset()
+    summed: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
+        for node in graph.graph.nodes:
+            if str(node.target) == "spider.reduce_fused.default":
+                add = node.args[5]
+                while add.target != torch.ops.aten.add.Tensor:
+                    add = add.all_input_nodes[0]
+                summed.extend(str(of.target) for of in add.all_input_nodes)
+        return make_boxed_func(graph.forward)
+
+    model = build(engram={"layers": []}, recurrence={"layers": 1, "loops": 1}, stream="narrow")
+    backend = aot_autograd(fw_compiler=look, inference_compiler=look)
+    compile_forward(model, backend=backend, fullgraph=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(torch.randint(97, 123, (2, 40)))
+    assert summed and "aten.mm.default" not in summed
+
+
 def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
     """Find the ops that Inductor turns into float atomics on a GPU: sums into indexed rows."""
     monkeypatch.setattr(embedding, "_is_on_gpu", lambda table: True)
