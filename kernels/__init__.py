@@ -8,7 +8,7 @@
 ``normalize_weight``  Divide a token's gates by their sum.
 ``aux_fi``            Compute each expert's load as a share of the mean.
 ``router_logits``     Compute the logits of a router from a bfloat16 state, as exact as in float32.
-``route``             Compute the whole router in one kernel: scores, choice, gates, counts.
+``route``             Compute the whole router: scores, choice, gates, counts, and the layout of the rows.
 ``engram_hash``       Compute the table rows of hashed byte n-grams.
 ``engram_gate``       Gate the values of Engram by the state.
 ``engram_conv``       Convolve the gated values over earlier rows, and add the result.
