@@ -1,9 +1,9 @@
 """Settings by their path, and grids of settings.
 
-A path leads to a setting in a run's block: ``model.recurrence.loops`` or ``stages.main.lr``. A setting of a
-stage may be given by its name alone, ``lr``. It then belongs to the stage in question, or to all stages
-(``defaults``). This module checks that the setting exists. The schema validates its value later, as a part
-of the whole configuration.
+A path leads to a setting in a run's block: ``model.recurrence.loops``. A setting of stages stands alone:
+``lr`` is that of the stage in question, or of all stages (``defaults``). Where no stage is in question,
+``stages.main.lr`` is that of one. This module checks that the setting exists. The schema validates its value
+later, as a part of the whole configuration.
 
 A run with a ``grid`` becomes one run for each combination of the grid's values. For example, ``grid: {lr:
 [4.0e-3, 8.0e-3]}`` in ``demo`` gives ``demo-lr4e-3`` and ``demo-lr8e-3``. Each is an ordinary run, so no rule
@@ -27,7 +27,7 @@ from spider.config.run import Run, StageSettings
 Path = tuple[str, ...]
 
 #: Keys of a run that are not settings of its training.
-_NOT_SWEPT = ("grid", "stages")
+_NOT_SWEPT = ("grid", "stages", "defaults")
 #: Name for the setting of recomputed activations, whose path differs between families.
 _CHECKPOINTING = "model.gradient_checkpointing"
 
@@ -48,38 +48,33 @@ def resolve(where: str, key: str, run: dict[str, Any], stage: str | None = None)
         if family.RECOMPUTE is None:
             raise ConfigError(f"{where}: this run's model recomputes no activations")
         key = f"model.{family.RECOMPUTE}"
-    path = tuple(key.split("."))
-    if path[0] in StageSettings.model_fields and (stage or path[0] not in Run.model_fields):
-        path = ("defaults", *path)
-    if stage and path[0] == "defaults":
-        path = ("stages", stage, *path[1:])
-    block: Any = Run
-    steps = path
-    if path[0] == "stages":
-        if len(path) < 3 or path[1] not in stages:
-            known = f"one of this run's stages{nearest(''.join(path[1:2]), stages)}"
+    steps = key.split(".")
+    of: Path = ()  # of the stage, or of all stages
+    if steps[0] in StageSettings.model_fields and (stage or steps[0] not in Run.model_fields):
+        of = ("stages", stage) if stage else ("defaults",)
+    elif steps[0] == "stages" and stage is None:
+        of, steps = ("stages", *steps[1:2]), steps[2:]
+        if not steps or of[-1] not in stages:
+            known = f"one of this run's stages{nearest(''.join(of[1:]), stages)}"
             raise ConfigError(f"{where}: write stages.NAME.SETTING, NAME being {known}")
-        if stage and path[1] != stage:
-            raise ConfigError(f"{where}: is a setting of stage {path[1]}, but stage {stage} is trained")
-        block = StageSettings
-        steps = path[2:]
+    block: Any = StageSettings if of else Run
     for step in steps:
         fields = [f for f in block.model_fields if f not in _NOT_SWEPT] if block else []
         if step not in fields:
-            bare = list(StageSettings.model_fields) if block is Run else []
-            hint = nearest(step, {*fields, *bare}) if fields else ""
+            alone = list(StageSettings.model_fields) if block is Run else []
+            hint = nearest(step, {*fields, *alone}) if fields else ""
             raise ConfigError(f"{where}: unknown key{hint}")
         block = family if step == "model" and block is Run else _inner(block, step)
     # A setting of all stages must not be overridden by one of them.
     for name, own in stages.items():
-        if path[0] == "defaults" and own.keys() & {*path[1:2]}:
-            remedy = f"leave it out there, or write stages.{name}.{path[1]}"
-            reason = f"stage {name!r} sets {path[1]} itself, so this would not reach it"
+        if of == ("defaults",) and own.keys() & {*steps[:1]}:
+            remedy = f"leave it out there, or write stages.{name}.{steps[0]}"
+            reason = f"stage {name!r} sets {steps[0]} itself, so this would not reach it"
             raise ConfigError(f"{where}: {reason}; {remedy}")
     affected = [run.get("defaults"), *(own for name, own in stages.items() if stage in (None, name))]
     if key == f"model.{family.LOOPS}" and any(isinstance(b, dict) and b.get("n_loops") for b in affected):
         raise ConfigError(f"{where}: n_loops of this run overrides the model's loops; write n_loops")
-    return path
+    return (*of, *steps)
 
 
 def put(run: dict[str, Any], path: Path, value: Any) -> None:

@@ -646,7 +646,7 @@ def test_a_run_of_several_or_of_a_sweep_is_named():
 
 def test_one_of_two_equal_settings_is_enough():
     config = load_config(BASE)
-    given = [Given("lr=0.1", "lr", "0.1"), Given("defaults.lr=0.2", "defaults.lr", "0.2")]
+    given = [Given("lr=0.1", "lr", "0.1"), Given("lr=0.2", "lr", "0.2")]
     with refused("config/schema.py", "are the same setting; give one of them"):
         with_settings(config, "r", "a", given)
     with_settings(config, "r", "a", given[:1])

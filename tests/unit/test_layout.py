@@ -47,7 +47,7 @@ MOST = {
     "cleaning": 996,
     "cli": 1984,
     "compress": 883,
-    "config": 2384,
+    "config": 2379,
     "data": 2281,
     "evaluation": 3882,
     "extras/lab": 1175,

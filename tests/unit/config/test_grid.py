@@ -69,7 +69,7 @@ def test_a_part_of_a_model_changes_in_every_model_of_the_grid_in_any_order():
         ("{lr: 3}", "runs.demo.grid.lr: must be a list of values, or a mapping from names to values"),
         ("{lr: [1.0, 2.0, 1.0]}", "runs.demo.grid.lr: 1.0 occurs twice"),
         ("{lr: [4e-3, 4.0e-3]}", "two combinations are both named 'demo-lr4e-3'"),
-        ("{lr: [1.0], defaults.lr: [2.0]}", "runs.demo.grid: lr and defaults.lr are the same setting"),
+        ("{defaults.lr: [2.0]}", "runs.demo.grid.defaults.lr: unknown key"),
         ("{}", "runs.demo.grid: must be a mapping from settings to their values, at least one"),
         ("{model: [{preset: tiny}]}", "cannot be part of a name; name the values: {name: value, ...}"),
         ("{model: {a/b: tiny}}", "a name is letters, digits, - and _ (got 'a/b')"),
