@@ -24,6 +24,7 @@ from spider import extras, progress, tracking
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
+from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
 from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
 from spider.files import digest
@@ -101,6 +102,7 @@ wildcard_constraints:
     shape="[0-9a-f]{16}",
     counted="[0-9a-f]{16}",
     text="split|full",
+    scored="[0-9a-f]{16}",
 
 
 def command(wildcards, output):
@@ -520,6 +522,7 @@ def scores(*runs):
     between = [run for run in runs if CONFIG.runs[run].evaluation.checkpoints]
     files = expand("{folder}/{name}", folder=model_folders(*runs), name=names)
     files += [f"{folder}/checkpoints.json" for folder in stage_folders(*between)]
+    files += [f"{folder}/baselines.json" for folder in stage_folders(*runs)]
     return files + [audit for run in runs for audit in audits(run)]
 
 

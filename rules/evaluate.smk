@@ -1,9 +1,94 @@
 """Checkpoints to numbers: score each stage on held-out text, sample from it, draw figures, compare all stages.
 
+Held-out text is compared with the training text, and coded by compressors, beside the training and without a GPU.
 A stage and its compressed model share the rules evaluate and sample. Scoring, sampling and drawing are separate, so
 another prompt or a lost figure scores no checkpoint again. The kept checkpoints before the end of a stage have a rule
 of their own. Drawing reads JSON files, and uses no torch and no GPU.
 """
+
+@cache
+def stage_of(name, name_of):
+    """Return a stage whose overlap or baselines have this name. Stages on one text share them."""
+    return stage_with(CONFIG, name, name_of)
+
+
+def texts_of(name_of):
+    """Return an input function: what describes the scored text of a stage, and the text that its run may learn from."""
+
+    def files(wildcards):
+        spec = stage_of(wildcards.scored, name_of)
+        names = [spec.evaluation.data, *(name for name, _ in learned_splits(CONFIG, spec))]
+        return [metadata(name) for name in dict.fromkeys(names)]
+
+    return files
+
+
+def overlap_of(wildcards):
+    """Return the overlap of the held-out text of a stage."""
+    spec = (
+        stage_of(wildcards.scored, baselines_name) if hasattr(wildcards, "scored") else stage_spec(wildcards)
+    )
+    return f"<results>/overlap/{overlap_name(CONFIG, spec)}.json"
+
+
+rule overlap:
+    input:
+        texts_of(overlap_name),
+    output:
+        "<results>/overlap/{scored}.json",
+    log:
+        "<logs>/overlap/{scored}.log",
+    benchmark:
+        "<benchmarks>/overlap/overlap/{scored}.tsv"
+    # What evaluations wait for comes before them.
+    priority: 1
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(30),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} overlap {wildcards.scored}"
+
+
+rule baselines:
+    input:
+        texts_of(baselines_name),
+        overlap=overlap_of,
+    output:
+        "<results>/baselines/{scored}.json",
+    log:
+        "<logs>/baselines/{scored}.log",
+    benchmark:
+        "<benchmarks>/baselines/baselines/{scored}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(3000),
+        runtime=growing(120),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} baselines {wildcards.scored}"
+
+
+rule stage_baselines:
+    input:
+        receipt="<results>/runs/{run}/{stage}/train.json",
+        overlap=overlap_of,
+        shared=lambda wildcards: f"<results>/baselines/{baselines_name(CONFIG, stage_spec(wildcards))}.json",
+    output:
+        "<results>/runs/{run}/{stage}/baselines.json",
+    log:
+        "<logs>/stage_baselines/{run}/{stage}.log",
+    benchmark:
+        "<benchmarks>/stage_baselines/runs/{run}/{stage}/baselines.tsv"
+    resources:
+        mem_mb=growing(3000),
+        runtime=growing(60),
+    params:
+        spider=command,
+    shell:
+        "{params.spider} --log {log:q} baselines {wildcards.run}/{wildcards.stage} --of-stage"
 
 
 rule evaluate:
@@ -12,6 +97,8 @@ rule evaluate:
         data=scored_data,
         ngram=indexes("split", "full"),
         tasks=task_files,
+        # Settings of compressors change neither this path nor, by its time, the scores.
+        overlap=lambda wildcards: ancient(overlap_of(wildcards)),
     output:
         "<results>/runs/{run}/{stage}{compressed}/evaluation.json",
     log:

@@ -17,7 +17,7 @@ from pathlib import Path
 import filelock
 
 from spider.config import Config, load_config
-from spider.files import read_json
+from spider.config.scored import baselines_name, overlap_name
 from spider.results import NEWEST, Results
 
 log = logging.getLogger(__name__)
@@ -90,12 +90,15 @@ def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
         for index in _inside(dataset):
             if (dataset.name, index.name) not in indexes:
                 yield Leftover("n-gram index", index)
-    metadata = [root / "shards" / name / "metadata.json" for name in sorted(datasets)]
-    digests = {read_json(path)["digest"] for path in metadata if path.exists()}
-    for path in sorted((root / "baselines").glob("*.json")):
-        spans = read_json(path)["of"].get("split") or []  # that of a compressor has a text
-        if not {digest for digest, *_ in spans} <= digests:
-            yield Leftover("baseline", path)
+    scored = [
+        (config, config.stage(run, stage.name))
+        for config in configs
+        for run, block in config.runs.items()
+        for stage in block.stages
+    ]
+    for kind, name_of in (("overlap", overlap_name), ("baselines", baselines_name)):
+        names = {name_of(*one) for one in scored}
+        yield from (Leftover(kind, p) for p in sorted((root / kind).glob("*.json")) if p.stem not in names)
 
 
 def _runs(results: Results, configs: list[Config]) -> Iterator[Leftover]:

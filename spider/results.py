@@ -47,6 +47,7 @@ class StageFolder:
     checkpoint_scores = _Inside("checkpoints.json")  # of the checkpoints before the end of the stage
     scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
+    baselines = _Inside("baselines.json")  # rates of compressors on the text that the stage is scored on
     audit = _Inside("audit.json")
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
@@ -133,6 +134,14 @@ class Results:
                 training split merged in, which everything else reads.
         """
         return self.root / "ngram" / dataset / counted / text
+
+    def overlap(self, name: str) -> Path:
+        """Return the file of what of a held-out text occurs in the training text (`spider.config.scored`)."""
+        return self.root / "overlap" / f"{name}.json"
+
+    def baselines(self, name: str) -> Path:
+        """Return the file of the rates of compressors on a held-out text (`spider.config.scored`)."""
+        return self.root / "baselines" / f"{name}.json"
 
     @property
     def report(self) -> Path:

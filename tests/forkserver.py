@@ -7,8 +7,6 @@ process. When the client is killed, the server kills the process. In such a proc
 `python()`, so what it starts is forked too: Snakemake's jobs, or the processes of a training. `spider()` is
 the same for the project's command.
 
-The compressors' module (`NOT_FORKED`) runs in a new interpreter.
-
 Tests of how a process starts, and those that kill it by its process id, use ``sys.executable``.
 """
 
@@ -56,15 +54,10 @@ PRELOADED = (
 #: Names the folder with the commands, for all processes of a test session.
 VARIABLE = "TEST_FORKSERVER"
 
-#: A module that forks itself for each document. That takes long in a process with so many imports.
-NOT_FORKED = "spider.evaluation.compressors"
-
 #: A client. It states its process id, receives that of the command, and waits for its status.
 CLIENT = """\
 #!{interpreter} -IS
 import os, signal, socket, sys
-if sys.argv[1:3] == ["-m", {module!r}]:
-    os.execv({executable!r}, [{executable!r}, *sys.argv[1:]])
 def forward(number, frame):
     try:
         os.kill(command, number)
@@ -92,12 +85,7 @@ def start() -> subprocess.Popen[bytes] | None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="spider-forkserver-"))
     address = str(folder / "socket")
-    client = CLIENT.format(
-        interpreter=os.path.realpath(sys.executable),
-        executable=sys.executable,
-        module=NOT_FORKED,
-        address=address,
-    )
+    client = CLIENT.format(interpreter=os.path.realpath(sys.executable), address=address)
     for name in ("python", "spider"):
         (folder / name).write_text(client)
         (folder / name).chmod(0o755)

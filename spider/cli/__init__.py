@@ -46,6 +46,8 @@ _COMMANDS = (
     train.train,
     evaluate.evaluate,
     evaluate.evaluate_checkpoints,
+    evaluate.overlap,
+    evaluate.baselines,
     evaluate.sample,
     harness,
     model.compress,

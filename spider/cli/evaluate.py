@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ from spider.cli.session import (
     prepare_torch,
     take_gpu,
 )
-from spider.config import ForeignConfig, StageSpec
+from spider.config import Config, ForeignConfig, StageSpec
+from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
 from spider.results import CompressedFolder, StageFolder
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ def evaluate(
     if stage is None or model is not None:
         raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
     from spider.evaluation.evaluate import evaluate
+    from spider.evaluation.records import results_of
+    from spider.evaluation.text import Overlap
     from spider.evaluation.training_text import learned_from
     from spider.report.scores import verdicts
 
@@ -93,6 +97,8 @@ def evaluate(
     inputs = [folder.receipt, *(one / "metadata.json" for one in dict.fromkeys([data, *sources.values()]))]
     inputs += session.indexes(spec.run)
     inputs += [Path(file) for task in spec.evaluation.tasks.values() for file in task.files()]
+    overlap = results.overlap(overlap_name(session.config, spec))
+    inputs += [overlap]
     outputs = [folder.evaluation]
     take_gpu(session.config, spec.run)
     with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
@@ -105,7 +111,7 @@ def evaluate(
             folder.path,
             learned_from=learned_from(session.config, *stage),
             sources=sources,
-            cache=results.root / "baselines",
+            overlap=Overlap.read(overlap) if overlap.exists() else None,
         )
         card = session.dataset_card(scored, measured.data_digest)
         job.dataset(*card, context="validation")
@@ -113,8 +119,70 @@ def evaluate(
         tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card, costs=costs)
         job.metric("bpb", measured.bpb)
     text = "" if measured.lossless else " (of the decoded text)"
-    for one in verdicts(measured, measured.results):
+    for one in verdicts(measured, results_of(folder)):
         log.info("%s%s: %s", one.context, text, one.text)
+
+
+@command("text")
+def overlap(session: Session, text: str) -> None:
+    """Search the training text for a held-out TEXT: that of RUN/STAGE, or a name in results/overlap."""
+    from spider.evaluation.overlap import find_overlap
+    from spider.evaluation.training_text import learned_from
+
+    spec = _stage_on(session, text, overlap_name)
+    output = session.results.overlap(overlap_name(session.config, spec))
+    with session.tracked("overlap", output.stem, {}, _texts(session, spec), [output]):
+        learned = learned_from(session.config, spec.run, spec.stage)
+        find_overlap(spec, _scored(session, spec), learned, output)
+    log.info("%s", output)
+
+
+@command("text")
+@click.option("--of-stage", is_flag=True, help="Also give them the text that the stage was trained on.")
+def baselines(session: Session, text: str, of_stage: bool) -> None:
+    """Measure compressors on a held-out TEXT: that of RUN/STAGE, or a name in results/baselines.
+
+    They are given the training text. `spider overlap` comes first.
+    """
+    from spider.evaluation.baselines import Baselines, stage_baselines, text_baselines
+    from spider.evaluation.text import Overlap
+    from spider.evaluation.training_text import learned_from
+
+    config, results = session.config, session.results
+    spec = _stage_on(session, text, baselines_name)
+    overlap = results.overlap(overlap_name(config, spec))
+    shared = results.baselines(baselines_name(config, spec))
+    folder = results.stage(spec.run, spec.stage)
+    learned = learned_from(config, spec.run, spec.stage)
+    given = spec, _scored(session, spec), learned, Overlap.read(overlap)
+    inputs = [*_texts(session, spec), overlap]
+    if not of_stage:
+        with session.tracked("baselines", shared.stem, {}, inputs, [shared]):
+            text_baselines(*given, shared)
+        log.info("%s", shared)
+        return
+    inputs += [shared, folder.receipt]
+    with session.tracked("stage_baselines", f"{spec.run}/{spec.stage}", {}, inputs, [folder.baselines]):
+        found = stage_baselines(*given, Baselines.read(shared), folder.baselines)
+        tracking.log_scores(results.root, folder, found.results, of="baselines")
+    log.info("%s", folder.baselines)
+
+
+def _stage_on(session: Session, text: str, name_of: Callable[[Config, StageSpec], str]) -> StageSpec:
+    """Return the stage that a name or the name of a text stands for."""
+    run, stage = session.names(text)
+    return session.config.stage(run, stage) if stage else stage_with(session.config, text, name_of)
+
+
+def _scored(session: Session, spec: StageSpec) -> Path:
+    """Return the shards folder of the dataset whose held-out text is scored."""
+    return session.results.shards(spec.evaluation.data or spec.data)
+
+
+def _texts(session: Session, spec: StageSpec) -> list[Path]:
+    """Return the files that describe the scored text, and the text that the run may learn from."""
+    names = [spec.evaluation.data or spec.data, *(name for name, _ in learned_splits(session.config, spec))]
+    return [session.results.shards(name) / "metadata.json" for name in dict.fromkeys(names)]
 
 
 def _evaluate_foreign(

@@ -458,8 +458,8 @@ class EvaluationConfig(Block):
     BPB: ClassVar[frozenset[str]] = frozenset(
         {"data", "max_bytes", "largest_group", "seq_len", "overlap", "batch", "carry_over", "n_loops"}
     )
-    #: Version of the compressors' settings, which are no keys. A new one scores again and trains nothing.
-    COMPRESSORS: ClassVar[int] = 2
+    #: Keys of the baselines, which are scored by themselves.
+    BASELINES: ClassVar[frozenset[str]] = frozenset({"training_bytes", "zpaq"})
 
     data: str | None = None
     """Dataset whose validation split is scored (null: the run's, of a mixture the first)."""
@@ -485,7 +485,7 @@ class EvaluationConfig(Block):
     """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
     training_bytes: Annotated[int, Field(ge=0)] | None = 4_000_000
     """Bytes of training text that prime PPMd (null: all). Slower compressors are primed only if the text is
-    at most 1/64 of this. The overlap search reads up to 8 times as much. 0: neither reads training text."""
+    at most 1/64 of this. 0: neither they nor the search for overlap read training text."""
     train_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of the train split to score as well, from its start, to compare with held-out text (0: none)."""
     zpaq: bool = False
@@ -508,8 +508,8 @@ class EvaluationConfig(Block):
     """Number of further texts of the sample, drawn from the start of a document at temperature 1."""
 
     def scoring(self) -> dict[str, Any]:
-        """Return the changed keys that decide the scores, and the version of the compressors' settings."""
-        return self.changed(exclude={*self.SAMPLE, "checkpoints"}) | {"compressors": self.COMPRESSORS}
+        """Return the changed keys that decide the scores."""
+        return self.changed(exclude={*self.SAMPLE, *self.BASELINES, "checkpoints"})
 
     def checkpoint_scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide which checkpoints are scored, and their scores."""

@@ -1,81 +1,90 @@
-"""Compute baselines: the rates of compressors on the held-out text, and its overlap with the training text.
+"""Measure general-purpose compressors on the held-out text, after they have read training text.
 
-Both depend on texts alone. They are cached by the digests of the texts below ``results/baselines``, so the
-next stage, scored on the same text, finds most of them. Two threads compute them while the model is scored:
-one waits for PPMd and one for the rest.
+A model's bits per byte are a compression rate. The fair baseline is a compressor at a strong setting, on
+*the same bytes* and after *the same text*. A compressor that codes a stream first reads the training text.
+Copies of its state then code texts, and no copy learns from another. The bits of a text are
 
-A compressor first has to read the training text. PPMd codes 1.5 MB a second: it reads up to ``limit`` bytes.
-The others are four to thirty times slower and are primed only with a text under ``limit / SLOWER``. With
-``evaluation.zpaq``, zpaq reads what PPMd reads. The search for overlap is fast and reads up to
-``limit * SEARCHED``. If the stage's text is nearly all training text, as for a model with an n-gram index,
-compressors read only the latter.
+    8 * (bytes that a copy outputs for the text and its end - bytes that a copy outputs for its end alone).
+
+One copy codes the whole held-out text: the figure *with what came before*. Further copies code one document
+each: the figure of *each document alone*. A copy is a fork of this process, because no library copies its
+state.
+
+A model reads for free where a document begins. So a byte that no text has stands between documents, and its
+bits are subtracted. PPMd codes byte after byte, so the length of its output gives the cost of each piece of
+the text to within some bytes, and the bits of the boundaries are measured. The others output blocks: theirs
+are estimated as `boundary_bits`, what the places cost without the text. That favours the compressor, because
+the text tells where it may end: PPMd needs fewer.
+
+zpaq, a mixer of context models, is the strongest. Its library compresses whole buffers, so it is not measured
+on each document alone. The bits of a text are 8 * (size of compressed(given + text) - size of
+compressed(given)). PPMd (Shkarin's variant H of order 24, as in 7-Zip) is the strongest of the others, and
+the fastest.
+
+PPMd codes 1.5 MB a second: it reads up to ``training_bytes``. The others are four to thirty times slower and
+are primed only with a text under ``training_bytes / SLOWER``. With ``evaluation.zpaq``, zpaq reads what PPMd
+reads. If a stage's text is nearly all training text, as for a model with an n-gram index, compressors read
+only the latter.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import logging
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import lzma
+import math
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import brotli
 import numpy as np
-from filelock import FileLock
+import pyppmd
+import zstandard
 
-from spider import files
+from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
-from spider.evaluation import compressors
-from spider.evaluation.compressors import COMPRESSORS
-from spider.evaluation.overlap import MATCH_BYTES, SEEN_BYTES, StringMatches
+from spider.evaluation.overlap import SEARCHED
+from spider.evaluation.records import Baselines
 from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row, best_first
 from spider.evaluation.spread import bootstrap_interval
-from spider.evaluation.subject import Subject
-from spider.evaluation.text import OUTSIDE_OVERLAP, Text, TextBaselines
-from spider.evaluation.training_text import LearnedFrom, TrainingText, training_texts
+from spider.evaluation.text import OUTSIDE_OVERLAP, Overlap, Text, held_out_text
+from spider.evaluation.training_text import LearnedFrom, TrainingText, all_text, stage_text
 
 log = logging.getLogger(__name__)
 
+#: The command line that each compressor's rate stands for; the strongest first.
+COMPRESSORS = {
+    "ppmd": "7z PPMd, order 24",
+    "xz": "xz -9",
+    "zstd": "zstd --ultra -22",
+    "brotli": "brotli -q 11",
+    "zpaq": "zpaq -m511 (cannot be reset)",
+}
 SLOWER = 64
-SEARCHED = 8
 #: The stage's text is left out if it is at least this share of all training text.
 NEARLY_ALL = 0.9
+_ORDER = 24
+_PPMD_MEMORY = 2000 << 20
+#: Bytes of prose that fit PPMd's largest memory, at 35 bytes a byte. When it is full, PPMd begins anew.
+PPMD_HOLDS = _PPMD_MEMORY // 35
+#: Bytes that a compressor is given at a time. xz codes them when it gets the next ones, so each copy does.
+_PIECE = 1 << 12
 _LEGEND = (
     "Compressors coded the same bytes, after reading the text that their name says they were given. Each "
     "document alone: a compressor returns to its state after that text before each document. With what came "
     "before: it has read all earlier documents and learned from them. Within a document it learns in both "
     "columns. Where a document begins is free, as for a model: a byte that no text has stands there, and the "
-    "bits of its place are subtracted. zpaq cannot be reset, and bzip2 not after a text: their cell is "
-    "empty. A model is frozen, and may have read its training text several times. Compare figures within one "
-    "column only. Overlap means strings of 50 bytes or more that also occur in the training text."
+    "bits of its place are subtracted. zpaq cannot be reset: its cell is empty. A model is frozen, and may "
+    "have read its training text several times. Compare figures within one column only. Overlap means "
+    "strings of 50 bytes or more that also occur in the training text."
 )
 
 
-def measure(subject: Subject, settings: EvaluationConfig) -> Result:
-    """Return the rates of the compressors, best first, and the reasons for missing ones."""
-    baselines = subject.baselines.result()
-    notes = [f"Left out: {line}." for line in baselines.left_out]
-    return Result(title="Baselines", rows=baselines.rows, legend=_LEGEND, notes=notes)
-
-
-def text_baselines(
-    text: Text, learned: LearnedFrom, limit: int | None, cache: Path, *, zpaq: bool = False
-) -> TextBaselines:
-    """Compute the baselines of a held-out text, given a model's training text and all training text."""
-    searched = None if limit is None else SEARCHED * limit
-    nothing = None, None, ["evaluation.training_bytes is 0, so compressors read no training text"]
-    stage, split, reasons = nothing if limit == 0 else training_texts(learned, limit, searched)
-    baselines = compute_baselines(text, stage, split, limit, cache, zpaq=zpaq)
-    baselines.left_out.extend(reasons)
-    for line in baselines.left_out:
-        log.info("left out: %s", line)
-    return baselines
-
-
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """A text that compressors read first."""
 
     label: str
@@ -89,17 +98,13 @@ class _Given(NamedTuple):
     size: int
     """Bytes without boundaries."""
 
-
-def _given_texts(
-    stage: TrainingText | None, split: TrainingText | None, limit: int | None, text: bytes
-) -> Iterator[_Given]:
-    """Yield what compressors read before a text: the larger training text, the smaller one, and nothing."""
-    named = (split, "all", "all training text"), (stage, "stage", "what the model was trained on")
-    for source, name, what in named:
+    @classmethod
+    def of(cls, source: TrainingText | None, name: str, what: str, limit: int | None, text: bytes) -> Given:
+        """Return the first ``limit`` bytes of a text; with None, nothing."""
         if source is None:
-            continue
+            return cls("", "", b"", absent_byte(text), 0)
         whole = source.raw()
-        boundary = compressors.absent_byte(whole + text)
+        boundary = absent_byte(whole + text)
         raw = source.raw(boundary)[:limit]
         given = len(raw) - raw.count(boundary) if boundary else len(raw)
         share = source.share * given / len(whole)
@@ -108,214 +113,274 @@ def _given_texts(
         size = f"{given / 1e6:.1f}"
         if share < 0.995:
             size += f" of {len(whole) / source.share / 1e6:.1f}"
-        yield _Given(f"given {name}", f", given {what} ({size} MB)", raw + boundary, boundary, given)
-    yield _Given("", "", b"", compressors.absent_byte(text), 0)
+        return cls(f"given {name}", f", given {what} ({size} MB)", raw + boundary, boundary, given)
 
 
-def compute_baselines(
-    text: Text,
-    stage: TrainingText | None,
-    split: TrainingText | None,
-    limit: int | None,
-    cache: Path,
-    *,
-    zpaq: bool = False,
-) -> TextBaselines:
-    """Compute the baselines of a held-out text.
+def text_baselines(
+    spec: StageSpec, data: Path, learned: LearnedFrom, overlap: Overlap, output: Path
+) -> Baselines:
+    """Measure compressors that are given all training text, and nothing; write their rates.
 
     Args:
-        stage: the text that the model has learned from; None if it cannot be read.
-        split: all text that is not held out; None if it cannot be read.
-        limit: most bytes of training text that prime PPMd, boundaries between documents included.
-        cache: folder of the baselines that were computed before.
-        zpaq: whether to prime zpaq with as much as PPMd.
+        data: Shards folder of ``spec.evaluation.data``.
+        overlap: That of the same text.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    left_out = []
-    if limit is not None and stage is not None and split is not None:
-        share = stage.size / split.size
-        if share >= NEARLY_ALL:
-            left_out.append(f"the stage's text is {share:.0%} of all training text, which is given")
-            stage = None
-    names = [name for name in COMPRESSORS if compressors.version(name)]
-    left_out += [f"{name}: its package is not installed" for name in COMPRESSORS if name not in names]
-    too_slow = []
-    jobs: list[tuple[str, _Given, Future[dict[str, Any]]]] = []
-    sizes: list[tuple[_Given, Future[int], Future[int]]] = []
-    spans = [(shards.digest, begin, end) for shards, begin, end in split.spans] if split else None
-    key = {"text": _sha256(text), "split": spans, "match_bytes": [MATCH_BYTES, SEEN_BYTES]}
-    with ThreadPoolExecutor(1) as ppmd, ThreadPoolExecutor(1) as others:
-        overlap = others.submit(_overlap, text, split, key, cache)
-        for given in _given_texts(stage, split, limit, text.bytes_N.tobytes()):
-            coded = given.boundary.join(text.documents())
-            if not given.boundary:
-                left_out.append(f"boundaries of documents, {given.label}: all 256 bytes occur in the text")
-            if len(given.raw) > compressors.PPMD_HOLDS:
-                left_out.append(f"ppmd {given.label}: what it knew whenever its 2 GB of memory were full")
-            for name in names:
-                fast = name == "ppmd" or (name == "zpaq" and zpaq)
-                if not fast and limit is not None and len(given.raw) > limit // SLOWER:
-                    too_slow.append(f"{name} {given.label}")
-                elif name == "zpaq" and not compressors.same_tables(len(given.raw), len(coded)):
-                    left_out.append(f"zpaq {given.label}: its tables change their size within the text")
-                elif name == "zpaq":
-                    before = ppmd.submit(_zpaq_size, given.raw, cache)
-                    after = others.submit(_zpaq_size, given.raw + coded, cache)
-                    sizes.append((given, before, after))
-                else:
-                    pool = ppmd if name == "ppmd" else others
-                    job = pool.submit(_compressed, name, given, text, overlap, cache)
-                    jobs.append((name, given, job))
-    overlap_N, seen_D = overlap.result()
-    rows = [_row(name, given, job.result(), text, overlap_N) for name, given, job in jobs]
-    for given, before, after in sizes:
-        cost = {"carried": [8.0 * (after.result() - before.result()) - _free_bits(text, given)]}
-        rows.append(_row("zpaq", given, cost, text, overlap_N))
-    _, _, largest = next(job for job in jobs if job[0] == "ppmd")
+    settings = spec.evaluation
+    text = held_out_text(data, settings)
+    training, reasons = None, list(overlap.left_out)
+    if overlap.searched is not None:
+        training, reasons = all_text(learned, SEARCHED)
+    sources = [(training, "all", "all training text"), (None, "", "")]
+    result = rates(text, sources[training is None :], settings, overlap)
+    return _written([result], reasons, text.sha256, output)
+
+
+def stage_baselines(
+    spec: StageSpec, data: Path, learned: LearnedFrom, overlap: Overlap, shared: Baselines, output: Path
+) -> Baselines:
+    """Measure compressors that are given what a stage was trained on; write theirs and the shared rates."""
+    settings = spec.evaluation
+    text = held_out_text(data, settings)
+    limit = settings.training_bytes
+    found: list[Result] = []
+    reasons: list[str] = []
+    if overlap.searched is not None:
+        (whole, _), (stage, reasons) = all_text(learned, SEARCHED), stage_text(learned, limit)
+        if whole and stage and limit is not None and (share := stage.size / whole.size) >= NEARLY_ALL:
+            reasons = [f"the stage's text is {share:.0%} of all training text, which is given"]
+        elif stage:
+            found = [rates(text, [(stage, "stage", "what the model was trained on")], settings, overlap)]
+    return _written([shared.results["baselines"], *found], reasons, text.sha256, output)
+
+
+def _written(found: Sequence[Result], reasons: Sequence[str], sha256: str, output: Path) -> Baselines:
+    notes = [f"Left out: {line}." for line in reasons]
+    for line in notes:
+        log.info("%s", line)
+    result = Result(
+        title="Baselines",
+        rows=best_first(row for one in found for row in one.rows),
+        legend=_LEGEND,
+        notes=list(dict.fromkeys([*(note for one in found for note in one.notes), *notes])),
+    )
+    results = {"baselines": result}
+    return Baselines(format=Baselines.FORMAT, text_sha256=sha256, results=results).write(output)
+
+
+def rates(
+    text: Text,
+    sources: Iterable[tuple[TrainingText | None, str, str]],
+    settings: EvaluationConfig,
+    overlap: Overlap,
+) -> Result:
+    """Return the rates of compressors on a text, best first, and the reasons for missing ones.
+
+    Args:
+        sources: Texts that compressors read first, each with its name and a description; None is nothing.
+    """
+    limit = settings.training_bytes
+    names = [name for name in COMPRESSORS if name != "zpaq" or _has_zpaq()]
+    left_out = ["zpaq: its package is not installed"] if "zpaq" not in names else []
+    too_slow, rows = [], []
+    for source in sources:
+        given = Given.of(*source, limit, text.bytes_N.tobytes())
+        if not given.boundary:
+            left_out.append(f"boundaries of documents, {given.label}: all 256 bytes occur in the text")
+        if len(given.raw) > PPMD_HOLDS:
+            left_out.append(f"ppmd {given.label}: what it knew whenever its 2 GB of memory were full")
+        for name in names:
+            fast = name == "ppmd" or (name == "zpaq" and settings.zpaq)
+            if not fast and limit is not None and len(given.raw) > limit // SLOWER:
+                too_slow.append(f"{name} {given.label}")
+                continue
+            log.info("%s, %s", name, given.label or "alone")
+            if name != "zpaq":
+                rows.append(_row(name, given, text, overlap))
+            elif row := _zpaq_row(given, text):
+                rows.append(row)
+            else:
+                left_out.append(f"zpaq {given.label}: its tables change their size within the text")
     if too_slow:
         remedy = (
             "evaluation.training_bytes: null gives all to all, evaluation.zpaq gives zpaq what ppmd reads"
         )
         left_out.append(f"{', '.join(too_slow)}: slow ({remedy})")
-    return TextBaselines(
-        rows=best_first(rows),
-        ppmd_D=np.array(largest.result()["alone"]),
-        overlap_N=overlap_N,
-        seen_D=seen_D,
-        searched=split.share if split else None,
-        left_out=left_out,
+    return Result(title="Baselines", rows=best_first(rows), notes=[f"Left out: {line}." for line in left_out])
+
+
+def _row(name: str, given: Given, text: Text, overlap: Overlap) -> Row:
+    """Return the rates of a compressor, in each context and outside of the overlap."""
+    outside_N = ~overlap.covered(len(text))
+    cuts = np.union1d(np.flatnonzero(np.diff(outside_N)) + 1, text.bounds_D)
+    cuts_by_document = np.split(cuts[:-1], np.searchsorted(cuts, text.bounds_D[1:-1]))
+    pieces = [
+        [text.bytes_N[a:b].tobytes() for a, b in pairwise([*begins, end])]
+        for begins, end in zip(cuts_by_document, text.bounds_D[1:], strict=True)
+    ]
+    documents = [piece for one in text.documents() for piece in (given.boundary, one)][1:]
+    with_before, *by_piece = bits(name, given.raw, [documents, *pieces])
+    alone_D = np.array([sum(one) for one in by_piece])
+    carried = Number(value=(sum(with_before) - _free_bits(text, given)) / len(text), unit=BITS)
+    columns = {GIVEN: Number(value=given.size, unit=BYTES)}
+    if name == "ppmd":  # the only one that outputs the bits of a document before it reads the next one
+        own_D = np.array(with_before[::2])
+        carried = Number(
+            value=own_D.sum() / len(text), unit=BITS, interval=bootstrap_interval(own_D, text.lengths())
+        )
+        if overlap.searched is not None and outside_N.any():
+            outside = np.concatenate(by_piece)[outside_N[cuts[:-1]]].sum() / outside_N.sum()
+            columns[OUTSIDE_OVERLAP] = Number(value=outside, unit=BITS)
+    return _labelled(
+        name,
+        given,
+        columns,
+        value=alone_D.sum() / len(text),
+        interval=bootstrap_interval(alone_D, text.lengths()),
+        carried=carried,
     )
 
 
-def _row(name: str, given: _Given, bits: dict[str, Any], text: Text, overlap_N: np.ndarray | None) -> Row:
-    """Return the rates of a compressor on a text, from its bits by document."""
-    label = f"{name} {given.label}".strip()
-    # A block of bzip2 can shrink when a document is added, so the difference is not the document's cost.
-    alone_D = None if name == "bz2" and given.raw else bits.get("alone")
+def _zpaq_row(given: Given, text: Text) -> Row | None:
+    """Return the rate of zpaq, None where the sizes of its tables differ."""
+    coded = given.boundary.join(text.documents())
+    if not same_tables(len(given.raw), len(coded)):
+        return None
+    cost = 8.0 * (zpaq_size(given.raw + coded) - zpaq_size(given.raw)) - _free_bits(text, given)
     columns = {GIVEN: Number(value=given.size, unit=BYTES)}
-    outside = 0 if overlap_N is None else int((~overlap_N).sum())
-    if outside and name == "ppmd":
-        columns[OUTSIDE_OVERLAP] = Number(value=bits["outside"] / outside, unit=BITS)
+    carried = Number(value=cost / len(text), unit=BITS)
+    return _labelled("zpaq", given, columns, value=None, carried=carried)
+
+
+def _labelled(name: str, given: Given, columns: dict[str, Number], **numbers: Any) -> Row:
+    label = f"{name} {given.label}".strip()
     return Row(
         name=f"compressors/{label}",
         label=label,
         note=COMPRESSORS[name] + given.note,
-        value=None if alone_D is None else sum(alone_D) / len(text),
-        interval=None if alone_D is None else bootstrap_interval(np.array(alone_D), text.lengths()),
-        carried=Number(
-            value=sum(bits["carried"]) / len(text),
-            unit=BITS,
-            # Only PPMd outputs the bits of a document before it reads the next one.
-            interval=bootstrap_interval(np.array(bits["carried"]), text.lengths())
-            if name == "ppmd"
-            else None,
-        ),
         unit=BITS,
         better="lower",
         baseline=True,
         group=given.label,
         columns=columns,
+        **numbers,
     )
 
 
-def _overlap(
-    text: Text, split: TrainingText | None, key: dict[str, Any], cache: Path
-) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Return which bytes of a text are in the overlap, and the share of each document's strings seen."""
-    if split is None:
-        return None, None
-
-    def search() -> dict[str, Any]:
-        matches = StringMatches(text, MATCH_BYTES)
-        seen = StringMatches(text, SEEN_BYTES)
-        for piece in split.pieces(overlap=MATCH_BYTES - 1):
-            other = Text.of(piece, split.vocabulary)
-            matches.search(other)
-            seen.search(other)
-        edges = np.flatnonzero(np.diff(matches.covered(), prepend=False, append=False))
-        return {"overlap_edges": edges.tolist(), "seen": seen.shares().tolist()}
-
-    found = _cached(cache, key, search)
-    edges = np.zeros(len(text) + 1, np.int8)
-    edges[found["overlap_edges"]] = 1
-    return np.cumsum(edges)[:-1] % 2 == 1, np.array(found["seen"])
+def absent_byte(text: bytes) -> bytes:
+    """Return the largest byte that a text does not have, 0xFF for UTF-8; no byte if it has all 256."""
+    every = (bytes([value]) for value in range(255, -1, -1))
+    return next((byte for byte in every if byte not in text), b"")
 
 
-def _compressed(
-    name: str,
-    given: _Given,
-    text: Text,
-    overlap: Future[tuple[np.ndarray, np.ndarray] | tuple[None, None]],
-    cache: Path,
-) -> dict[str, Any]:
-    """Return the bits of each document with what came before, of each alone, and outside the overlap."""
-
-    overlap_N, _ = overlap.result()
-    outside_N = np.ones(len(text), bool) if overlap_N is None else ~overlap_N
-
-    def compute() -> dict[str, Any]:
-        cuts = np.union1d(np.flatnonzero(np.diff(outside_N)) + 1, text.bounds_D)
-        cuts_by_document = np.split(cuts[:-1], np.searchsorted(cuts, text.bounds_D[1:-1]))
-        pieces = []
-        for begins, end in zip(cuts_by_document, text.bounds_D[1:], strict=True):
-            pieces.append([text.bytes_N[a:b].tobytes() for a, b in pairwise([*begins, end])])
-        documents = [piece for one in text.documents() for piece in (given.boundary, one)][1:]
-        carried, *alone = compressors.bits(name, given.raw, [documents, *pieces])
-        # Only PPMd outputs the bits of a boundary before it reads what follows.
-        own = carried[::2] if name == "ppmd" else [sum(carried) - _free_bits(text, given)]
-        return {
-            "carried": own,
-            "alone": [sum(bits) for bits in alone],
-            "outside": float(np.concatenate(alone)[outside_N[cuts[:-1]]].sum()),
-        }
-
-    own_key = {
-        **_compressor(name),
-        "given": hashlib.sha256(given.raw).hexdigest(),
-        "boundary": given.boundary.hex(),
-        "text": _sha256(text),
-        # Runs whose data has another encoding share the value, if the overlap is the same.
-        "outside": hashlib.sha256(np.packbits(outside_N).tobytes()).hexdigest(),
-    }
-    return _cached(cache, own_key, compute)
+def boundary_bits(size: int, documents: int) -> float:
+    """Return log2 C(size - 1, documents - 1): the bits that name where documents begin in ``size`` bytes."""
+    nats = math.lgamma(size) - math.lgamma(documents) - math.lgamma(size - documents + 1)
+    return nats / math.log(2)
 
 
-def _free_bits(text: Text, given: _Given) -> float:
-    """Return the bits of the boundaries in a text, as `compressors.boundary_bits` estimates them."""
-    return compressors.boundary_bits(len(text), len(text.lengths())) if given.boundary else 0.0
+def _free_bits(text: Text, given: Given) -> float:
+    """Return the bits of the boundaries in a text, as `boundary_bits` estimates them."""
+    return boundary_bits(len(text), len(text.lengths())) if given.boundary else 0.0
 
 
-def _zpaq_size(text: bytes, cache: Path) -> int:
-    """Return the size of a text that zpaq has compressed; 0 for an empty text."""
-    if not text:
-        return 0
-    key = {**_compressor("zpaq"), "size of": hashlib.sha256(text).hexdigest()}
-    return int(_cached(cache, key, lambda: {"size": compressors.zpaq_size(text)})["size"])
+# ------------------------------------------------------------------------------------------------ compressors
 
 
-def _compressor(name: str) -> dict[str, Any]:
-    """Return the part of a key that says which compressor was used."""
-    return {"compressor": [name, COMPRESSORS[name], compressors.version(name)], "reset": True}
+def _has_zpaq() -> bool:
+    try:
+        return bool(version("zpaq"))
+    except PackageNotFoundError:
+        return False
 
 
-def _cached(folder: Path, key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the cached value of a key, or compute and cache it.
+def zpaq_size(text: bytes) -> int:
+    """Return the size in bytes of a text that zpaq has compressed; 0 for an empty text.
 
-    A second process that needs the same value waits for the first.
+    At the strongest level in one block of up to 2 GB, as text, which zpaq detects by itself in the default
+    run.
     """
-    path = folder / f"{files.digest(key)}.json"
-    with contextlib.suppress(ValueError):
-        return files.read_json(path)["value"]
-    with FileLock(path.with_name(f".{path.stem}.lock")):
-        with contextlib.suppress(ValueError):
-            return files.read_json(path)["value"]
-        began = time.perf_counter()
-        value = compute()
-        log.debug("baseline %s: %.1f s", key, time.perf_counter() - began)
-        files.write_json(path, {"of": key, "value": value})
-    return value
+    import zpaq
+
+    return len(zpaq.compress(text, method="511,128,1", threads=1)) if text else 0
 
 
-def _sha256(text: Text) -> str:
-    bounds = ",".join(map(str, text.bounds_D.tolist())).encode()
-    return hashlib.sha256(text.bytes_N.tobytes() + b"|" + bounds).hexdigest()
+def same_tables(given: int, text: int) -> bool:
+    """Return whether zpaq codes ``given`` bytes, and these and ``text`` more, with tables of one size.
+
+    Otherwise the difference of both sizes is not the cost of the text. The size of the tables is a power of
+    two that depends on the size of the block, up to 2 GB (libzpaq, ``compressBlock``).
+    """
+    before = (given + 4095).bit_length()
+    after = (given + text + 4095).bit_length()
+    return not given or max(20, before) == max(20, after) <= 31
+
+
+class _Stream(NamedTuple):
+    """A compressor."""
+
+    code: Callable[[bytes], bytes]
+    """Codes further bytes and returns new output."""
+    end: Callable[[], bytes]
+    """Ends the stream and returns the rest of the output."""
+    flush: Callable[[], bytes] = bytes
+    """Codes what is still buffered; without it, each copy of brotli or zstd codes up to 16 MB again."""
+
+
+def _open(name: str, size: int) -> _Stream:
+    """Start a compressor on a stream of at most ``size`` bytes."""
+    match name:
+        case "ppmd":
+            ppmd = pyppmd.Ppmd7Encoder(_ORDER, min(max(1 << 28, 64 * size), _PPMD_MEMORY))
+            return _Stream(ppmd.encode, ppmd.flush)
+        case "xz":
+            xz = lzma.LZMACompressor(preset=9)
+            return _Stream(xz.compress, xz.flush)
+        case "zstd":
+            parameters = zstandard.ZstdCompressionParameters.from_level(22, source_size=size)
+            zstd = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+            return _Stream(zstd.compress, zstd.flush, lambda: zstd.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+        case _:
+            window = brotli.Compressor(quality=11, lgwin=24)
+            return _Stream(window.process, window.finish, window.flush)
+
+
+def bits(name: str, given: bytes, texts: Sequence[Sequence[bytes]]) -> list[list[float]]:
+    """Return the bits of each text, which a copy of a compressor codes that has read ``given``.
+
+    Args:
+        name: A compressor, but not zpaq.
+        texts: Each text in pieces.
+
+    Returns:
+        The bits of each piece of each text. Only their sum is exact, unless the compressor is PPMd.
+    """
+    stream = _open(name, len(given) + max(sum(map(len, pieces)) for pieces in texts))
+    for at in range(0, len(given), _PIECE):
+        stream.code(given[at : at + _PIECE])
+    if given:
+        stream.flush()
+    context = multiprocessing.get_context("fork")
+    answers = []
+    for pieces in [[], *texts]:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_sizes, args=(stream, pieces, sender))
+        child.start()
+        sender.close()
+        try:
+            answers.append(receiver.recv())
+        except EOFError:
+            raise RuntimeError(f"{name}: the process of a copy ended without an answer") from None
+        finally:
+            child.join()
+    (_, end_alone), *found = answers
+    for sizes in found:
+        sizes[-2:] = [sizes[-1] - end_alone]
+    return [[8.0 * (b - a) for a, b in pairwise(sizes)] for sizes in found]
+
+
+def _sizes(stream: _Stream, pieces: Sequence[bytes], sender: Connection) -> None:
+    """Send the bytes of output before each piece, after the last one, and after the end of the stream."""
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(stream.code(piece)))
+    sender.send([*ends, ends[-1] + len(stream.end())])

@@ -1,8 +1,8 @@
 """Measure a stage's last checkpoint on held-out text and write `evaluation.json`.
 
 The text is the beginning of the validation split, or of each of its groups (``largest_group``), at most
-``max_bytes`` of it. The compressors read the same bytes as the model. The file records the text, the weights
-and the settings, so that two evaluations can be compared. If the stage averaged its weights, the average is
+``max_bytes`` of it. The file records the text, the weights and the settings, so that two evaluations can be
+compared. If the stage averaged its weights, the average is
 measured.
 
 The scoring pass also feeds the model's inspector. Then each measurement of `MEASUREMENTS`, and each one that
@@ -11,11 +11,9 @@ the configuration names, gets the `Subject` and returns a `Result`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -28,13 +26,12 @@ from spider.checkpoints.records import Receipt
 from spider.config import StageSpec
 from spider.config.imports import measurement
 from spider.data.shards import load_metadata, scored_groups
-from spider.evaluation.baselines import text_baselines
 from spider.evaluation.bpb import Score, bits_by_byte, score
 from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
 from spider.evaluation.spread import intervals
 from spider.evaluation.subject import Subject
-from spider.evaluation.text import Text, validation_stream
+from spider.evaluation.text import Overlap, Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
@@ -46,11 +43,10 @@ from spider.tokens.turns import assistant_mask
 
 log = logging.getLogger(__name__)
 
-#: The measurements that read the baselines.
-WAITING = ("baselines", "spread", "overlap")
 #: The measurements that come with Spider, in display order: modules of this package.
 MEASUREMENTS = (
-    *WAITING,
+    "spread",
+    "overlap",
     "sources",
     "train_text",
     "adapt",
@@ -152,7 +148,7 @@ class HeldOut:
             "targets": scored.counts,
             "data": settings.data or self.spec.data,
             "data_digest": self.data_digest,
-            "text_sha256": hashlib.sha256(self.text.bytes_N.tobytes()).hexdigest(),
+            "text_sha256": self.text.sha256,
             "seq_len": reading.seq_len,
             "overlap": reading.overlap,
             "n_loops": reading.n_loops or 1,
@@ -173,7 +169,7 @@ def evaluate(
     *,
     learned_from: LearnedFrom | None = None,
     sources: Mapping[str, Path] | None = None,
-    cache: Path | None = None,
+    overlap: Overlap | None = None,
     device: str | None = None,
 ) -> Evaluation:
     """Measure the checkpoint that a receipt names, and write evaluation.json.
@@ -181,9 +177,10 @@ def evaluate(
     Args:
         spec: The stage. The checkpoint holds the model's own configuration.
         data: Shards folder of ``spec.evaluation.data``.
-        learned_from: Training text that primes the compressors (default: none).
+        learned_from: The data that the model has learned from (default: none).
         sources: Shards folders of the datasets to score by themselves, by name (default: none).
-        cache: Folder of the baselines that were computed before (default: in ``output``).
+        overlap: What of the text also occurs in the training text (default: unknown); that of another text
+            does not count.
         device: Device to run on (default: the GPU if there is one).
 
     Raises:
@@ -197,49 +194,36 @@ def evaluate(
     tokens_N, text = held_out.tokens_N, held_out.text
     reading = held_out.reading(trained)
     model = checkpoint.model(held_out.device)
-    with ThreadPoolExecutor(1, thread_name_prefix="baselines") as background:
-        baselines = background.submit(
-            text_baselines,
-            text,
-            learned_from or LearnedFrom(),
-            settings.training_bytes,
-            cache or output / "baselines",
-            zpaq=settings.zpaq,
-        )
-        inspector = model.inspector()
-        scored, carried = held_out.score(model, reading, inspector)
-        subject = Subject(
-            spec=spec,
-            model=model,
-            inspector=inspector,
-            tokens_N=tokens_N,
-            text=text,
-            score=scored,
-            carried=carried,
-            bits_B=bits_by_byte(scored, tokens_N, model.tokens),
-            reading=reading,
-            baselines=baselines,
-            groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
-            learned_from=learned_from or LearnedFrom(),
-            sources=sources or {},
-            converses=checkpoint.manifest.conversations is not None,
-        )
-        results = _measure(subject)
+    inspector = model.inspector()
+    scored, carried = held_out.score(model, reading, inspector)
+    subject = Subject(
+        spec=spec,
+        model=model,
+        inspector=inspector,
+        tokens_N=tokens_N,
+        text=text,
+        score=scored,
+        carried=carried,
+        bits_B=bits_by_byte(scored, tokens_N, model.tokens),
+        reading=reading,
+        overlap=overlap if overlap and overlap.text_sha256 == text.sha256 else None,
+        groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
+        learned_from=learned_from or LearnedFrom(),
+        sources=sources or {},
+        converses=checkpoint.manifest.conversations is not None,
+    )
+    results = _measure(subject)
     evaluation = held_out.evaluation(trained, model, scored, carried)
     output.mkdir(parents=True, exist_ok=True)
     return evaluation.model_copy(update={"results": results}).write(StageFolder(output).evaluation)
 
 
 def _measure(subject: Subject) -> dict[str, Result]:
-    """Return the results of all measurements by name, in display order.
-
-    Those of `WAITING` need the baselines of the background thread, so they run last.
-    """
+    """Return the results of all measurements by name, in display order."""
     settings = subject.spec.evaluation
-    found: dict[str, Result | None] = dict.fromkeys(MEASUREMENTS)
-    for name in reversed(MEASUREMENTS):
-        waits = name in WAITING and not subject.baselines.done()
-        log.info("%s %s", "waiting for compressors, to measure" if waits else "measuring", name)
+    found: dict[str, Result | None] = {}
+    for name in MEASUREMENTS:
+        log.info("measuring %s", name)
         found[name] = import_module(f"spider.evaluation.{name}").measure(subject, settings)
     for name, own_settings in settings.measurements.items():
         module = measurement(name)

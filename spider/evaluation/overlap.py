@@ -13,19 +13,26 @@ strings against 2**19, one pair of texts in a million has a false match.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
 from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
 from spider.evaluation.subject import Subject
-from spider.evaluation.text import OUTSIDE_OVERLAP, Text
+from spider.evaluation.text import OUTSIDE_OVERLAP, Overlap, Text, held_out_text
+from spider.evaluation.training_text import LearnedFrom, TrainingText, all_text
+from spider.pace import Pace
 
 #: Length of a match, in bytes.
 MATCH_BYTES = 50
 #: Length of the strings whose share in the training text is measured, in bytes.
 SEEN_BYTES = 12
+#: Most ids of the training text that are searched.
+SEARCHED = 1 << 28
 #: Bytes of the training text that are searched at a time.
 CHUNK = 1 << 22
 
@@ -35,22 +42,59 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _BITS = 24
 
 
+def find_overlap(spec: StageSpec, data: Path, learned: LearnedFrom, output: Path) -> Overlap:
+    """Search the training text for the held-out text of a stage, and write what was found.
+
+    Args:
+        data: Shards folder of ``spec.evaluation.data``.
+
+    Raises:
+        ValueError: The validation text is empty.
+    """
+    text = held_out_text(data, spec.evaluation)
+    if spec.evaluation.training_bytes == 0:
+        training, reasons = None, ["evaluation.training_bytes is 0, so compressors read no training text"]
+    else:
+        training, reasons = all_text(learned, SEARCHED)
+    return overlap_of(text, training, reasons).write(output)
+
+
+def overlap_of(text: Text, training: TrainingText | None, reasons: Sequence[str] = ()) -> Overlap:
+    """Return the overlap of a text with a training text; without one, the reasons."""
+    unknown = Overlap(format=Overlap.FORMAT, text_sha256=text.sha256, left_out=tuple(reasons))
+    if training is None:
+        return unknown
+    matches, seen = StringMatches(text, MATCH_BYTES), StringMatches(text, SEEN_BYTES)
+    pace = Pace("searched {done} of {total} ids", training.size)
+    done = 0
+    for piece in training.pieces(overlap=MATCH_BYTES - 1):
+        other = Text.of(piece, training.vocabulary)
+        matches.search(other)
+        seen.search(other)
+        pace(done := min(training.size, done + len(piece)))
+    edges = np.flatnonzero(np.diff(matches.covered(), prepend=False, append=False))
+    return Overlap(
+        **unknown.model_dump(exclude={"edges", "seen", "searched"}),
+        edges=tuple(edges.tolist()),
+        seen=tuple(seen.shares().tolist()),
+        searched=training.share,
+    )
+
+
 def measure(subject: Subject, settings: EvaluationConfig) -> Result:
     """Return the model's score outside the overlap, and its scores by the share of seen text."""
-    baselines = subject.baselines.result()
-    bits_B = subject.bits_B
+    overlap, bits_B = subject.overlap, subject.bits_B
     size_D = subject.text.lengths()
     first_D = subject.text.bounds_D[:-1]
-    bpb_D = np.add.reduceat(bits_B, first_D) / size_D
-    columns = {"bytes": size_D, "bpb": bpb_D, "ppmd": baselines.ppmd_D / size_D}
-    overlap_B = baselines.overlap_N
-    if overlap_B is None or baselines.seen_D is None:
+    columns = {"bytes": size_D, "bpb": np.add.reduceat(bits_B, first_D) / size_D}
+    if overlap is None or overlap.searched is None:
         return Result(title="Overlap", details={"by_document": _records(columns)})
+    overlap_B = overlap.covered(len(subject.text))
     columns["overlap"] = np.add.reduceat(overlap_B.astype(float), first_D) / size_D
-    columns["seen"] = baselines.seen_D
+    columns["seen"] = np.array(overlap.seen)
     outside = int((~overlap_B).sum())
     share = float(overlap_B.mean())
-    searched = baselines.searched or 0.0
+    searched = overlap.searched
     part = "" if searched > 0.995 else f" of the {searched:.0%} of the training text that was searched"
     row = Row(
         name="overlap/bpb_outside",
@@ -95,7 +139,6 @@ def _by_share_of_seen_text(columns: dict[str, np.ndarray]) -> Table:
         further = {
             "bytes": Number(value=int(weights.sum()), unit=BYTES),
             "in overlap": Number(value=mean["overlap"], unit=SHARE),
-            "ppmd": Number(value=mean["ppmd"], unit=BITS),
         }
         seen = columns["seen"][chosen]
         rows.append(

@@ -5,6 +5,7 @@ Tables, pages and figures are made from these files alone. Reading them needs ne
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -197,6 +198,16 @@ class HarnessResult(Record):
     result: Result
 
 
+class Baselines(Record):
+    """``baselines.json`` of a stage, and ``baselines/NAME.json`` of a text: rates of compressors."""
+
+    WHAT: ClassVar[str] = "a file of baselines"
+
+    text_sha256: str
+    """Digest of the text that was coded; an evaluation of the same text names it too."""
+    results: dict[str, Result]
+
+
 def compression(record: CompressedRecord) -> Result:
     """Return the size of a compressed model and of its parts as a result."""
     sizes = {"cap": record.cap, "file": record.bytes, "code": record.code_bytes}
@@ -237,10 +248,11 @@ def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Res
     ``folder`` is the folder of a stage, or of its compressed model, whose results include its size.
     """
     results: dict[str, Result] = {}
+    stage = StageFolder(folder.path.parent) if isinstance(folder, CompressedFolder) else folder
     if folder.evaluation.exists():
         evaluation = Evaluation.read(folder.evaluation)
         if weights in (None, evaluation.weights):
-            results |= evaluation.all_results
+            results |= _of_text(stage.baselines, evaluation.text_sha256) | evaluation.all_results
     if folder.harness.exists():
         harness = HarnessResult.read(folder.harness)
         if weights in (None, harness.weights):
@@ -250,6 +262,12 @@ def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Res
         if weights in (None, receipt.weights):
             results["compression"] = compression(receipt.compressed)
     return results
+
+
+def _of_text(path: Path, text_sha256: str) -> dict[str, Result]:
+    """Return the rates of compressors, if they are measured, and on this text."""
+    found = Baselines.read(path) if path.exists() else None
+    return found.results if found and found.text_sha256 == text_sha256 else {}
 
 
 class Written(BaseModel, frozen=True):

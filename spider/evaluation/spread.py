@@ -75,7 +75,6 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     first_D = subject.text.bounds_D[:-1]
     by_document = {
         _MODEL: np.add.reduceat(subject.bits_B, first_D),
-        f"ppmd, {ALONE}": subject.baselines.result().ppmd_D,
     }
     if subject.carried is not None:
         bits_B = bits_by_byte(subject.carried, subject.tokens_N, subject.model.tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from spider.config import StageSpec
 from spider.evaluation.bpb import Score
-from spider.evaluation.text import Text, TextBaselines
+from spider.evaluation.text import Overlap, Text
 from spider.evaluation.training_text import LearnedFrom
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
@@ -37,8 +36,8 @@ class Subject:
     """Bits that the model spent on each byte of the text, each document alone."""
     reading: Scoring
     """How the model read each document alone."""
-    baselines: Future[TextBaselines]
-    """The baselines and the train/test overlap of the text. A background thread computes them."""
+    overlap: Overlap | None = None
+    """What of the text also occurs in the training text; None if that was not searched."""
     groups: list[str] = field(default_factory=list)
     """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
     learned_from: LearnedFrom = field(default_factory=LearnedFrom)

@@ -5,15 +5,18 @@ The text is the beginning of a validation split, or of each of its groups.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from spider.config.run import EvaluationConfig
 from spider.data.shards import Shards, balanced, load_metadata
 from spider.evaluation.bpb import clip_stream
-from spider.evaluation.result import Row
+from spider.record import Record
 from spider.tokens import BYTES, Tokens
 
 #: Title of the column of scores on the bytes outside the train/test overlap.
@@ -42,33 +45,48 @@ class Text:
     def documents(self) -> list[bytes]:
         return [self.bytes_N[a:b].tobytes() for a, b in pairwise(self.bounds_D.tolist())]
 
+    @property
+    def sha256(self) -> str:
+        """Return the digest of all bytes."""
+        return hashlib.sha256(self.bytes_N.tobytes()).hexdigest()
+
     def lengths(self) -> np.ndarray:
         """Return the bytes of each document: (D,)."""
         return np.diff(self.bounds_D)
 
 
-@dataclass(frozen=True)
-class TextBaselines:
-    """The baselines and the train/test overlap of a text of N bytes and D documents."""
+class Overlap(Record):
+    """``overlap/NAME.json``: what of a held-out text also occurs in the training text."""
 
-    rows: list[Row]
-    """The rates of each compressor, best first."""
-    ppmd_D: np.ndarray
-    """Bits that PPMd spends on each document alone, primed with the largest text."""
-    overlap_N: np.ndarray | None
-    """True for bytes in a match of 50 bytes with the training text; None if that text is unknown."""
-    seen_D: np.ndarray | None
+    WHAT: ClassVar[str] = "a record of overlap"
+
+    text_sha256: str
+    edges: tuple[int, ...] = ()
+    """Bytes where a match of 50 bytes with the training text begins, and where it ends, in turn."""
+    seen: tuple[float, ...] = ()
     """Share of each document's 12-byte strings that occur in the training text."""
-    searched: float | None
-    """Share of the training text that was searched."""
-    left_out: list[str]
-    """Missing numbers, each with the reason."""
+    searched: float | None = None
+    """Share of the training text that was searched; None if it is unknown."""
+    left_out: tuple[str, ...] = ()
+    """Why the training text is unknown."""
+
+    def covered(self, size: int) -> np.ndarray:
+        """Return which bytes of a text of this size are in a match: (size,) bool."""
+        edges_N = np.zeros(size + 1, np.int8)
+        edges_N[list(self.edges)] = 1
+        return np.cumsum(edges_N)[:-1] % 2 == 1
 
 
 def holds_out(data: Path) -> bool:
     """Return whether a dataset has a validation text."""
     split = load_metadata(data).splits.get("validation")
     return split is not None and split.bytes > 0
+
+
+def held_out_text(data: Path, settings: EvaluationConfig) -> Text:
+    """Return the text that the models of a stage are scored on; raises as `validation_stream`."""
+    stream_N, _ = validation_stream(data, settings.max_bytes, largest_group=settings.largest_group)
+    return Text.of(stream_N, BYTES)
 
 
 def validation_stream(

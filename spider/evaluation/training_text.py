@@ -16,6 +16,7 @@ ngram split is as good a sample as any other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,46 +102,55 @@ def learned_from(config: Config, run: str, stage: str) -> LearnedFrom:
     )
 
 
-def training_texts(
-    learned: LearnedFrom, stage_limit: int | None, split_limit: int | None
-) -> tuple[TrainingText | None, TrainingText | None, list[str]]:
-    """Return the stage's text and all training text, or None for both and the reasons."""
-    positions: list[dict[str, Any]] = []
-    splits: list[Shards] = []
-    training: dict[str, Shards] = {}
-    reasons = []
+def all_text(learned: LearnedFrom, limit: int | None) -> tuple[TrainingText | None, list[str]]:
+    """Return the first ``limit`` ids of all text that is not held out, or None and the reasons."""
+    splits: dict[str, Shards] = {}
+    reasons: list[str] = []
+    for index in learned.indexes:
+        with _explained("the text of the n-gram index", reasons):
+            splits |= {(one := Shards(index, "ngram")).digest: one}
     for path, folder in learned.stages:
-        receipt = Receipt.read(path)
-        name = f"{receipt.run}/{receipt.stage}"
+        name = f"{path.parent.parent.name}/{path.parent.name}"
         if folder is None:
             reasons.append(f"{name} was trained on a stream: compressors cannot be given its text")
             continue
+        with _explained(f"the training text of {name}", reasons):
+            splits |= {one.digest: one for one in _not_held_out(folder)}
+    if reasons or not splits:
+        return None, reasons or ["what the model was trained on is unknown: compressors alone"]
+    return of_splits(list(splits.values()), limit), []
+
+
+def stage_text(learned: LearnedFrom, limit: int | None) -> tuple[TrainingText | None, list[str]]:
+    """Return the first ``limit`` ids that the stages have read, or None and the reasons."""
+    _, reasons = all_text(learned, limit)
+    if reasons:
+        return None, reasons
+    positions: list[dict[str, Any]] = []
+    splits: list[Shards] = []
+    for path, folder in learned.stages:
+        assert folder is not None, "a stream is a reason"
+        receipt = Receipt.read(path)
+        name = f"{receipt.run}/{receipt.stage}"
+        *_, split = _not_held_out(folder)
         if receipt.position is None:
             reasons.append(f"{name}: its receipt has no position in its data")
-            continue
-        try:
-            *ngram, split = _not_held_out(folder)
-        except ValueError as error:
-            reasons.append(f"the training text of {name} cannot be read: {error}")
-            continue
-        position = positions_of(receipt.position).get(split.digest)
-        if position is None:
+        elif position := positions_of(receipt.position).get(split.digest):
+            positions.append(position)
+            splits.append(split)
+        else:
             reasons.append(f"the training text of {name} was encoded again since: {folder}")
-            continue
-        positions.append(position)
-        splits.append(split)
-        training |= {one.digest: one for one in (*ngram, split)}
-    indexes = []
-    for folder in learned.indexes:
-        try:
-            indexes.append(Shards(folder, "ngram"))
-        except ValueError as error:
-            reasons.append(f"the text of the n-gram index cannot be read: {error}")
-    if reasons or not splits:
-        return None, None, reasons or ["what the model was trained on is unknown: compressors alone"]
-    training = {one.digest: one for one in indexes} | training
-    stage = of_stages(positions, splits, stage_limit, indexes)
-    return stage, of_splits(list(training.values()), split_limit), []
+    indexes = [Shards(folder, "ngram") for folder in learned.indexes]
+    return (None if reasons else of_stages(positions, splits, limit, indexes)), reasons
+
+
+@contextmanager
+def _explained(what: str, reasons: list[str]) -> Iterator[None]:
+    """Add a `ValueError` to the reasons why a text is missing."""
+    try:
+        yield
+    except ValueError as error:
+        reasons.append(f"{what} cannot be read: {error}")
 
 
 def _not_held_out(folder: Path) -> list[Shards]:

@@ -284,7 +284,7 @@ def _scores(subject: Subject, evaluation: Evaluation, mark: str) -> str:
             if small.text_sha256 == evaluation.text_sha256:
                 own = model_cells(scores(found), columns, mark)
                 rows.append([f"compressed into {found['compression'].rows[0]} bytes", *own, small.context])
-    for row in shortened(baselines(evaluation.results)):
+    for row in shortened(baselines(subject.measured)):
         rows.append([_cell(row.note or row.label), *baseline_cells(row, columns, mark), BASELINE_CONTEXT])
     return markdown_table([" ", *columns.values(), "context"], rows)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spider.config import Config
+from spider.config.scored import baselines_name, overlap_name
 from spider.config.spec import sources_of
 from spider.results import Results
 from spider.tracking.records import Run
@@ -74,6 +75,10 @@ class Needed:
         paths += [f"shards/{name}/(?!packed-)" for name in used]
         paths += [rf"shards/{name}\." for name in rows]
         paths += [f"text/{name}/" for name in used]
+        if run in config.runs:
+            scored = [config.stage(run, stage.name) for stage in config.runs[run].stages]
+            paths += [f"overlap/{overlap_name(config, spec)}" for spec in scored]
+            paths += [f"baselines/{baselines_name(config, spec)}" for spec in scored]
         if ngram:
             paths += [f"ngram/{name}/{ngram.counted}/" for name in used]
         paths += [f"runs/{run}/[^/]+$"]

@@ -84,7 +84,7 @@ def render(config: Config, results: Results, run: str) -> str:
         columns=columns,
         score_cells=lambda results: model_cells(scores(results), columns, mark),
         verdicts=verdicts(last, found) if last else [],
-        rankings=_rankings(run, last) if last else {},
+        rankings=_rankings(run, last, found) if last else {},
         others=others,
         curves=figures.training(stages),
         inside=figures.inside(
@@ -114,17 +114,19 @@ def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
     return found
 
 
-def _rankings(run: str, last: Evaluation) -> dict[str, list[tuple[str, bool, float]]]:
+def _rankings(
+    run: str, last: Evaluation, found: dict[str, Result]
+) -> dict[str, list[tuple[str, bool, float]]]:
     """Return names, whether it is the model, and bits per byte, best first, for each context."""
-    ranks = ranking(run, last, last.results)
-    found = {
+    ranks = ranking(run, last, found)
+    shown = {
         context: sorted(
             [(rank.name, rank.own, rank.bits[context]) for rank in ranks if context in rank.bits],
             key=lambda rank: rank[2],
         )
         for context in CONTEXTS
     }
-    return {context: rows for context, rows in found.items() if rows}
+    return {context: rows for context, rows in shown.items() if rows}
 
 
 def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:

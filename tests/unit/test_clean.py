@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from spider.clean import leftovers
 from spider.cli import cli
 from spider.config import load_config
+from spider.config.scored import baselines_name
 from spider.results import Results, write_config
 
 
@@ -52,10 +53,9 @@ def results(tmp_path):
         fill(root / f"shards/{name}/train/000.bin")
         digest = {"digest": f"digest of {name}"}
         (root / f"shards/{name}/metadata.json").write_text(json.dumps(digest))
-        baseline = {"of": {"split": [[f"digest of {name}", 0, 9]]}, "value": {}}
-        fill(root / f"baselines/{name}.json").write_text(json.dumps(baseline))
-    compressor = {"of": {"compressor": "xz", "text": "digest of a text"}, "value": {}}
-    fill(root / "baselines/xz.json").write_text(json.dumps(compressor))
+    for name in (baselines_name(config, config.stage("new", "main")), "gone"):
+        fill(root / f"baselines/{name}.json")
+    fill(root / "overlap/gone.json")
     fill(root / "tokenizers/gone/tokenizer.json")
     fill(root / "ngram/docs/0123456789abcdef/full/index.json")
     fill(root / "runs/gone/main/metrics.jsonl")
@@ -75,6 +75,7 @@ UNREACHED = {
     "tokenizers/gone",
     "ngram/docs/0123456789abcdef",
     "baselines/gone.json",
+    "overlap/gone.json",
     "runs/gone",
     "runs/new/gone",
     "runs/new/main/superseded-0123-1",

@@ -178,7 +178,7 @@ def test_stages_wait_for_all_datasets_of_their_mixture(workflow):
 
 def test_an_evaluation_waits_for_all_datasets_that_it_scores(workflow):
     workflow.config["datasets"]["more"] = workflow.config["datasets"]["text"]
-    first = {"warmup": 1, "train": 1, "evaluate": 1}
+    first = {"warmup": 1, "train": 1, "overlap": 1, "evaluate": 1}
     target = "results/runs/small/first/evaluation.json"
     assert workflow.planned(target) == {"download": 1, "encode": 1, "index": 1, **first}
     workflow.run["stages"][1]["data"] = {"mix": {"text": 3, "more": 1}}

@@ -217,7 +217,7 @@ def test_smaller_micro_batches_of_the_same_steps_continue_a_stage(workflow):
 def test_appending_a_stage_trains_that_stage_only(workflow):
     before = weights(workflow, "first", "second")
     workflow.run["stages"].append({"name": "third", "max_steps": 5, "warmup_steps": 0})
-    once = ("train", "evaluate", "sample", "draw", "compare", "report")
+    once = ("train", "evaluate", "stage_baselines", "sample", "draw", "compare", "report")
     assert workflow.planned() == dict.fromkeys(once, 1)
     workflow()
     assert weights(workflow, "first", "second") == before

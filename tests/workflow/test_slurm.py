@@ -265,8 +265,8 @@ def test_an_unknown_partition_is_named_with_its_setting_and_no_work_is_lost(clus
     assert "profiles/slurm/partitions.yaml" in output
     del cluster.run["resources"]["gpus"]
     cluster.site()
-    twice = dict.fromkeys(("train", "evaluate", "sample", "draw"), 2)
-    assert cluster.planned() == {**twice, "compare": 1, "report": 1}
+    twice = dict.fromkeys(("train", "evaluate", "stage_baselines", "sample", "draw"), 2)
+    assert cluster.planned() == {**twice, "overlap": 1, "baselines": 1, "compare": 1, "report": 1}
 
 
 def test_the_doctor_compares_the_partitions_of_the_profile_with_the_cluster(slurm, tmp_path):

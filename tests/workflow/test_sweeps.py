@@ -22,8 +22,8 @@ def sweep(workflow):
 
 def test_a_plan_lists_every_run_of_a_grid(sweep):
     assert sweep.planned() == {
-        "download": 1, "encode": 1, "index": 1, "compare": 1,
-        **dict.fromkeys(["warmup", "train", "evaluate", "sample", "draw", "report"], 6),
+        "download": 1, "encode": 1, "index": 1, "compare": 1, "overlap": 1, "baselines": 1,
+        **dict.fromkeys(["warmup", "train", "evaluate", "stage_baselines", "sample", "draw", "report"], 6),
     }  # fmt: skip
     for target, runs in (("runs/small-d32-large", "1"), ("runs/small", "6")):
         assert set(re.findall(r"^train +(\d+)", sweep("--dry-run", target), re.M)) == {runs}

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spider.evaluation.compressors import COMPRESSORS as SETTINGS
 from spider.evaluation.result import BITS, Number, Result, Row
 from tests.unit import records
 
+SETTINGS = {"zlib": "zlib -9", "bz2": "bzip2 -9", "xz": "xz -9", "zstd": "zstd --ultra -22"}
 COMPRESSORS = {"zlib": 2.70, "bz2": 2.31, "xz": 2.39, "zstd": 2.41}
 
 
@@ -50,7 +50,9 @@ def write_stage(
         for s in range(global_step - steps + 10, global_step + 1, 10)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    measured = {"baselines": baselines(compressors, names), **results}
+    result = baselines(compressors, names).model_dump(mode="json")
+    rates = {"format": 1, "text_sha256": sha, "results": {"baselines": result}}
+    (folder / "baselines.json").write_text(json.dumps(rates))
     evaluation = {
         "format": 3,
         "run": run,
@@ -86,7 +88,7 @@ def write_stage(
         "parameters_looked_up": 0,
         "flops_per_token": 6000.0,
         "training": {k: receipt[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
-        "results": {name: result.model_dump() for name, result in measured.items()},
+        "results": {name: result.model_dump() for name, result in results.items()},
         **changed,
     }
     if sample is not None:

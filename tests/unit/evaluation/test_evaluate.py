@@ -19,16 +19,15 @@ from spider.checkpoints.save import save
 from spider.config import MixerConfig, TTTConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata, scored_groups
-from spider.evaluation import compressors
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import Evaluation, Sample
-from spider.evaluation.result import ALONE, CARRIED
+from spider.evaluation.result import CARRIED
 from spider.evaluation.sample import sample
 from spider.evaluation.spread import bootstrap_interval
-from spider.evaluation.text import Text, validation_stream
+from spider.evaluation.text import validation_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.files import write_json
 from spider.model import build_model
@@ -131,7 +130,7 @@ def evaluated(tmp_path_factory, spec, data):
     return receipt, found, out
 
 
-def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(evaluated, spec, data):
+def test_an_evaluation_scores_the_saved_weights(evaluated, spec, data):
     receipt, found, out = evaluated
     shards = Shards(data, "validation")
     tokens_N = clip_stream(shards.read(0, shards.tokens), MAX_BYTES)
@@ -145,16 +144,6 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(ev
     text = BYTES.raw(tokens_N)
     assert found["bytes"] == len(text) == MAX_BYTES
     assert found["text_sha256"] == hashlib.sha256(text).hexdigest()
-    documents = Text.of(tokens_N, BYTES).documents()
-    baselines = found["results"]["baselines"]
-    rates = {row["label"]: row for row in baselines["rows"]}
-    for name in ("ppmd", "xz", "zlib"):
-        apart = [piece for document in documents for piece in (b"\xff", document)][1:]
-        carried, *alone = compressors.bits(name, b"", [apart, *[[document] for document in documents]])
-        free = sum(carried[1::2]) if name == "ppmd" else compressors.boundary_bits(len(text), len(documents))
-        assert rates[name]["value"] == pytest.approx(sum(map(sum, alone)) / len(text))
-        assert rates[name]["carried"]["value"] == pytest.approx((sum(carried) - free) / len(text))
-    assert baselines["notes"] == ["Left out: what the model was trained on is unknown: compressors alone."]
     documents = found["results"]["overlap"]["details"]["by_document"]
     sizes, rates = ([one[key] for one in documents] for key in ("bytes", "bpb"))
     assert sum(sizes) == len(text) and len(sizes) == found["documents"]
@@ -175,8 +164,8 @@ def test_an_evaluation_scores_the_saved_weights_and_compresses_the_same_bytes(ev
 
     assert json.loads((out / "evaluation.json").read_text()) == found
     assert all((out / name).stat().st_size > 2_000 for name in FIGURES)
-    measured = {"evaluation.json", "baselines"}
-    assert {p.name for p in out.iterdir()} == {*FIGURES, *measured, "train.json", "metrics.jsonl"}
+    own = {"evaluation.json", "train.json", "metrics.jsonl"}
+    assert {p.name for p in out.iterdir()} == {*FIGURES, *own}
     assert (found["parameters"], found["parameters_looked_up"]) == (model.num_parameters(), model.looked_up())
     assert found["parameters_by_part"] == model.parameters_by_part()
     assert found["flops_per_token"] == model.flops_per_token(64, 2)
@@ -208,8 +197,7 @@ def test_an_evaluation_shows_the_spread_over_groups(receipt, spec, tmp_path):
         own = [one for name, one in zip(groups, documents, strict=True) if name == row.label]
         size = sum(one["bytes"] for one in own)
         assert row.columns["bytes"].value == size
-        for value, key in ((row.value, "bpb"), (row.columns[f"ppmd, {ALONE}"].value, "ppmd")):
-            assert value == pytest.approx(sum(one[key] * one["bytes"] for one in own) / size)
+        assert row.value == pytest.approx(sum(one["bpb"] * one["bytes"] for one in own) / size)
     sizes = [row.columns["bytes"].value for row in table.rows]
     carried = [row.columns[f"this model, {CARRIED}"].value for row in table.rows]
     for rates, value in (([row.value for row in table.rows], measured.bpb), (carried, measured.bpb_carried)):

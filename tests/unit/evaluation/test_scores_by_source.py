@@ -64,7 +64,6 @@ def evaluated(results: Results, stage: str, output: str | None = None, run: str 
         folder / output if output else folder,
         learned_from=learned_from(config, run, stage),
         sources={name: results.shards(name) for name in config.sources(run)},
-        cache=results.root / "baselines",
         device="cpu",
     )
 

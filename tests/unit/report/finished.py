@@ -12,8 +12,11 @@ import pyarrow.parquet as pq
 from spider.config import Config, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
+from spider.evaluation.baselines import text_baselines
 from spider.evaluation.evaluate import evaluate
+from spider.evaluation.overlap import find_overlap
 from spider.evaluation.sample import sample
+from spider.evaluation.training_text import LearnedFrom
 from spider.files import sha256, write_json
 from spider.report.figures import draw_stage
 from spider.results import Results
@@ -90,6 +93,9 @@ def train_stage(
     write_job_files(results, "train", f"{run}/{stage}", 12.5)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
+        given = spec, results.shards("text"), LearnedFrom()
+        overlap = find_overlap(*given, results.overlap("text"))
+        text_baselines(*given, overlap, folder / "baselines.json")
         sample(folder / "train.json", spec, folder)
         draw_stage(results.stage(run, stage))
         write_job_files(results, "evaluate", f"{run}/{stage}", 2.25)

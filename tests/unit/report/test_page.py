@@ -57,7 +57,8 @@ def test_the_page_shows_the_numbers_of_the_files(made):
         ("With what came before", carried.split("</ul>")[0]),
     ):
         assert f"<h3>{context}</h3>" in page and f"{context}: <strong>" in page
-        for row in found["results"]["baselines"]["rows"]:
+        rates = read_json(results.stage("small", "second").baselines)
+        for row in rates["results"]["baselines"]["rows"]:
             value = (row if shown is alone else row["carried"])["value"]
             name = f'<span class="name">{row["label"]}</span>'
             assert (name in shown) == (value is not None)

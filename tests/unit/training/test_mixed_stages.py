@@ -15,7 +15,7 @@ from spider.data.encode import encode_part
 from spider.data.mixture import read_of_each
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
-from spider.evaluation.training_text import LearnedFrom, training_texts
+from spider.evaluation.training_text import LearnedFrom, all_text, stage_text
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 from tests.unit.training.disturb import read_until
@@ -110,7 +110,7 @@ def test_the_training_text_is_that_of_all_datasets(tmp_path, mix_spec, folders):
     train(mix_spec(max_steps=4), tmp_path, folders)
     receipt = tmp_path / "train.json"
     both = LearnedFrom([(receipt, folders), (receipt, folders.with_name("numbers"))])
-    stage, whole, reasons = training_texts(both, None, None)
+    (stage, reasons), (whole, _) = stage_text(both, None), all_text(both, None)
     assert not reasons and b"are numbers" in stage.raw() and b"quick brown" in stage.raw()
     assert Receipt.read(receipt).position["sample"] * 32 <= stage.size + 64 * 32
     assert b"are numbers" in whole.raw()

@@ -6,10 +6,13 @@ import pytest
 from spider import load_model
 from spider.config import load_config
 from spider.data.shards import Shards
+from spider.evaluation.baselines import text_baselines
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate
 from spider.evaluation.golf_bytes import golf_bytes
+from spider.evaluation.overlap import find_overlap
 from spider.evaluation.records import Evaluation
+from spider.evaluation.training_text import LearnedFrom
 from spider.publish.export import export
 from spider.report.compare import compare
 from spider.tokens import BYTES
@@ -40,9 +43,11 @@ def test_evaluation_scores_the_text_of_the_shards_and_marks_its_results(trained)
     ids_N = view.read(0, view.tokens)
     text = view.vocabulary.raw(ids_N)[: measured.bytes]
     assert 400 <= measured.bytes < 416 and measured.targets["byte"] == measured.bytes == len(text)
-    rows = measured.results["baselines"].rows
-    rates = [row.value or row.carried.value for row in rows]
-    assert rates and all(rate > 1 for rate in rates), "of the decoded text"
+    spec = load_config(config_of(folder)).stage("r", "a")
+    overlap = find_overlap(spec, folder / "shards", LearnedFrom(), folder / "overlap.json")
+    given = spec, folder / "shards", LearnedFrom(), overlap
+    rates = text_baselines(*given, folder / "baselines.json")
+    assert overlap.text_sha256 == rates.text_sha256 == measured.text_sha256, "the decoded text"
     compare([stage / "evaluation.json"], benchmarks=None, output=folder / "report")
     assert f"{measured.score.rows[0]}†" in (folder / "report/table.md").read_text()
 
