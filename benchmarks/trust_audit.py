@@ -9,8 +9,8 @@ from pathlib import Path
 
 from common import show
 
+from extras.trust.tests.planted import CLEAN, FRAUDS, audited, make, verdict
 from tests import forkserver
-from tests.audit.planted import CLEAN, FRAUDS, audited, make, verdict
 
 
 def measure_audit(folder: Path | None = None) -> None:

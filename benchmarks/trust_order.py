@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from spider_trust.order import Order, logged
 
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.loader import batch_digest
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
-from spider.provenance.order import Order, logged
 from spider.results import Results
 from spider.training.metrics import read_rows
 from spider.training.stage import train

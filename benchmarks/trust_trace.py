@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from common import ROOT, show
+from spider_trust.text_index import build, open_index, stretches
 
 from spider.data.shards import Shards, load_metadata
-from spider.provenance.text_index import build, open_index, stretches
 
 LEAST = 20
 

@@ -517,24 +517,17 @@ def model_folders(*runs):
 
 
 def scores(*runs):
-    """Return the scores, samples and audits of these runs."""
+    """Return the scores and samples of these runs."""
     names = ("evaluation.json", "sample.json", "sample.txt")
     between = [run for run in runs if CONFIG.runs[run].evaluation.checkpoints]
     files = expand("{folder}/{name}", folder=model_folders(*runs), name=names)
     files += [f"{folder}/checkpoints.json" for folder in stage_folders(*between)]
-    files += [f"{folder}/baselines.json" for folder in stage_folders(*runs)]
-    return files + [audit for run in runs for audit in audits(run)]
-
-
-def audits(run):
-    """Return the audits of the last stage of a run and of its compressed model, if it has any."""
-    audited = model_folders(run)[len(CONFIG.runs[run].stages) - 1 :] if CONFIG.runs[run].audit else []
-    return [f"{folder}/audit.json" for folder in audited]
+    return files + [f"{folder}/baselines.json" for folder in stage_folders(*runs)]
 
 
 #: Files that extras add to the targets of the rule `all`.
 WANTED = []
-#: Functions of extras that name further files of a run, which its page waits for.
+#: Functions of extras that name further files of a run, which its page and the comparison wait for.
 MEASURED = []
 
 
@@ -543,28 +536,13 @@ def measured(*runs):
     figures = ("loss.svg", "inside.svg", "boundaries.html")
     drawn = expand("{folder}/{name}", folder=stage_folders(*runs), name=figures)
     answered = [run for run in runs if CONFIG.runs[run].harness]
-    further = [file for run in runs for function in MEASURED for file in function(run)]
     answers = [f"{stage_folders(run)[-1]}/harness.json" for run in answered]
-    return scores(*runs) + traces(*runs) + drawn + answers + further
+    return scores(*runs) + drawn + answers + further(*runs)
 
 
-def text_indexes(dataset):
-    """Return the files that describe the index of the training text of a dataset."""
-    return expand(f"<results>/text/{dataset}/{{part}}.json", part=parts_of(dataset))
-
-
-def learned_texts(wildcards):
-    """Return the indexes of the texts that a run has learned from by the end of a stage, and of its n-gram index."""
-    names = CONFIG.learned(wildcards.run, wildcards.stage)
-    return [file for name in names for file in text_indexes(name)]
-
-
-def traces(*runs):
-    """Return the traces of the samples of these runs, if all texts that they learn from are indexed."""
-    stages = [(run, stage.name) for run in runs for stage in CONFIG.runs[run].stages]
-    indexed = {name for name, dataset in CONFIG.datasets.items() if dataset.index_text}
-    traced = [names for names in stages if indexed.issuperset(CONFIG.learned(*names))]
-    return [f"<results>/runs/{run}/{stage}/trace.json" for run, stage in traced]
+def further(*runs):
+    """Return the files of these runs that extras make. Call it when all rules are read."""
+    return [file for run in runs for function in MEASURED for file in function(run)]
 
 
 def training_data(wildcards):
@@ -604,19 +582,6 @@ def receipt(wildcards):
     """Return the file that names the weights of a stage, or of its compressed model."""
     name = "compressed/compress.json" if wildcards.compressed else "train.json"
     return f"<results>/runs/{wildcards.run}/{wildcards.stage}/{name}"
-
-
-def audited_data(wildcards):
-    """Return the files that describe all that a score was made from."""
-    learned = CONFIG.learned(wildcards.run, wildcards.stage)
-    names = dict.fromkeys([*learned, stage_spec(wildcards).evaluation.data])
-    return [file for name in names if (file := metadata(name))]
-
-
-def audit_options(wildcards):
-    """Return the options of the command. A target may name any stage of any run."""
-    quick = CONFIG.runs[wildcards.run].audit == "quick"
-    return shlex.join(["--compressed"] * bool(wildcards.compressed) + ["--quick"] * quick)
 
 
 def compressed_option(wildcards):

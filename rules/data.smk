@@ -1,5 +1,4 @@
-"""Text to shards: download and encode each part, then index the dataset. A dataset may also have packed rows, and an
-index of its training text for `spider trace`."""
+"""Text to shards: download and encode each part, then index the dataset. A dataset may also have packed rows."""
 
 
 rule download:
@@ -142,21 +141,3 @@ rule pack:
         spider=command,
     shell:
         "{params.spider} --log {log:q} data pack {wildcards.dataset} {wildcards.seq_len}"
-
-
-rule index_text:
-    input:
-        lambda wildcards: metadata(wildcards.dataset),
-    output:
-        "<results>/text/{dataset}/{part}.json",
-    log:
-        "<logs>/index_text/{dataset}/{part}.log",
-    benchmark:
-        "<benchmarks>/index_text/text/{dataset}/{part}.tsv"
-    resources:
-        mem_mb=growing(lambda w: REQUESTS.indexing(w.dataset, w.part).mem_mb),
-        runtime=growing(lambda w: REQUESTS.indexing(w.dataset, w.part).minutes),
-    params:
-        spider=command,
-    shell:
-        "{params.spider} --log {log:q} data index-text {wildcards.dataset} {wildcards.part} --output {output:q}"

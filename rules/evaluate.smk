@@ -191,25 +191,6 @@ rule sample:
         "--threads {threads}"
 
 
-rule trace:
-    input:
-        "<results>/runs/{run}/{stage}/sample.json",
-        text=learned_texts,
-    output:
-        "<results>/runs/{run}/{stage}/trace.json",
-    log:
-        "<logs>/trace/{run}/{stage}.log",
-    benchmark:
-        "<benchmarks>/trace/runs/{run}/{stage}/trace.tsv"
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
-    params:
-        spider=command,
-    shell:
-        "{params.spider} --log {log:q} trace {wildcards.run}/{wildcards.stage} --output {output:q}"
-
-
 rule draw:
     input:
         "<results>/runs/{run}/{stage}/evaluation.json",
@@ -258,6 +239,7 @@ rule harness:
 rule compare:
     input:
         scores(*CONFIG.shown),
+        lambda wildcards: further(*CONFIG.shown),
         expand("<results>/foreign/{name}/evaluation.json", name=CONFIG.foreign),
     output:
         "<results>/report/table.md",

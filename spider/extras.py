@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 #: What the extras of this repository add, by command or by key, to say which one is not installed.
-KNOWN = dict.fromkeys(["forecast", "ladders", "try", "verdicts"], "lab")
+KNOWN = dict.fromkeys(("forecast", "ladders", "try", "verdicts"), "lab")
+KNOWN |= dict.fromkeys(("audit", "batch", "data index-text", "seen", "trace"), "trust")
 
 
 @cache

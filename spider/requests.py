@@ -36,11 +36,9 @@ _MERGED = 120
 _ENTRY, _READ = 4, 2
 #: Bytes held for each piece of a document that is packed.
 _PACKED = 64
-#: Bytes held for each byte of text that is indexed: its suffix, itself, and its tokens.
-_INDEXED = 8
-#: Seconds for a symbol and a kind of contexts, to count and to merge, for a packed piece, and for an indexed
-#: byte. They are four times what was measured, or more.
-_SECONDS_COUNTED, _SECONDS_MERGED, _SECONDS_PACKED, _SECONDS_INDEXED = 4e-7, 1e-7, 2e-5, 5e-7
+#: Seconds for a symbol and a kind of contexts, to count and to merge, and for a packed piece. They are four
+#: times what was measured, or more.
+_SECONDS_COUNTED, _SECONDS_MERGED, _SECONDS_PACKED = 4e-7, 1e-7, 2e-5
 
 
 class Request(NamedTuple):
@@ -65,11 +63,6 @@ def packing(tokens: float, documents: float, seq_len: int) -> Request:
     """Return the request of a job that packs so many documents into rows of ``seq_len`` targets."""
     pieces = documents + tokens / seq_len
     return Request(round(_STARTED + _PACKED * pieces / 1e6), _minutes(_SECONDS_PACKED * pieces))
-
-
-def indexing(size: float) -> Request:
-    """Return the request of a job that indexes so many bytes of text."""
-    return Request(round(_STARTED + _INDEXED * size / 1e6), _minutes(_SECONDS_INDEXED * size))
 
 
 def _minutes(seconds: float) -> int:
@@ -101,10 +94,6 @@ class Requests:
         """Return the request of a job that packs a dataset into rows."""
         tokens, documents = self.size(dataset, ("train",))
         return packing(tokens, documents, seq_len)
-
-    def indexing(self, dataset: str, part: str) -> Request:
-        """Return the request of a job that indexes the training text of a part."""
-        return indexing(self.size(dataset, ("ngram", "train"), part, "bytes")[0])
 
     def size(
         self, dataset: str, splits: tuple[str, ...], part: str | None = None, unit: str = "tokens"

@@ -85,10 +85,6 @@ class Results:
         """Return the file of the texts that the documents of a dataset are compared with."""
         return self.root / "cleaning" / dataset / "protected.parquet"
 
-    def text(self, dataset: str, part: str) -> Path:
-        """Return the description of the index of the training text of a part."""
-        return self.root / "text" / dataset / f"{part}.json"
-
     def shards(self, dataset: str) -> Path:
         return self.root / "shards" / dataset
 

@@ -21,17 +21,15 @@ from pathlib import Path
 import click
 
 from spider.cli import evaluate, model, train
-from spider.cli.audit import audit
 from spider.cli.chat import chat
 from spider.cli.clean import clean
 from spider.cli.config import config
 from spider.cli.data import data
 from spider.cli.doctor import doctor
 from spider.cli.harness import harness
-from spider.cli.order import batch, seen
 from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
-from spider.cli.trace import trace
+from spider.cli.verify import verify
 from spider.config.imports import allow_import
 from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
@@ -58,12 +56,9 @@ _COMMANDS = (
     model.checkpoint,
     evaluate.report,
     evaluate.track,
-    audit,
+    verify,
     diff,
     why,
-    trace,
-    batch,
-    seen,
     clean,
 )
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -209,22 +209,6 @@ def pack(session: Session, dataset: str, seq_len: int) -> None:
     log.info("%s: %s rows of %d, %s", plan, f"{packing.rows:,}", seq_len, filled)
 
 
-@command("dataset", "part")
-@click.option("--output", type=FILE, required=True, help="Description of the index to write.")
-def index_text(session: Session, dataset: str, part: str, output: Path) -> None:
-    """Index the training text of one part of a dataset for `spider trace`."""
-    from spider.provenance.text_index import build
-
-    session.config.dataset(dataset)
-    folder = session.results.shards(dataset)
-    inputs = [folder / "metadata.json"]
-    with session.tracked("index_text", f"{dataset}/{part}", {}, inputs, [output]) as job:
-        built = build(folder, part, output)
-        job.metric("bytes", built.size)
-    text = sum(piece.bytes for piece in built.pieces)
-    log.info("%s: %s bytes of text, %.0f MB", output, f"{text:,}", built.size / 1e6)
-
-
 @command("run", "part")
 @click.option("--output", type=FILE, required=True, help="File of counts to write.")
 def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
@@ -330,5 +314,5 @@ def _print(values: dict[str, Any], indent: str = "") -> None:
 _MEASURED = (decontaminate.held_out, decontaminate.protect, decontaminate.contaminated)
 _STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, *_MEASURED, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
-for one in (*_DATASETS, index_text, verify, inspect, cleaning.removed):
+for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

@@ -331,8 +331,6 @@ class Dataset(Block):
     """Inherit source and settings from this dataset. Only ``tokenizer`` and ``ngram`` may differ."""
     tokenizer: str | None = None
     """Name of the tokenizer, one of ``tokenizers`` (null: bytes)."""
-    index_text: Annotated[bool, Field(exclude=True)] = False
-    """Index the training text, so that `spider trace` finds in it what a run writes (docs/trust.md)."""
     temp: Annotated[bool, Field(exclude=True)] = False
     """Delete the raw text of a part when no job of the workflow reads it any more. Its record stays."""
     license: Annotated[str | None, Field(exclude=True)] = None
@@ -362,8 +360,6 @@ class Dataset(Block):
         if self.cleaning and self.source.STREAMED:
             remedy = "leave it out, or download the text: source.kind: hub"
             raise wrong_key("cleaning", f"a stream is not stored, so it cannot be cleaned; {remedy}")
-        if self.index_text and self.source.STREAMED:
-            raise wrong_key("index_text", "a stream is not stored, so it cannot be indexed; leave this out")
         if self.ngram and self.validation + self.ngram >= 1:
             total = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
             raise wrong_key("ngram", f"leaves no document to train on; {total} must be below 1")

@@ -11,6 +11,8 @@ _ONE = "leave it out; it is {} now"
 REMOVED = {
     "links": "write the values out in `grid:`, or make it a ladder (extras/lab), whose links are formulas",
     "forecast": "leave it out, and name the run in `waiting:` of the ladder",
+    "audit": "name the run in the block `audit` instead: `audit: {RUN: quick}`",
+    "index_text": "name the dataset in the block `trace` instead: `trace: [DATASET]`",
     "store": "link `raw` of the one results folder into the other",
     "fp8_recipe": "leave it out; values of a tensor share a scale (tensorwise)",
     "decontaminate.words": _ONE.format("13"),

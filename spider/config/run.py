@@ -585,9 +585,6 @@ class Run(RunSettings):
     """Tasks of lm-evaluation-harness for the last checkpoint (null: none)."""
     compress: CompressConfig | None = None
     """Compress the last checkpoint into one file, and evaluate that (null: no)."""
-    audit: bool | Literal["quick"] = False
-    """Try to disprove the score of the last stage and of its compressed model (docs/trust.md). quick: on
-    samples, and without training a stretch again."""
     resources: Resources = Resources()
     """Resources of the run's jobs."""
     grid: dict[str, list[Any] | dict[str, Any]] = {}

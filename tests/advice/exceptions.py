@@ -4,8 +4,7 @@ from __future__ import annotations
 
 #: Texts that look like advice and are none: titles, notes below tables, statements, code.
 NOT_ADVICE: dict[str, tuple[str, ...]] = {
-    "audit/code.py": ("no job recorded its code: it was untracked, or run by an earlier version",),
-    "audit/replay.py": ("train.json: {} is not that of the checkpoint at step {}",),
+    "trust/code.py": ("no job recorded its code: it was untracked, or run by an earlier version",),
     "cli/clean.py": ("Remove all of this?",),
     "cli/data.py": ("{}: written; commit it with the configuration",),
     "cli/provenance.py": ("  code      Spider {}, commit {}{}",),

@@ -112,16 +112,17 @@ def test_a_stage_is_named_and_evaluated(here):
         "cli/evaluate.py",
         "no stage is evaluated; run `spider evaluate {}/STAGE`",
     )
-    advised(refusal("audit", "r/a"), "audit/checks.py", "{}: no such file; run `spider {} {}/{}`")
+    advised(refusal("audit", "r/a"), "trust/audit.py", "{}: no such file; run `spider {} {}/{}`")
     spider("evaluate", "r/a", "--threads", 1)
     spider("report", "draw", "r")
     advised(
-        refusal("audit", "results"),
-        "cli/audit.py",
+        refusal("verify", "results"),
+        "cli/verify.py",
         "names no stage; give the folder of a stage, or RUN/STAGE",
     )
     for name in ("results/runs/r/a", "r/a"):
         spider("audit", name, "--quick", "--only", "distribution")
+        spider("verify", name, "--quick", "--only", "score")
     advised(refusal("sample", "r", "--threads", 1), "cli/session.py", "names no stage; write RUN/STAGE")
     spider("sample", "r/a", "--threads", 1)
 

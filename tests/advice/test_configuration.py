@@ -409,11 +409,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.web.source.kind": "hub"},
         ),
         (
-            "so it cannot be indexed; leave this out",
-            WEB | {"datasets.web": STREAM | {"index_text": True}},
-            {"datasets.web.index_text": OUT},
-        ),
-        (
             "truncates text, and a conversation is JSON; leave it out",
             ON_TALK | {"datasets.talk": TALK | {"max_document_bytes": 100}},
             {"datasets.talk.max_document_bytes": OUT},

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from spider_trust.documents import find
+from spider_trust.order import Order
 
 from spider.clean import leftovers
 from spider.cleaning import evidence
@@ -24,9 +26,7 @@ from spider.files import read_json, write_json
 from spider.hf.modeling import SpiderForCausalLM
 from spider.hf.tokenization import SpiderTokenizer
 from spider.model import build_model
-from spider.provenance.documents import find
 from spider.provenance.lineage import result_of
-from spider.provenance.order import Order
 from spider.publish.export import export
 from spider.results import Results
 from spider.training.rollouts import Prompts, Rollouts, check
@@ -158,12 +158,12 @@ def test_a_model_that_reads_less_than_it_says_gets_a_smaller_window(tmp_path):
 
 def test_documents_and_results_are_named(here):  # noqa: F811
     config, results = load_config(Path("config.yaml")), Results(Path("results"))
-    with refused("provenance/documents.py", "{}: name a document as DATASET:ID or DATASET/PART:ROW"):
+    with refused("trust/documents.py", "{}: name a document as DATASET:ID or DATASET/PART:ROW"):
         find(config, results, "toy")
     assert find(config, results, "toy:3") == find(config, results, "toy/000:3") == ("toy", "000", 3)
     raw = results.raw("toy", "000")
     raw.unlink()
-    with refused("provenance/documents.py", "not found, but {}; name it as DATASET/PART:ROW"):
+    with refused("trust/documents.py", "not found, but {}; name it as DATASET/PART:ROW"):
         find(config, results, "toy:3")
     assert find(config, results, "toy/000:3") == ("toy", "000", 3)
     with refused("cleaning/show.py", "so it cannot be shown; download it again"):
@@ -176,10 +176,10 @@ def test_documents_and_results_are_named(here):  # noqa: F811
         "provenance/lineage.py", "neither an evaluation nor a receipt (train.json); train this stage first"
     ):
         result_of(stage.path)
-    with refused("provenance/order.py", "no such receipt; train {} first"):
+    with refused("trust/order.py", "no such receipt; train {} first"):
         Order(config, "r")
     aside.rename(stage.path)
-    assert result_of(stage.path) and Order(config, "r").stages() == ["a"]
+    assert result_of(stage.path) and Order(config, "r").names == ["a"]
 
 
 def test_changed_evidence_is_made_again(tmp_path):

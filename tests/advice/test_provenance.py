@@ -72,7 +72,7 @@ def test_a_stage_of_other_code_is_audited_with_that_code_by_a_worktree(project):
     audit = ("audit", "results/runs/r/a", "--only", "replay", "--threads", 1)
     advised(
         with_code(project / "clone", audit),
-        "audit/replay.py",
+        "trust/replay.py",
         "and the code has changed since; run the audit with PYTHONPATH set to a worktree of",
     )
     why = with_code(project / "clone", ("why", "results/runs/r/a/train.json"))

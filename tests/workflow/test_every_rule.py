@@ -55,8 +55,8 @@ def add_tokens(workflow):
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
-    workflow.config["runs"]["bpe"] |= {"compress": {"cap": 1_000_000}, "audit": "quick"}
-    workflow.config["runs"]["bytes"]["audit"] = True
+    workflow.config["runs"]["bpe"] |= {"compress": {"cap": 1_000_000}}
+    workflow.config["audit"] = {"bpe": "quick", "bytes": True}
     workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
 
@@ -81,7 +81,7 @@ def trained(tmp_path_factory):
         made = add_tokens(Workflow(folder))
         made.config["datasets"]["text"] |= {"ngram": 0.5, "cleaning": CLEANING}
         made.config["datasets"]["text-bpe"]["ngram"] = 0
-        made.config["datasets"]["text"]["index_text"] = True
+        made.config["trace"] = ["text"]
         texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
         gpt2(folder / "a gpt2", byte_level(texts))
         made.config["foreign"] = {"gpt2": {"model": "a gpt2"}}
@@ -315,10 +315,16 @@ def test_training_reads_the_index_of_the_split_and_scoring_the_full_one(everythi
         load_model(stage, family_module=TOY)
 
 
-def audited(name: str, *options: str) -> tuple[int, str]:
-    """Return the exit status of an audit of digests, and what it printed."""
-    done = CliRunner().invoke(cli, ["audit", name, "--only", "digests", *options])
+def verified(name: str, *options: str, command: str = "verify") -> tuple[int, str]:
+    """Return the exit status of a check of digests, and what it printed."""
+    done = CliRunner().invoke(cli, [command, name, "--only", "digests", *options])
     assert isinstance(done.exception, (SystemExit, type(None))), done.exception
+    return done.exit_code, done.output
+
+
+def verified_all() -> tuple[int, str]:
+    """Return the exit status of the check of all files, and what it printed."""
+    done = CliRunner().invoke(cli, ["verify"])
     return done.exit_code, done.output
 
 
@@ -335,7 +341,7 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     page = (results / "report/runs/bpe.html").read_text()
     assert (
         "Audit of packed, compressed" in page
-        and "<b>passed</b></a>: digests, splits, distribution, causality, score, replay, code (quick" in page
+        and "<b>passed</b></a>: digests, splits, distribution, score, causality, replay, code (quick" in page
     )
     assert "## Audit" in (results / "report/table.md").read_text()
     export = everything.folder / "audited"
@@ -347,7 +353,7 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     assert len(sent) == 3 and all(one["audit/failed"] == 0 < one["audit/passed"] for one in sent)
 
 
-def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_path, monkeypatch):
+def test_a_broken_link_is_found_with_what_depends_on_it(everything, tmp_path, monkeypatch):
     monkeypatch.setenv("SPIDER_TRACKING", "off")
     copied = Workflow(shutil.copytree(everything.folder, tmp_path / "copied", symlinks=True))
     monkeypatch.chdir(copied.folder)
@@ -365,62 +371,60 @@ def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_p
 
     weights = next(checkpoint.glob("model*.safetensors"))
     spoilt = {
-        "no job wrote": (stage / "evaluation.json", lambda path: edit(path, bpb=0.5)),
-        "loss is": (stage / "train.json", lambda path: edit(path, loss=0.5)),
+        "packed/evaluation.json: is not": (stage / "evaluation.json", lambda path: edit(path, bpb=0.5)),
+        "packed/train.json: is not": (stage / "train.json", lambda path: edit(path, loss=0.5)),
         "SHA-256 differs from the manifest": (weights, flip),
-        "is not the raw file": (root / "raw/text/000.parquet", flip),
-        "SHA-256 differs from metadata.json": (root / "shards/text-bpe/train/000.bin", flip),
-        "its digest does not match": (
-            root / "shards/text-bpe/metadata.json",
-            lambda path: edit(path, lossless=False),
-        ),
-        "packed-32.rows": (root / "shards/text-bpe/packed-32.rows", flip),
+        "its digest does not match": (checkpoint / "manifest.json", lambda path: edit(path, step=1)),
+        "raw/text/000.parquet: is not": (root / "raw/text/000.parquet", flip),
+        "text-bpe/train/000.bin: is not": (root / "shards/text-bpe/train/000.bin", flip),
+        "packed-32.rows: is not": (root / "shards/text-bpe/packed-32.rows", flip),
         "runs/bpe/first/train.json": (run / "first/train.json", lambda path: edit(path, weights="0" * 16)),
         "tokenizer.json": (root / "tokenizers/bpe/tokenizer.json", flip),
     }
     for reason, (path, spoil) in spoilt.items():
         content = path.read_bytes()
         spoil(path)
-        status, printed = audited("bpe/packed")
-        assert status == 1 and printed.startswith("failed") and reason in printed, (reason, printed)
+        status, printed = verified("bpe/packed")
+        assert status == verified_all()[0] == 1 and printed.startswith("failed") and reason in printed, (
+            reason,
+            printed,
+        )
         path.write_bytes(content)
     assert "runs/bpe/packed/evaluation.json" in printed, "what depends on the tokenizer"
-    assert audited("bpe/packed")[0] == 0
+    assert verified("bpe/packed")[0] == verified_all()[0] == 0
     small = stage / "compressed/model.spider"
     content = small.read_bytes()
     flip(small)
-    assert audited("bpe/packed", "--compressed")[0] == 1
+    assert verified("bpe/packed", "--compressed")[0] == 1
     small.write_bytes(content)
 
     made = next(job for job in Lineage(root).jobs if job.name == "evaluate bpe/packed")
     code = root / "tracking/code" / f"{made.tags['spider.code']}.json"
     content = code.read_bytes()
     edit(code, commit="0" * 40)
-    status, printed = audited("bpe", "--only", "code")
+    status, printed = verified("bpe", "--only", "code", command="audit")
     assert status == 1 and "was edited, so the code of `evaluate bpe/packed` is unknown" in printed
     code.write_bytes(content)
 
     # Files that were deleted break nothing, and an audit of them says so.
     for path in (root / "raw/text").glob("*.parquet"):
         path.unlink()
-    status, _ = audited("bpe", "--quick")
+    status, _ = verified("bpe", "--quick", command="audit")
     (found,) = read_json(stage / "audit.json")["findings"]
-    assert status == 0 and "not here any more, so not hashed: raw/text/000.parquet" in " ".join(
-        found["details"]
-    )
+    assert status == 0 and "not here any more: raw/text/000.parquet" in " ".join(found["details"])
 
     # An audit of a copy compares its weights, and one of an earlier evaluation is stale.
     spider(copied, "checkpoint", "export", str(run / "first"), "other")
     spider(copied, "checkpoint", "export", str(stage), "copy")
-    assert audited("copy")[0] == 0
+    assert verified("copy", command="audit")[0] == 0
     edit(copied.folder / "other/config.json", stage="packed")
-    status, printed = audited("other")
-    assert status == 1 and "was not exported from bpe/packed" in printed
+    status, printed = verified("other", command="audit")
+    assert status == 1 and "other: the digest of its weights is" in printed
     assert Badge.of(StageFolder(stage)).state == "passed"
     shutil.move(checkpoint, tmp_path / "moved")
-    assert audited("bpe")[1].startswith("skipped"), "the weights are gone, so nothing is known about them"
+    assert verified("bpe", "--only", "score")[1].startswith("skipped"), "the weights are gone"
     shutil.move(tmp_path / "moved", checkpoint)
-    assert audited("bpe/packed")[0] == 0
+    assert verified("bpe/packed", command="audit")[0] == 0
     edit(stage / "evaluation.json", bpb=0.5)
     assert Badge.of(StageFolder(stage)).state == "stale"
     (stage / "evaluation.json").unlink()
@@ -430,7 +434,8 @@ def test_a_broken_link_fails_the_audit_with_what_depends_on_it(everything, tmp_p
 
 def rules() -> set[str]:
     """Return the names of all rules in the files of the workflow."""
-    text = "\n".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    files = [*(ROOT / "rules").glob("*.smk"), *ROOT.glob("extras/trust/spider_trust/rules/*.smk")]
+    text = "\n".join(path.read_text() for path in files)
     return set(re.findall(r"^ *rule (\w+):", text, re.M)) | set(
         re.findall(r"^ *use rule .* as (\w+)", text, re.M)
     )
@@ -478,7 +483,7 @@ def test_the_record_of_every_job_lists_all_its_outputs(everything):
 @pytest.mark.timeout(1800)
 def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tmp_path):
     """This run has a tokenizer, packed rows, the harness and a compressed model."""
-    del two.config["runs"]["bytes"]
+    del two.config["runs"]["bytes"], two.config["audit"]["bytes"]
     two.config |= {"results": "made/here", "tracking": {"registry": False}}
     two("made/here/report/runs/bpe.html", patience=1500)
     page = (two.folder / "made/here/report/runs/bpe.html").read_text()

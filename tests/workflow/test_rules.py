@@ -27,7 +27,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     config = workflow.config
     text = config["datasets"]["text"]
     cleaning = {"exact": True, "near": {"containment": 0.9}, "decontaminate": {}}
-    config["datasets"]["indexed"] = {**text, "ngram": 0.3, "cleaning": cleaning, "index_text": True}
+    config["datasets"]["indexed"] = {**text, "ngram": 0.3, "cleaning": cleaning}
     config["datasets"]["deleted"] = {**text, "temp": True}
     config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
     config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
@@ -35,7 +35,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     del small["stages"][1]
     small["resources"] |= {"gpus": gpus}
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
-    small |= {"harness": {}, "compress": {}, "audit": True}
+    small |= {"harness": {}, "compress": {}}
     small["evaluation"] |= {"checkpoints": "all"}
     indexed["data"] = "indexed"
     indexed["model"]["ngram"] = {}
@@ -49,6 +49,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     config["runs"] |= {"indexed": indexed, "packed": packed}
     config["ladders"] = {"swept": swept}
     config["foreign"] = {"gpt2": {"model": "gpt2"}}
+    config |= {"audit": {"small": True}, "trace": ["indexed"]}
     (workflow.folder / "gpt2").mkdir()
 
 

@@ -1,4 +1,4 @@
-"""Trust, an extra of Spider."""
+"""Trust, an extra of Spider: deep checks of a score, and questions about the text that a model has read."""
 
 from pathlib import Path
 

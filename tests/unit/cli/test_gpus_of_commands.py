@@ -28,7 +28,7 @@ COMMANDS = [
     "evaluate-checkpoints r/a",
     "sample r/a",
     "compress r/a",
-    "audit r",
+    "verify r",
     "generate model",
     "chat model",
     "boundaries model text",
@@ -96,7 +96,7 @@ IMPORTED = [
     "evaluation.evaluate",
     "evaluation.generate",
     "evaluation.sample",
-    "audit.checks",
+    "verify.score",
 ]
 IMPORTED += ["compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
 IMPORTED += ["evaluation.harness"] * bool(find_spec("lm_eval"))

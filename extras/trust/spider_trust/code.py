@@ -1,0 +1,57 @@
+"""Compare the code and the packages that made each link of a score with those that stand here now.
+
+Other code is not a failure, because a fixed version of Spider has other code too. The details name it. A
+record of code that is missing or was edited is a failure. Cost: hashing the project's code.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import distributions
+
+from spider.files import digest, read_json, sha256
+from spider.provenance.stale import by_rule
+from spider.tracking.records import Run
+from spider.verify.claim import Claim, Finding
+
+
+def check(claim: Claim, quick: bool) -> Finding:
+    """Compare the code of all jobs that led to the score of a claim with the code here."""
+    lineage = claim.lineage
+    end = lineage.of(claim.folder.evaluation)
+    made = [one for one in (end, *lineage.ancestry(end)) if one.job]
+    jobs = [one.job for one in made if one.job and lineage.code_name(one.job)]
+    if not jobs:
+        reason = "no job recorded its code: it was untracked, or run by an earlier version of Spider"
+        return Finding("skipped", reason)
+    if broken := list(dict.fromkeys(line for job in jobs for line in _damage(claim, job))):
+        return Finding("failed", broken[0], broken)
+    edited = by_rule((job.tags["spider.rule"], names) for job in jobs if (names := lineage.edited(job)))
+    now = {one.name: one.version for one in distributions()} | {"Python": platform.python_version()}
+    packages = {
+        f"package {name}: {version} then, {now.get(name, 'not installed')} now"
+        for job in jobs
+        for name, version in lineage.packages(job).items()
+        if now.get(name) != version
+    }
+    details = [*edited, *sorted(packages)]
+    if unknown := len(made) - len(jobs):
+        details.append(f"{unknown} jobs of earlier versions of Spider did not record their code")
+    reason = f"the code and packages of {len(jobs)} jobs are those that stand here"
+    if details:
+        reason = f"other code or packages made {len(edited)} kinds of files; {details[0]}"
+    return Finding("passed", reason, details)
+
+
+def _damage(claim: Claim, job: Run) -> Iterator[str]:
+    """Yield what is wrong with the record of the code of a job."""
+    folder, name = claim.results.root / "tracking" / "code", claim.lineage.code_name(job)
+    path = folder / f"{name}.json"
+    plain = read_json(path) if path.is_file() else {}
+    if digest(plain) != name:
+        yield f"{path}: is missing or was edited, so the code of `{job.name}` is unknown"
+    elif plain.get("patch"):
+        patch = folder / f"{plain['patch']}.patch"
+        if not patch.is_file() or sha256(patch)[:16] != patch.stem:
+            yield f"{patch}: is missing or was edited, so the changes of the code of `{job.name}` are unknown"

@@ -1,0 +1,1 @@
+from tests.unit.small_training import *  # noqa: F403 (fixtures)

@@ -1,0 +1,57 @@
+"""`spider audit` finds what twenty dishonest runs have done, and gives no alarm for twenty honest ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from extras.trust.tests.planted import CLEAN, FRAUDS, audited, make, verdict
+
+ALL = [*FRAUDS, *CLEAN]
+#: These share one small workflow.
+FEW = [
+    one
+    for one in ALL
+    if one.name
+    in (
+        "80% of validation documents trained on",
+        "a swapped checkpoint",
+        "a hand-edited evaluation",
+        "an edited receipt",
+        "gpt on bytes",
+    )
+]
+
+
+def test_there_are_twenty_frauds_and_twenty_clean_runs():
+    assert (len(FRAUDS), len(CLEAN), len(FEW)) == (20, 20, 5)
+    assert len({one.key for one in ALL}) == 40
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planted")
+    make(folder, FEW)
+    return folder
+
+
+@pytest.mark.parametrize("planted", FEW, ids=lambda one: one.name)
+def test_a_planted_run(few, planted):
+    findings = audited(few, planted)
+    right, line = verdict(planted, findings)
+    assert right, (line, findings)
+
+
+@pytest.fixture(scope="module")
+def all_of_them(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("all-planted")
+    make(folder, ALL)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("planted", ALL, ids=lambda one: one.name)
+def test_one_of_forty_planted_runs(all_of_them, planted):
+    findings = audited(all_of_them, planted)
+    right, line = verdict(planted, findings)
+    assert right, (line, findings)

@@ -1,0 +1,116 @@
+"""Score tiny trained models again, and show that each kind of false score is found."""
+
+import json
+import re
+import shutil
+
+import pytest
+from spider_trust import again
+
+from extras.trust.tests.frauds import DOUBLE, SEES, SUMS, family
+from spider.verify.claim import Claim
+from tests.unit.small_training import MODEL, one_thread  # noqa: F401 (a fixture)
+from tests.unit.verify.scored_stage import scored_stage
+
+TOY = "tests.families.toy"
+
+
+@pytest.fixture
+def claim(tmp_path, monkeypatch):
+    """Return a function that trains and evaluates a stage, and returns the claim of its score."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(again, "_PREFIXES", (8, 2))
+    monkeypatch.setattr(again, "_CUTS", (8, 2))
+
+    def make(model, name="results", **settings):
+        return scored_stage(tmp_path / name, model, **settings)
+
+    return make
+
+
+def found(claim, quick=False):
+    """Return the findings of the three checks in a new claim, by name."""
+    checks = again.checks(Claim(claim.config, claim.run, claim.stage), quick)
+    return {name: check() for name, check in checks.items()}
+
+
+def edit(claim, **changes):
+    """Edit an evaluation by hand."""
+    path = claim.folder.evaluation
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL,
+        {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2},
+    ],
+    ids=["spider", "gpt"],
+)
+def test_a_true_score_passes_and_false_ones_do_not(claim, model):
+    one = claim(model)
+    for quick in (True, False):
+        assert {check: finding.status for check, finding in found(one, quick).items()} == {
+            "score": "passed",
+            "distribution": "passed",
+            "causality": "passed",
+        }, found(one, quick)
+    plain = json.loads(one.folder.evaluation.read_text())
+
+    lower = {"bpb": plain["bpb"] - 0.01, "nats": plain["nats"] | {"byte": plain["nats"]["byte"] * 0.99}}
+    edit(one, **lower)
+    assert "if it is computed again" in " ".join(found(one)["score"].details)
+    details = " ".join(found(one, quick=True)["score"].details)
+    assert f"bpb: {lower['bpb']:.6f} in the evaluation, but its documents have {plain['bpb']:.6f}" in details
+    edit(one, **plain | {"bpb_carried": plain["bpb_carried"] - 0.01})
+    assert found(one)["score"].reason.startswith("bpb_carried")
+    edit(one, **plain | {"bytes": plain["bytes"] + 1})
+    assert found(one)["score"].reason.startswith("bytes: ")
+    edit(one, **plain)
+    results = json.loads(json.dumps(plain["results"]))
+    for document in results["overlap"]["details"]["by_document"]:
+        document["bpb"] -= 0.01
+    edit(one, **lower, results=results)
+    details = " ".join(found(one, quick=True)["score"].details)
+    assert re.search(r"document \d+: [\d.]+ bits per byte in the evaluation, [\d.]+ if it is", details)
+    edit(one, **plain)
+
+    shutil.rmtree(one.folder.path / plain["checkpoint"])
+    assert {finding.status for finding in found(one).values()} == {"skipped"}
+
+
+def test_another_checkpoint_in_its_place_is_found(claim):
+    one = claim({"family": TOY})
+    other = claim({"family": TOY}, name="other", lr=1e-3)
+    name = one.evaluation.checkpoint
+    shutil.rmtree(one.folder.path / name)
+    shutil.copytree(other.folder.path / name, one.folder.path / name)
+    scored = found(one)["score"]
+    assert scored.status == "failed"
+    assert "the checkpoint has" in scored.reason
+
+
+def test_averaged_weights_that_are_reported_as_final_are_found(claim):
+    one = claim({"family": TOY}, ema={"decay": 0.9})
+    assert found(one)["score"].status == "passed"
+    edit(one, averaged=False, weights=one.receipt.weights)
+    assert "but the checkpoint has" in " ".join(found(one)["score"].details)
+
+
+@pytest.mark.parametrize(
+    ("body", "check", "reason"),
+    [
+        (SEES, "causality", "change if other bytes come"),
+        (SEES, "score", "nothing after its prefix"),
+        (DOUBLE, "distribution", "counts for 2 bytes, but stands for"),
+        (SUMS, "distribution", "do not sum to one"),
+        (SUMS, "score", "if it is computed again"),
+    ],
+    ids=["sees", "sees-score", "double", "sums", "sums-score"],
+)
+def test_a_family_that_cheats_is_found(claim, tmp_path, body, check, reason):
+    name = f"cheating_{abs(hash((body, check)))}"
+    checked = found(claim(family(tmp_path, name, body)))[check]
+    assert checked.status == "failed"
+    assert reason in " ".join(checked.details)

@@ -1,0 +1,160 @@
+"""Held-out text in the training text is found, and clean datasets of all kinds give no alarm."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from spider_trust.copies import by_chance
+from spider_trust.splits import check
+
+from spider.evaluation.result import Result
+from spider.ngram.store import open_index
+from tests.unit.verify.small_claims import (
+    World,
+    documents,
+    edited,
+    held_out,
+    is_held_out,
+    learned,
+    rows,
+)
+
+
+def found(world, quick=False):
+    finding = check(world.claim, quick)
+    return finding.status, finding.reason, finding.details
+
+
+def passes(world):
+    for quick in (True, False):
+        status, reason, details = found(world, quick)
+        assert (status, details) == ("passed", []), reason
+    return reason
+
+
+# ------------------------------------------------------------------------------------------ clean datasets
+
+
+def test_a_mixture_with_templates_and_licences_gives_no_alarm(tmp_path):
+    """Copies that a hash put on both sides are normal."""
+    pages = [(f"page-{n}", f"Station {n}. " + documents()[n % 7]) for n in range(300)]
+    world = World(
+        tmp_path,
+        {"text": {}, "pages": {}},
+        data={"mix": {"text": 1, "pages": 1}},
+        evaluation={"max_bytes": 60_000, "data": "pages"},
+    )
+    world.raw(rows())
+    world.raw(pages, "pages")
+    world.encode()
+    world.encode("pages")
+    world.evaluate()
+    assert "have a copy in the training text, no more than training documents have" in passes(world)
+
+
+def test_without_raw_files_the_rest_is_checked(tmp_path):
+    world = World(tmp_path).make()
+    shutil.rmtree(tmp_path / "results/raw")
+    assert "the rule could not be computed again for 2 parts, whose raw text is not here" in passes(world)
+    world.make([*rows(), *learned()])
+    shutil.rmtree(tmp_path / "results/raw")
+    status, reason, _ = found(world)
+    assert status == "failed" and "100% of the" in reason
+
+
+# ------------------------------------------------------------------------------------------------- frauds
+
+
+@pytest.mark.parametrize("tokenizer", [None, "bpe"])
+def test_held_out_documents_that_were_trained_on(tmp_path, tokenizer):
+    world = World(tmp_path, {"text": {"tokenizer": tokenizer} if tokenizer else {}})
+    count = round(0.8 * len(held_out()))
+    world.make([*rows(), *learned(count=count)])
+    status, reason, details = found(world)
+    assert status == "failed"
+    assert f"held-out documents are in the training text ({count}" in reason
+    assert details
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (
+            lambda text: edited(text, 0.05),
+            "near copies in the training text, with about ",
+        ),
+        (lambda text: text.upper(), "in another normalization of the text"),
+        (lambda text: re.sub(r"[.,:;()']", "  ", text), "in another normalization of the text"),
+    ],
+)
+def test_changed_copies(tmp_path, change, phrase):
+    world = World(tmp_path).make([*rows(), *learned(change)])
+    for quick in (True, False):
+        status, reason, details = found(world, quick)
+        assert status == "failed" and phrase in reason, reason
+        assert "text/train/00" in details[0] and "of its raw file" in details[0]
+
+
+def test_a_wrong_overlap(tmp_path):
+    world = World(tmp_path).make()
+    metrics = {"overlap/share": 0.9, "overlap/searched": 1.0}
+    world.evaluate(results={"overlap": Result(title="Overlap", metrics=metrics)})
+    assert "records an overlap of 90.0% with the training text, but it is" in found(world)[1]
+
+
+def test_held_out_text_in_the_ngram_index(tmp_path):
+    ngram = {"contexts": [1, 2], "matches": [2], "counts": [1], "candidates": 2, "hidden": 8, "state": 12}
+    model = {"preset": "tiny", "ngram": ngram}
+    world = World(tmp_path, {"text": {"ngram": 0.3}}, model=model).make()
+    index = world.index()
+    passes(world)
+    counted = np.load(index / "split/text.npy")
+    more = np.concatenate(
+        [counted, np.frombuffer("".join(text for _, text in held_out()).encode(), np.uint8)]
+    )
+    assert open_index(index / "split").description.bytes == len(counted)
+    np.save(index / "split/text.npy", more)
+    record = json.loads((index / "split/index.json").read_text())
+    record["files"]["text.npy"]["size"] = (index / "split/text.npy").stat().st_size
+    (index / "split/index.json").write_text(json.dumps(record))
+    reason = found(world)[1]
+    assert "n-gram index counts another text than the splits ngram, with 100% of the" in reason
+
+
+def most_of(what, reason):
+    """Return whether a reason counts at least nine of ten; the texts differ between versions of Python."""
+    counted = re.search(rf"(\d+) of (\d+) {what}", reason)
+    return counted and int(counted[1]) >= 0.9 * int(counted[2])
+
+
+def test_questions_that_were_learned_or_that_hold_their_answers(tmp_path):
+    halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for _, text in held_out()]
+    asked = [{"query": a, "choices": [b, halves[n - 1][1]], "gold": 0} for n, (a, b) in enumerate(halves)]
+    file = tmp_path / "questions.jsonl"
+
+    def write(questions):
+        file.write_text("".join(json.dumps(one) + "\n" for one in questions))
+
+    task = {"evaluation": {"max_bytes": 60_000, "tasks": {"own": {"kind": "jsonl", "file": str(file)}}}}
+    world = World(tmp_path, **task).make()
+    write(asked)
+    passes(world)
+    write([{**one, "query": f"{one['query']} {one['choices'][0]} Which?"} for one in asked])
+    assert most_of(r"questions of the task own hold the text of the right answer", found(world)[1])
+    train = [text for id, text in rows() if not is_held_out((id, text))]
+    write([{"query": text[:150], "choices": [text[150:300], "no"], "gold": 0} for text in train[:50]])
+    assert most_of(r"questions stand with their answers in the training text", found(world)[1])
+
+
+def test_what_cannot_be_searched_is_skipped(tmp_path):
+    world = World(tmp_path)
+    assert found(world) == ("skipped", "text has no shards here.", [])
+
+
+def test_the_difference_that_chance_gives():
+    assert by_chance(0, 100, 0, 1000) and by_chance(5, 122, 26, 1000) and by_chance(100, 100, 1000, 1000)
+    assert not by_chance(80, 100, 0, 100) and not by_chance(6, 100, 0, 1000)

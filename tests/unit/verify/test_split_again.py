@@ -1,0 +1,123 @@
+"""Documents in another split than the rule gives are found, and clean datasets of all kinds give no alarm."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from spider.cleaning.evidence import table, write_removed
+from spider.verify.splits import check
+from tests.unit.verify.small_claims import World, conversation, held_out, learned, named, rows
+
+
+def found(world, quick=False):
+    finding = check(world.claim, quick)
+    return finding.status, finding.reason, finding.details
+
+
+def passes(world):
+    for quick in (True, False):
+        status, reason, details = found(world, quick)
+        assert (status, details) == ("passed", []), reason
+    return reason
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ngram": 0.3},
+        {"max_document_bytes": 300},
+        {"cleaning": {"filters": ["bytes >= 400"]}},
+        {"split_by": {"column": "package", "pattern": "[^/]+", "salt": 3}},
+        {"tokenizer": "bpe"},
+        {"format": "chat"},
+        {"format": "chat", "tokenizer": "bpe"},
+    ],
+    ids=lambda one: ", ".join(one) or "plain",
+)
+def test_a_clean_dataset_gives_no_alarm(tmp_path, settings):
+    world = World(tmp_path, {"text": settings})
+    packages = [f"package{number // 20}/module.py" for number in range(len(rows()))]
+    chat = settings.get("format") == "chat"
+    found = [(id, conversation(text) if chat else text) for id, text in rows()]
+    reason = passes(world.make(found, **({"package": packages} if "split_by" in settings else {})))
+    assert "Each document of 2 parts is in the split that the rule gives" in reason
+
+
+def test_documents_that_cleaning_removed_are_not_missed(tmp_path):
+    world = World(tmp_path, {"text": {"cleaning": {"exact": True}}})
+    world.raw(rows())
+    for part in ("000", "001"):
+        raw = world.claim.results.raw("text", part)
+        removed = {"row": np.array([1, 4], np.uint32), "removed": True, "reason": "exact"}
+        write_removed(world.claim.results.cleaning("text", "removed", part), part, table(removed, 2))
+    world.encode()
+    world.evaluate()
+    passes(world)
+    held = pq.read_table(raw)["id"][1].as_py()
+    write_removed(world.claim.results.cleaning("text", "removed", part), part, table(removed, 2).slice(1))
+    assert f"row 1, id {held!r}: not in the" in found(world)[2][0]
+
+
+def test_without_raw_files_nothing_is_said_of_the_rule(tmp_path):
+    world = World(tmp_path)
+    assert found(world) == ("skipped", "text has no shards here.", [])
+    world.make()
+    shutil.rmtree(tmp_path / "results/raw")
+    assert "the rule could not be computed again for 2 parts, whose raw text is not here" in passes(world)
+
+
+@pytest.mark.parametrize("tokenizer", [None, "bpe"])
+def test_held_out_documents_that_were_trained_on(tmp_path, tokenizer):
+    world = World(tmp_path, {"text": {"tokenizer": tokenizer} if tokenizer else {}})
+    count = round(0.8 * len(held_out()))
+    world.make([*rows(), *learned(count=count)])
+    world.raw(rows())
+    for quick in (True, False):
+        status, reason, details = found(world, quick)
+        assert status == "failed" and "held-out documents are in the training text" in reason
+        assert re.match(r"text, part 00\d, row \d+, id 'doc-\d+': validation by the rule, ", details[0])
+    assert f"({count})" in reason
+
+
+def test_a_split_made_a_chunk_at_a_time(tmp_path):
+    """The first fifth of each part was held out, or each document was cut before the split."""
+    world = World(tmp_path).make()
+    half = len(rows()) // 2
+    world.make([named(text, n % half < half // 5, id) for n, (id, text) in enumerate(rows())])
+    world.raw(rows())
+    reason = found(world)[1]
+    assert "as if it were made a chunk at a time" in reason
+    assert "held-out documents are in the training text" in reason
+    pieces = [(f"{id}/{at}", text[at : at + 400]) for id, text in rows() for at in range(0, len(text), 400)]
+    world.make(pieces)
+    world.raw(rows())
+    reason = found(world)[1]
+    assert "documents have a text that their raw file does not have" in reason
+    assert "documents of the raw text are missing" in reason
+
+
+def test_an_oversampled_source(tmp_path):
+    world = World(tmp_path).make([*rows(), *(rows()[:60] * 2)])
+    world.raw(rows())
+    assert "stand more often in a split than in the raw text, as of an oversampled source" in found(world)[1]
+
+
+def test_shards_of_another_text(tmp_path):
+    world = World(tmp_path).make([(id, text[::-1]) for id, text in rows()])
+    world.raw(rows())
+    status, reason, details = found(world)
+    phrase = "have a text that their raw file does not have, as of a stale shard"
+    assert status == "failed" and f"{len(rows())} documents {phrase}" in reason
+    assert re.match(r"text, part 000, document 0 of train, row \d+", details[0])
+
+
+def test_a_part_that_the_source_does_not_have(tmp_path):
+    world = World(tmp_path).make()
+    world.written["datasets"]["text"]["source"]["files"].pop()
+    assert "has shards of parts that its source does not have: 001" in found(world)[1]
