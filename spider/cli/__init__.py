@@ -23,6 +23,7 @@ import click
 from spider.cli import evaluate, model, train
 from spider.cli.chat import chat
 from spider.cli.clean import clean
+from spider.cli.compare import compare
 from spider.cli.config import config
 from spider.cli.data import data
 from spider.cli.doctor import doctor
@@ -57,6 +58,7 @@ _COMMANDS = (
     evaluate.report,
     evaluate.track,
     verify,
+    compare,
     diff,
     why,
     clean,

@@ -71,16 +71,12 @@ def describe(session: Session, run: str | None, as_json: bool, memory: float | N
 )
 @click.option("--n-loops", type=COUNT, help="Loops of the recurrent core (default: as evaluated).")
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context (default: as evaluated).")
-@click.option(
-    "--mixer", is_flag=True, help="Mix with counters that learn from the text (docs/evaluation.md)."
-)
 def generate(
     path: Path,
     prompt: str | None,
     prompt_file: Any,
     count: int,
     context: int | None,
-    mixer: bool,
     seed: int,
     num_samples: int,
     **sampling: Any,
@@ -95,19 +91,12 @@ def generate(
 
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both")
-    if mixer and num_samples > 1:
-        raise click.UsageError("--mixer learns from one text; give it or --num-samples, not both")
     text = prompt_file.read() if prompt_file else prompt
     if text is not None and not text:
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
     checkpoint = Checkpoint.at(path)
     model = on_gpu(checkpoint)
     context = context or checkpoint.manifest.window
-    if mixer:
-        from spider.config import MixerConfig
-        from spider.evaluation.mixer import Mixer
-
-        sampling["mixer"] = Mixer(model.tokens, MixerConfig().rate)
     sampling |= {"max_bytes": count, "context": context}
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
     if num_samples > 1:

@@ -9,7 +9,6 @@ from spider.config.run import (
     EvaluationConfig,
     ForeignConfig,
     GroupConfig,
-    MixerConfig,
     OptimizerConfig,
     Resources,
     RolloutConfig,

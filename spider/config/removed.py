@@ -13,6 +13,7 @@ REMOVED = {
     "forecast": "leave it out, and name the run in `waiting:` of the ladder",
     "audit": "name the run in the block `audit` instead: `audit: {RUN: quick}`",
     "index_text": "name the dataset in the block `trace` instead: `trace: [DATASET]`",
+    "evaluation.mixer": "write it as measurements: {spider_lab.mixer: {...}}, of the extra lab",
     "store": "link `raw` of the one results folder into the other",
     "fp8_recipe": "leave it out; values of a tensor share a scale (tensorwise)",
     "decontaminate.words": _ONE.format("13"),

@@ -419,17 +419,6 @@ class TTTConfig(Block):
                 yield f"layers: {layer} is not one of {known}"
 
 
-class MixerConfig(Block):
-    """Online mixer: score the text a second time, and mix the distribution of a model of bytes with counters
-    that learn from each byte after it is scored. The result stands beside the score of the frozen model
-    (docs/evaluation.md)."""
-
-    prime: Annotated[int, Field(ge=0)] = 100_000
-    """Bytes of training text that the mixer's weights learn from first (0: none)."""
-    rate: Annotated[float, Field(gt=0)] = 0.005
-    """Learning rate of the mixer's weights."""
-
-
 Bits = Annotated[int, Field(ge=2, le=8)]
 
 
@@ -492,8 +481,6 @@ class EvaluationConfig(Block):
     """Prime zpaq, the strongest and slowest compressor, with as much as PPMd (27 MB: 80 s, twice)."""
     ttt: TTTConfig | None = None
     """Test-time training (null: none)."""
-    mixer: MixerConfig | None = None
-    """Online mixer over the model's distribution (null: none)."""
     tasks: dict[Name, TaskConfig] = {}
     """Questions to answer, by name (docs/evaluation.md)."""
     measurements: dict[str, dict[str, Any]] = {}

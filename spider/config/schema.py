@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from spider import extras
 from spider.config.block import Block, ConfigError, Name, explain, none_such
-from spider.config.checks import leak_problems, shared_file, sized, token_problems, tokenizer_of
+from spider.config.checks import leak_problems, shared_file, sized, token_problems
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import, measurement_problems
@@ -381,7 +381,6 @@ def _problems(config: Config) -> Iterator[str]:
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in run.problems())
         yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
-        yield from (f"runs.{name}.{problem}" for problem in _mixer_problems(config, run))
         yield from (f"runs.{name}.{problem}" for problem in _chat_problems(config, name))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
@@ -448,13 +447,6 @@ def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
             if file := shared_file(dataset, config.datasets[other]):
                 reason = f"which shares {file} with {other}, so it may hold text that is trained on"
                 yield f"{where}, {reason}; take the file out of one of them, or leave model.ngram out"
-
-
-def _mixer_problems(config: Config, run: Run) -> Iterator[str]:
-    """Yield a problem if a model with a mixer is not one of bytes."""
-    if run.evaluation.mixer and tokenizer_of(config.datasets, run.dataset):
-        reason = f"needs a model over bytes, and tokens of {run.dataset} stand for several bytes"
-        yield f"evaluation.mixer: {reason}; leave the mixer out"
 
 
 def _chat_problems(config: Config, name: str) -> Iterator[str]:

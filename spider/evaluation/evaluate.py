@@ -29,7 +29,7 @@ from spider.data.shards import load_metadata, scored_groups
 from spider.evaluation.bpb import Score, bits_by_byte, score
 from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.spread import intervals
+from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import Overlap, Text, validation_stream
 from spider.evaluation.training_text import LearnedFrom
@@ -50,7 +50,6 @@ MEASUREMENTS = (
     "sources",
     "train_text",
     "adapt",
-    "mixer",
     "tasks",
     "loops",
     "segments",
@@ -113,6 +112,7 @@ class HeldOut:
             stage=spec.stage,
             index=spec.index,
             bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
+            document_bits=document_bits(scored.by_target_S, tokens_N, model.tokens),
             intervals=intervals(scored.by_target_S, tokens_N, model.tokens),
             intervals_carried=intervals(carried.by_target_S, tokens_N, model.tokens) if carried else {},
             learn=spec.settings.learn,

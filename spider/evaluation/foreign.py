@@ -27,7 +27,7 @@ from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.spread import intervals
+from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.tasks import answered
 from spider.evaluation.text import Text, validation_stream
 from spider.files import digest, sha256
@@ -178,6 +178,7 @@ def evaluate_foreign(
         run=name,
         stage="foreign",
         index=0,
+        document_bits=document_bits(scored.by_target_S, tokens_N, tokens),
         intervals=intervals(scored.by_target_S, tokens_N, tokens, size_D),
         intervals_carried=intervals(carried.by_target_S, tokens_N, tokens, size_D) if carried else {},
         lossless=load_metadata(data).lossless,

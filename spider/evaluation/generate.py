@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Required, TypedDict, Unpack
+from typing import Required, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -22,14 +22,9 @@ from torch import Tensor
 from spider.errors import Diverged
 from spider.evaluation.calculator import Calls
 from spider.model.interface import Model
-from spider.model.layers import wide
 from spider.model.reading import Streams
 from spider.tokens import BYTES, Tokens
 from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
-
-if TYPE_CHECKING:
-    from spider.evaluation.mixer import Mixer
-
 
 #: What the tokens of calls look like in text: ⟨48/2⟩⟨= 24⟩.
 _SHOWN = {PYTHON_START: "⟨", PYTHON_END: "⟩", OUTPUT_START: "⟨= ", OUTPUT_END: "⟩"}
@@ -63,21 +58,19 @@ def generate(
     prompt: bytes | str | np.ndarray,
     *,
     seed: int,
-    mixer: Mixer | None = None,
     **settings: Unpack[Settings],
 ) -> Iterator[int]:
     """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt and the end.
 
     Args:
         prompt: Text or raw bytes (empty: begin a document), or ids, which are read without a BOS in front.
-        mixer: Mixes the model's distribution, and learns from the prompt and from what is written.
 
     Raises:
         ValueError: An argument is out of range, or the prompt is not text or exceeds the context. The call
             raises it, before the first id.
     """
     closing = {model.tokens.eos, *settings.get("ends", ())}
-    steps = _steps(model, prompt, [seed], mixer, **settings)
+    steps = _steps(model, prompt, [seed], **settings)
     return (drawn for step in steps for drawn in step.values() if drawn not in closing)
 
 
@@ -92,7 +85,7 @@ def generate_many(
     alike. The arguments and errors are those of `generate`.
     """
     texts: list[list[int]] = [[] for _ in seeds]
-    for step in _steps(model, prompt, seeds, None, **settings):
+    for step in _steps(model, prompt, seeds, **settings):
         for text, drawn in step.items():
             texts[text].append(drawn)
     return texts
@@ -102,7 +95,6 @@ def _steps(
     model: Model,
     prompt: bytes | str | np.ndarray,
     seeds: Sequence[int],
-    mixer: Mixer | None,
     *,
     max_bytes: int,
     max_ids: int | None = None,
@@ -138,19 +130,12 @@ def _steps(
         texts = Streams(model, context, n_loops)
         numbers = list(range(len(seeds)))
         written = [0] * len(seeds)
-        log_p_1V = np.empty((0, model.tokens.size), np.float32)
         new = [prompt_ids]
         while True:
-            logits_RNV = texts.read(new)
-            logits_RV = logits_RNV[:, -1]
+            logits_RV = texts.read(new)[:, -1]
             if len(logits_RV) < len(numbers):  # the prompt, which all texts continue
                 texts.select([0] * len(numbers))
                 logits_RV = logits_RV.expand(len(numbers), -1)
-            if mixer is not None:
-                log_p_NV = np.concatenate([log_p_1V, wide(logits_RNV[0]).log_softmax(-1).cpu().numpy()])
-                mixer.read(np.array(new[0])[1 - len(log_p_1V) :], log_p_NV[:-1])
-                log_p_1V = log_p_NV[-1:]
-                logits_RV = torch.from_numpy(mixer.log_p(log_p_1V[0]))[None]
             drawing = [generators[number] for number in numbers]
             drawn_R = sample(logits_RV, temperature, top_k, top_p, drawing, writable_W)
             if calculator:

@@ -137,5 +137,5 @@ def undecided(scores: Iterable[tuple[str, float, bool]], noise: Noise | None) ->
         return None
     return (
         f"No model is marked as the best: {best} and {other} differ by no more than seeds alone move a score "
-        f"({noise.deviation:.4f} bits per byte, one standard deviation). `spider compare` decides."
+        f"({noise.deviation:.4f} bits per byte, one standard deviation). `spider compare` pairs them."
     )

@@ -107,6 +107,8 @@ class Evaluation(Scored, Record):
     """95% intervals of a bootstrap over documents, by the name of the score."""
     intervals_carried: dict[str, tuple[float, float]] = {}
     """The same with what came before."""
+    document_bits: list[float] = []
+    """Bits of the text of each document, read alone, which `spider compare` pairs."""
     results: dict[str, Result] = {}
     """Results of the measurements, by name."""
 

@@ -64,6 +64,13 @@ def intervals(
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
+def document_bits(nats_S: np.ndarray, tokens_N: np.ndarray, tokens: Tokens) -> list[float]:
+    """Return the bits of the text of each document. The arguments are those of `intervals`."""
+    document_S = np.cumsum(tokens_N == tokens.bos)[1:] - 1
+    bits_S = nats_S * (tokens.bytes_of[tokens_N[1:]] > 0) / math.log(2)
+    return [round(bits, 3) for bits in np.bincount(document_S, bits_S).tolist()]
+
+
 def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the scores of each group of documents (``split_by``); None if the groups are not recorded."""
     if not subject.groups:

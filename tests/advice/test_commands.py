@@ -85,8 +85,6 @@ def test_options_of_generation_are_changed(here):
     said = refusal(*words, "--prompt", "the ", "--prompt-file", "prompt")
     advised(said, "cli/model.py", "give --prompt or --prompt-file, not both")
     spider(*words, "--prompt-file", "prompt")
-    said = refusal(*words, "--mixer", "--num-samples", 2)
-    advised(said, "cli/model.py", "--mixer learns from one text; give it or --num-samples, not both")
     spider(*words, "--num-samples", 2)
     advised(
         refusal(*words, "--prompt", ""),

@@ -211,11 +211,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.model.ngram": OUT},
         ),
         (
-            "evaluation.mixer: {}; leave the mixer out",
-            TOKENIZED | {"runs.r.evaluation.mixer": {}},
-            {"runs.r.evaluation.mixer": OUT},
-        ),
-        (
             "train a stage on data of format: chat, or leave it out",
             {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q.jsonl", "chat": True}},
             {"datasets.talk": TALK, "runs.r.stages.1.data": "talk"},

@@ -1,4 +1,4 @@
-"""Advice about evaluations: held-out text, tasks, test-time training, the mixer, groups and mixtures."""
+"""Advice about evaluations: held-out text, tasks, test-time training, groups and mixtures."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from spider.evaluation.adapt import adapt
 from spider.evaluation.checkpoints import _chosen
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.golf_bytes import golf_bytes
-from spider.evaluation.mixer import check_tokens, prime_stream
-from spider.evaluation.text import Text, validation_stream
+from spider.evaluation.text import validation_stream
+from spider.evaluation.train_text import train_stream
 from spider.evaluation.training_text import LearnedFrom
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
 from spider.training.rollouts import Prompts
 from tests.transformers_models import byte_level, gpt2
 from tests.unit.evaluation.test_adapt import TOKENS, toy
@@ -53,23 +52,14 @@ def test_test_time_training_learns_all_parameters_or_at_a_lower_rate():
     adapt(build_gpt(), TOKENS, wild.model_copy(update={"lr": 0.01}), WINDOWS)
 
 
-def test_the_mixer_is_primed_by_other_text_of_a_model_over_bytes(tmp_path, finished, shards):
+def test_fewer_bytes_of_a_known_training_text_are_scored(tmp_path, finished, shards):
     folder = encoded(tmp_path / "toy", ["one two three " * 40, "four five six " * 40], validation=0)
-    receipt = finished / "train.json"
-    learned = LearnedFrom([(receipt, folder)], [], [])
-    scored = Text.of(BYTES.encode("seven " * 40), BYTES)
+    learned, key = LearnedFrom([(finished / "train.json", folder)], [], []), "evaluation.train_bytes"
     with refused("evaluation/train_text.py", "bytes are more than the train split of {} has ({}); lower it"):
-        prime_stream(learned, 10**6, scored)
-    assert len(prime_stream(learned, 300, scored)) > 300
+        train_stream(learned, 10**6, key)
+    assert len(train_stream(learned, 300, key)[0]) > 300
     with refused("evaluation/train_text.py", "the training text cannot be read; set it to 0"):
-        prime_stream(LearnedFrom([], [], []), 300, scored)
-    known = Text.of(BYTES.encode("one two three " * 40), BYTES)
-    with refused("evaluation/mixer.py", "hold that document out of the training text, or set the key to 0"):
-        prime_stream(learned, 1000, known)
-    tokens = BpeTokens([(97, 98)])
-    with refused("evaluation/mixer.py", "train a model over bytes, or leave the mixer out"):
-        check_tokens(tokens)
-    check_tokens(BYTES)
+        train_stream(LearnedFrom([], [], []), 300, key)
     with refused("evaluation/golf_bytes.py", "and this text has none; leave it out"):
         golf_bytes(TOKENS, BYTES)
 

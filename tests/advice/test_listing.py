@@ -15,7 +15,7 @@ def _followed() -> list[tuple[str, str]]:
     """Return the module and the phrase of each message that the tests of this folder name."""
     found = []
     here = sorted(Path(__file__).parent.glob("test_*.py"))
-    for path in [*here, *ROOT.glob("extras/*/tests/test_*.py")]:
+    for path in [*here, *ROOT.glob("tests/unit/**/test_*.py"), *ROOT.glob("extras/*/tests/test_*.py")]:
         module = importlib.import_module(f"{__package__}.{path.stem}") if path in here else None
         for name, rows in getattr(module, "ADVICE", {}).items():
             found += [(name, row[0]) for row in rows]

@@ -45,12 +45,12 @@ MOST = {
     "audit": 60,
     "checkpoints": 858,
     "cleaning": 996,
-    "cli": 1798,
+    "cli": 1868,
     "compress": 883,
-    "config": 2414,
+    "config": 2405,
     "data": 2281,
-    "evaluation": 3818,
-    "extras/lab": 1175,
+    "evaluation": 3356,
+    "extras/lab": 1613,
     "extras/trust": 1761,
     "hf": 447,
     "kernels": 1454,
@@ -65,7 +65,7 @@ MOST = {
     "tokens": 518,
     "tracking": 1871,
     "training": 2709,
-    "verify": 411,
+    "verify": 409,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

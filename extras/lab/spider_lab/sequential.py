@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from scipy.stats import norm
 
 from spider.evaluation.noise import Noise
 
@@ -87,12 +88,8 @@ def _chance(mean: float, S: float, k: int, most: int, bound: float) -> float:
     needed, spread = bound * S / math.sqrt(most), S * math.sqrt(1 / k - 1 / most)
     if not spread:
         return 1.0
-    return _below((mean - needed) / spread) + _below((-mean - needed) / spread)
-
-
-def _below(z: float) -> float:
-    """Return the standard normal distribution at z."""
-    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    chance: float = norm.cdf((mean - needed) / spread) + norm.cdf((-mean - needed) / spread)
+    return chance
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`spider compare`, `spider try` and `spider verdicts`: decide whether a change helps."""
+"""`spider try` and `spider verdicts`: decide whether a change helps, by pairs of trainings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spider.cli.session import JSON, Session
-from spider.config import Config
 
 if TYPE_CHECKING:
     from spider_lab.verdicts import Verdict
@@ -29,87 +28,56 @@ class Duration(click.ParamType):
         return float(found[1] or 0) * _UNITS[found[2] or "s"]
 
 
-def _options(function: Any) -> Any:
-    """Add the options that `compare` and `try` share."""
-    for option in (
-        click.option(
-            "--budget",
-            type=Duration(),
-            help="Start no pair that would end later, such as 30m; 0 trains nothing (default: no limit).",
-        ),
-        click.option(
-            "--pairs",
-            type=click.IntRange(2, 100),
-            default=5,
-            show_default=True,
-            help="Largest number of pairs.",
-        ),
-        click.option("--again", is_flag=True, help="Decide again what verdicts.jsonl has an answer to."),
-        JSON,
-        click.pass_obj,
-    ):
-        function = option(function)
-    return function
-
-
-@click.command()
-@click.argument("baseline")
-@click.argument("candidate")
-@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF SNAKEMAKE]")
-@_options
-def compare(session: Session, baseline: str, candidate: str, **given: Any) -> None:
-    """Decide whether CANDIDATE is better than BASELINE, two runs of the configuration.
-
-    Pairs of both runs with the same seed are trained in turn, and a test stops as soon as they decide it.
-    Runs that differ from these by their seed alone are used if they are there. The verdict is a row of
-    verdicts.jsonl, and the same question is answered from there. OPTIONS of Snakemake follow two dashes.
-    """
-    _answer(session, session.config, (baseline, candidate), [], **given)
-
-
 @click.command("try")
-@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE... [-- OPTIONS OF SNAKEMAKE]")
-@click.option("--against", "baseline", metavar="RUN", required=True, help="Run whose settings are changed.")
-@_options
-def attempt(session: Session, settings: tuple[str, ...], baseline: str, **given: Any) -> None:
-    """Decide whether a run is better with other settings, such as `model.softcap=null`.
-
-    This is `spider compare` of RUN with a run that has these settings.
-    """
-    from spider_lab.trial import with_change
-
-    changes = [one for one in settings if not one.startswith("-")]
-    config, candidate = with_change(session.config, baseline, changes)
-    options = settings[len(changes) :]
-    _answer(session, config, (baseline, candidate), changes, options=options, **given)
-
-
-def _answer(
+@click.argument("what", nargs=-1, required=True, metavar="KEY=VALUE...|RUN [-- OPTIONS OF SNAKEMAKE]")
+@click.option("--against", "baseline", metavar="RUN", required=True, help="Run that is compared with.")
+@click.option(
+    "--budget",
+    type=Duration(),
+    help="Start no pair that would end later, such as 30m; 0 trains nothing (default: no limit).",
+)
+@click.option(
+    "--pairs", type=click.IntRange(2, 100), default=5, show_default=True, help="Largest number of pairs."
+)
+@click.option("--again", is_flag=True, help="Decide again what verdicts.jsonl has an answer to.")
+@JSON
+@click.pass_obj
+def attempt(
     session: Session,
-    config: Config,
-    names: tuple[str, str],
-    changes: list[str],
-    *,
-    options: tuple[str, ...],
+    what: tuple[str, ...],
+    baseline: str,
     budget: float | None,
     pairs: int,
     again: bool,
     as_json: bool,
 ) -> None:
-    from spider_lab.trial import Trial
+    """Decide whether a run is better with other settings, such as `model.softcap=null`, or another run is.
+
+    Pairs of both runs with the same seed are trained in turn, and a test stops as soon as they decide it.
+    Runs that differ from these by their seed alone are used if they are there. The verdict is a row of
+    verdicts.jsonl, and the same question is answered from there. OPTIONS of Snakemake follow two dashes.
+    """
+    from spider_lab.trial import Trial, with_change
     from spider_lab.verdicts import add_verdict, moved, read_verdicts, verdicts_of
 
-    trial = Trial(config, session.results, names, changes)
-    rows = read_verdicts(verdicts_of(session.results))
+    config, results, path = session.config, session.results, verdicts_of(session.results)
+    changes = [one for one in what if not one.startswith("-")]
+    options = what[len(changes) :]
+    if (candidate := changes[0]) in config.runs:
+        changes = []
+    else:
+        config, candidate = with_change(config, baseline, changes)
+    trial = Trial(config, results, (baseline, candidate), changes)
+    rows = read_verdicts(path)
     found = None if again else trial.recorded(rows)
     if found is None:
         say = _to_stderr if as_json else click.echo
         for line in trial.warnings():
             say(line)
         found = trial.decide(most=pairs, budget=budget, options=options, say=say)
-        add_verdict(verdicts_of(session.results), found)
+        add_verdict(path, found)
     elif not as_json:
-        click.echo(f"verdict of {_date(found)}, from {verdicts_of(session.results)} (--again decides again)")
+        click.echo(f"verdict of {_date(found)}, from {path} (--again decides again)")
     if as_json:
         click.echo(found.model_dump_json(indent=2))
         return
@@ -117,8 +85,8 @@ def _answer(
         click.echo(line)
     for one in rows:
         alike = (one.baseline, one.candidate, one.change) == (found.baseline, found.candidate, found.change)
-        if alike and (what := moved(one, config, session.results)):
-            click.echo(f"  before     {one.outcome} on {_date(one)}, which does not hold today: {what}")
+        if alike and (reason := moved(one, config, results)):
+            click.echo(f"  before     {one.outcome} on {_date(one)}, which does not hold today: {reason}")
 
 
 def _to_stderr(line: str) -> None:

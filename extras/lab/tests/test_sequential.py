@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from spider_lab.sequential import ALPHA, after, bounds
 
-from spider.evaluation.noise import Noise, pooled
+from spider.evaluation.noise import Noise
 
 MOST = 5
 
@@ -64,9 +64,3 @@ def test_pairs_that_vary_far_more_than_earlier_runs_count_alone():
 def test_early_verdicts_need_more_evidence():
     levels = bounds(20, MOST)
     assert list(levels) == sorted(levels, reverse=True) and levels is bounds(20, MOST)
-
-
-def test_the_noise_is_pooled_over_groups():
-    assert pooled([[1.0], [2.0]]) is None
-    assert pooled([[1.0, 1.2], [5.0, 5.4, 5.2]]) == Noise(pytest.approx(math.sqrt(0.1 / 3)), 3)
-    assert Noise(0.01, 5).hides(0.027, models=2) and not Noise(0.01, 5).hides(0.027, models=1)

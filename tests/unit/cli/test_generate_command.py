@@ -53,12 +53,6 @@ def test_options_reach_the_sampler(stage):
     assert runs[3] == runs[4]  # the likeliest byte either way
 
 
-def test_the_mixer_changes_the_text_and_repeats_what_it_has_read(stage):
-    words = "--prompt", "one two three " * 4, "--bytes", 28, "--temperature", 0, "--context", 128
-    assert say(stage, *words, "--mixer").output == "one two three " * 6 + "\n"
-    assert say(stage, *words).output != say(stage, *words, "--mixer").output
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -156,5 +150,3 @@ def test_several_samples_are_those_of_their_seeds(stage):
     for seed in (4, 5, 6):
         text = "the " + model.tokens.decode(generate(model, "the ", seed=seed, **settings))
         assert f"--- seed {seed}\n{text}\n" in said.output
-    refused = say(stage, "--mixer", "--num-samples", 2)
-    assert refused.exit_code == 2 and "--mixer learns from one text" in refused.output

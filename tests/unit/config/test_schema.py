@@ -311,8 +311,6 @@ def changed(path: str, value) -> dict:
         ),
         ("runs.demo.defaults.order", "sorted", "order: must be one of 'shuffled' or 'text' (got 'sorted')"),
         ("runs.demo.tf32", "high", "runs.demo.tf32: must be true or false (got 'high')"),
-        ("runs.demo.evaluation", {"mixer": {"rate": 0}}, "evaluation.mixer.rate: must be positive (got 0)"),
-        ("runs.demo.evaluation", {"mixer": {"prime": -1}}, "evaluation.mixer.prime: must be at least 0"),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_and_the_reason(path, value, message):

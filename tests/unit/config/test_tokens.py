@@ -71,7 +71,6 @@ def test_like_inherits_all_but_the_tokenizer_and_the_share_of_the_index():
         ("runs.bytes.model", TOY | {"vocab_size": 999},
          "runs.bytes.model.vocab_size: is decided by the dataset's tokenizer (bytes: web names no tok"),
         ("runs.bpe.model", TOY | {"ngram": {}}, "ngram: counts bytes, but web-bpe is"),
-        ("runs.bpe.evaluation", {"mixer": {}}, "runs.bpe.evaluation.mixer: needs a model over bytes, and"),
         ("runs.bpe.stages.0.data", "web",
          "stages[0].data: all data must have the same vocabulary; web has that of bytes, web-bpe"),
         ("runs.bytes.stages.0.data", "web-bpe", "vocabulary; web-bpe has that of bpe, web that of bytes"),

@@ -16,7 +16,7 @@ import torch
 
 from spider import load_model
 from spider.checkpoints.save import save
-from spider.config import MixerConfig, TTTConfig, load_config
+from spider.config import TTTConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata, scored_groups
 from spider.evaluation.adapt import adapt
@@ -304,21 +304,6 @@ def test_the_training_text_is_scored_as_the_held_out_text_is(receipt, spec, data
     assert (row.name, row.baseline) == ("train_text/bpb", False) and row.interval[0] < row.value
     with pytest.raises(ValueError, match=r"evaluation\.train_bytes: the training text cannot be read"):
         evaluate(receipt, spec, data, tmp_path, device="cpu")
-
-
-def test_the_mixer_scores_the_same_text_in_both_columns(receipt, spec, data, tmp_path):
-    evaluation = spec.evaluation.model_copy(update={"mixer": MixerConfig(prime=1000)})
-    mixing = spec.model_copy(update={"evaluation": evaluation})
-    learned_from = LearnedFrom(stages=[(receipt, data)])
-    measured = evaluate(receipt, mixing, data, tmp_path, learned_from=learned_from, device="cpu")
-    (row,) = measured.results["mixer"].rows
-    assert row.value < 0.9 * measured.bpb and row.carried.value < 0.8 * row.value
-    low, high = row.interval
-    assert low < row.value < high
-    assert 0 < measured.results["mixer"].metrics["mixer/deviation"] < 1e-5
-    assert mixing.evaluation.scoring()["mixer"] == {"prime": 1000}
-    with pytest.raises(ValueError, match=r"evaluation\.mixer\.prime: the training text cannot be read"):
-        evaluate(receipt, mixing, data, tmp_path, device="cpu")
 
 
 def test_evaluating_twice_gives_equal_scores(receipt, spec, data, tmp_path):

@@ -1,4 +1,4 @@
-"""The arithmetic of the online mixer, compiled (`spider.evaluation.mixer` describes it).
+"""The arithmetic of the online mixer, compiled (`spider_lab.mixer` describes it).
 
 Shape suffixes: S scored bytes, B 256 bytes, C contexts, I inputs, K sets of weights.
 """

@@ -10,17 +10,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from spider_lab.mixer import Mixer, check_tokens, prime_stream
+from spider_lab.mixing import Learned
+from test_trial import plain, trained  # noqa: F401 (a fixture)
 
+from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.evaluation.bpb import score
-from spider.evaluation.generate import generate
-from spider.evaluation.mixer import Mixer, check_tokens, prime_stream
-from spider.evaluation.mixing import Learned
+from spider.evaluation.evaluate import evaluate
 from spider.evaluation.text import Text
 from spider.evaluation.training_text import LearnedFrom
 from spider.model.reading import Scoring
+from spider.results import Results
 from spider.tokens import BYTES
+from tests.advice.followed import refused
 from tests.unit.evaluation.toys import Bigram, Pairs
 from tests.unit.small_datasets import dataset
 
@@ -128,7 +132,7 @@ def test_probabilities_of_all_ids_sum_to_one_at_every_position():
 
 
 def test_a_sum_over_the_tree_that_is_not_one_is_refused(monkeypatch):
-    monkeypatch.setattr("spider.evaluation.mixer.read", lambda *_: 0.01)
+    monkeypatch.setattr("spider_lab.mixer.read", lambda *_: 0.01)
     with pytest.raises(ValueError, match=r"probabilities of the mixer sum to one only within 1\.0e-02"):
         nats(stream(b"text"))
 
@@ -169,28 +173,6 @@ def test_priming_forgets_the_text_and_keeps_the_weights():
     assert nats(text_N, start=primer.state.learned, **alone).sum() < nats(text_N, **alone).sum()
 
 
-def test_generation_uses_the_probabilities_of_scoring():
-    mixer = Mixer(BYTES, RATE)
-    written = list(
-        generate(MODEL, SOURCE[:60], max_bytes=80, temperature=0.5, seed=1, context=64, mixer=mixer)
-    )
-    plain = list(generate(MODEL, SOURCE[:60], max_bytes=80, temperature=0.5, seed=1, context=64))
-    assert written != plain
-    tokens_N = np.array([BYTES.bos, *SOURCE[:60], *written], np.uint16)
-    scorer = Mixer(BYTES, RATE)
-    score(MODEL, tokens_N, READING, consume=scorer.read)
-    used = np.concatenate(mixer.nats)
-    np.testing.assert_allclose(used, np.concatenate(scorer.nats)[: len(used)], rtol=1e-6)
-    assert len(used) >= len(tokens_N) - 2
-
-
-def test_generation_learns_from_what_it_reads():
-    text = b"abcdefgh " * 12
-    mixer = Mixer(BYTES, RATE)
-    written = generate(MODEL, text, max_bytes=40, temperature=0, seed=0, context=256, mixer=mixer)
-    assert bytes(written) == (text * 2)[len(text) : len(text) + 40]
-
-
 def test_a_distribution_that_is_none_is_refused():
     tokens_N = stream(b"some text")
     target_S = tokens_N[1:].astype(np.int64)
@@ -209,9 +191,23 @@ def test_a_distribution_that_is_none_is_refused():
 
 
 def test_tokens_of_several_bytes_are_refused():
-    with pytest.raises(ValueError, match="needs a model over bytes: tokens of this model stand for several"):
+    with refused("lab/mixer.py", "train a model over bytes, or leave the mixer out"):
         Mixer(Pairs(), RATE)
     check_tokens(BYTES)
+
+
+def test_a_configuration_names_it_as_a_measurement(trained):  # noqa: F811
+    config = plain(trained)
+    config["runs"]["demo"]["evaluation"] |= {"measurements": {"spider_lab.mixer": {"prime": 0}}}
+    config["runs"]["demo"]["evaluation"] |= {"carry_over": 1 << 12}
+    spec, results = load_config(config).stage("demo", "main"), Results(trained)
+    folder = results.stage("demo", "main")
+    found = evaluate(folder.receipt, spec, results.shards("text"), trained / "mixed", device="cpu")
+    (row,) = found.results["spider_lab.mixer"].rows
+    assert row.value < 0.9 * found.bpb and row.carried.value < 0.8 * row.value
+    low, high = row.interval
+    assert low < row.value < high
+    assert 0 < found.results["spider_lab.mixer"].metrics["mixer/deviation"] < 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +233,7 @@ def test_a_prime_with_a_scored_document_is_refused_also_if_one_of_them_is_trunca
     document = Text.of(prime_N, BYTES).documents()[1]
     for scored in (document, document[:60], document + b" And more."):
         text = Text.of(stream(SOURCE[:100], scored), BYTES)
-        with pytest.raises(ValueError, match=r"mixer\.prime: a document of the scored text is among .* 300"):
+        with refused("lab/mixer.py", "hold that document out of the training text, or set the key to 0"):
             prime_stream(learned_from, 300, text)
     prime_stream(learned_from, 300, Text.of(stream(document[:40]), BYTES))
 

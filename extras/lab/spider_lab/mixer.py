@@ -1,4 +1,4 @@
-"""Measure bits per byte with an online mixer over the distribution of a model of bytes.
+"""A measurement: bits per byte with an online mixer over the distribution of a model of bytes.
 
 A mixing compressor predicts the bits of a byte, the most significant bit first, so a byte is a path in a
 binary tree of 255 nodes. At each node a logistic mixer combines the model's probability of a one with those
@@ -30,12 +30,22 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from spider.config.run import EvaluationConfig, MixerConfig
+from spider.config import Block
 from spider.evaluation.bpb import check_deviation, score
-from spider.evaluation.mixing import (
+from spider.evaluation.overlap import MATCH_BYTES
+from spider.evaluation.result import BITS, Number, Result, Row
+from spider.evaluation.spread import intervals
+from spider.evaluation.subject import Subject
+from spider.evaluation.text import Text
+from spider.evaluation.train_text import split_lookup, train_stream
+from spider.evaluation.training_text import LearnedFrom
+from spider.tokens import Tokens
+from spider_lab.mixing import (
     ABOVE,
     BEGIN,
     BYTE_VALUES,
@@ -48,26 +58,24 @@ from spider.evaluation.mixing import (
     mix,
     read,
 )
-from spider.evaluation.overlap import MATCH_BYTES
-from spider.evaluation.result import BITS, Number, Result, Row
-from spider.evaluation.spread import intervals
-from spider.evaluation.subject import Subject
-from spider.evaluation.text import Text
-from spider.evaluation.train_text import split_lookup, train_stream
-from spider.evaluation.training_text import LearnedFrom
-from spider.tokens import Tokens
 
 
-def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
-    """Return the score of the mixed distribution; None without ``mixer`` in the configuration.
+class Config(Block):
+    """Settings of the measurement."""
+
+    prime: Annotated[int, Field(ge=0)] = 100_000
+    """Bytes of training text that the mixer's weights learn from first (0: none)."""
+    rate: Annotated[float, Field(gt=0)] = 0.005
+    """Learning rate of the mixer's weights."""
+
+
+def measure(subject: Subject, config: Config) -> Result:
+    """Return the score of the mixed distribution.
 
     Raises:
         ValueError: The model is not one of bytes, or its probabilities do not sum to one. Or the training
             text is unknown or smaller than the prime, or a document of the prime is scored.
     """
-    config = settings.mixer
-    if config is None:
-        return None
     tokens = subject.model.tokens
     check_tokens(tokens)
     start = None
@@ -76,7 +84,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     began = time.perf_counter()
     mixers = [Mixer(tokens, config.rate, start, keeps_text=False, keeps_weights=False)]
     score(subject.model, subject.tokens_N, subject.reading, consume=mixers[0].read)
-    if settings.carry_over:
+    if subject.carried is not None:
         mixers.append(Mixer(tokens, config.rate, start))
         score(subject.model, subject.tokens_N, subject.carrying, consume=mixers[1].read)
     is_byte_S = subject.tokens_N[1:] < BYTE_VALUES
@@ -91,7 +99,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
         label="with the mixer",
         value=numbers[0].value,
         interval=numbers[0].interval,
-        carried=numbers[1] if settings.carry_over else None,
+        carried=numbers[1] if subject.carried is not None else None,
         unit=BITS,
         better="lower",
         note="Bits per byte of the model's distribution, mixed with counters that learn from the text",
@@ -104,7 +112,7 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result | None:
     )
 
 
-def _primed(subject: Subject, config: MixerConfig) -> Learned:
+def _primed(subject: Subject, config: Config) -> Learned:
     """Return what a mixer learns from the training text if counters and matches forget each document.
 
     A model with an n-gram index reads the one without the train split, as in training. The other one holds
@@ -123,7 +131,7 @@ def prime_stream(learned_from: LearnedFrom, count: int, scored: Text) -> np.ndar
         ValueError: The training text is unknown or smaller, or one of its documents is a scored one. Either
             may be truncated. Documents of less than `MATCH_BYTES` bytes do not count.
     """
-    key = "evaluation.mixer.prime"
+    key = "evaluation.measurements.spider_lab.mixer.prime"
     prime_N, prime, folder = train_stream(learned_from, count, key)
     for document in prime.documents():
         for other in scored.documents():

@@ -1,0 +1,86 @@
+"""`spider compare` pairs the documents of two scores, and the seeds of two runs."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+
+from spider.cli import cli
+from spider.config import load_config
+from spider.evaluation.evaluate import evaluate
+from spider.evaluation.records import Evaluation
+from spider.files import read_json, write_json
+from spider.results import Results, write_config
+from spider.training.stage import train
+from tests.advice.followed import refused
+from tests.unit.report.finished import encode_text
+from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
+
+RUN = {
+    "data": "text",
+    "model": {"family": "tests.families.toy", "width": 8},
+    "precision": "fp32",
+    "defaults": {"seq_len": 16, "micro_batch": 2, "log_every": 5, "ckpt_every": 100, "val_every": 0},
+    "stages": [{"name": "main", "max_steps": 5}],
+    "evaluation": {"max_bytes": 1000, "loops_bytes": 0, "carry_over": 0},
+    "resources": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Train and score two recipes with two seeds each."""
+    root = tmp_path_factory.mktemp("compare") / "results"
+    fast = RUN | {"defaults": RUN["defaults"] | {"lr": 0.1}}
+    runs = {
+        f"{name}{seed}": run | {"seed": seed}
+        for name, run in (("slow", RUN), ("fast", fast))
+        for seed in (0, 1)
+    }
+    dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
+    plain = {"results": str(root), "datasets": {"text": dataset}, "runs": runs}
+    config, results = load_config(plain), Results(root)
+    encode_text(results)
+    for run in runs:
+        folder, spec = results.stage(run, "main"), config.stage(run, "main")
+        train(spec, folder.path, results.shards("text"))
+        evaluate(folder.receipt, spec, results.shards("text"), folder.path, device="cpu")
+    write_config(root, plain)
+    return results
+
+
+def compare(results, *words):
+    return CliRunner().invoke(cli, ["--config", str(results.root / "config.yaml"), "compare", *words])
+
+
+def test_documents_and_seeds_are_paired(results):
+    found = json.loads(compare(results, "slow0", "fast0/main", "--json").output)
+    one, other = (Evaluation.read(results.stage(run, "main").evaluation) for run in ("slow0", "fast0"))
+    documents, seeds = found
+    assert sum(one.document_bits) / one.bytes == pytest.approx(one.bpb, abs=1e-4)
+    assert documents["difference"] == pytest.approx(other.bpb - one.bpb, abs=1e-4)
+    assert documents["count"] == one.documents and documents["p"] < 1e-2
+    assert documents["p"] == pytest.approx(stats.ttest_rel(other.document_bits, one.document_bits).pvalue)
+    assert documents["low"] < documents["difference"] < documents["high"] < 0
+    scores = {run: Evaluation.read(results.stage(run, "main").evaluation).bpb for run in results.runs}
+    mean = (scores["fast0"] + scores["fast1"] - scores["slow0"] - scores["slow1"]) / 2
+    assert seeds["difference"] == pytest.approx(mean) and (seeds["count"], seeds["pairs"]) == (2, "seeds")
+    lines = compare(results, "slow0", "fast0").output.splitlines()
+    assert lines[0].endswith("documents") and lines[1].endswith("2 seeds") and len(lines) == 2
+    lines = compare(results, "slow0", "slow1").output.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("Another seed moves a score too")
+
+
+def test_scores_of_other_text_and_of_an_earlier_version_are_refused(results):
+    path = results.stage("fast0", "main").evaluation
+    before = read_json(path)
+    try:
+        write_json(path, {key: value for key, value in before.items() if key != "document_bits"})
+        with refused("cli/compare.py", "evaluate both again, on more text"):
+            raise compare(results, "slow0", "fast0").exception
+        write_json(path, before | {"text_sha256": "0" * 64})
+        with refused("cli/compare.py", "give both the same evaluation.data"):
+            raise compare(results, "slow0", "fast0").exception
+    finally:
+        write_json(path, before)
