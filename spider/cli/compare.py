@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,11 @@ class Paired:
         return f"{self.difference:+.4f} {interval}, p = {self.p:.2g}, over {self.count:,} {self.pairs}"
 
 
-def paired(one: np.ndarray, other: np.ndarray, scale: float, pairs: str) -> Paired:
-    """Return what pairs of values show, whose differences are multiplied by ``scale``."""
+def paired(values: Sequence[np.ndarray], scale: float, pairs: str) -> Paired:
+    """Return what two arrays of values show, whose differences are multiplied by ``scale``."""
     from scipy import stats
 
+    one, other = values
     test = stats.ttest_rel(other, one)
     low, high = (float(bound) * scale for bound in test.confidence_interval())
     return Paired(float((other - one).mean()) * scale, low, high, float(test.pvalue), len(one), pairs)
@@ -77,7 +79,7 @@ def compare(session: Session, one: str, other: str, as_json: bool) -> None:
             f"{one} and {other} have no bits of two or more documents; evaluate both again, on more text"
         )
     bits = [np.array(found.document_bits) for found in scored]
-    found = [paired(*bits, len(bits[0]) / first.bytes, "documents")]
+    found = [paired(bits, len(bits[0]) / first.bytes, "documents")]
     names = [run for run, _ in map(session.names, (one, other))]
     found += of_seeds(session.results, *names)
     if as_json:
@@ -108,4 +110,4 @@ def of_seeds(results: Results, one: str, other: str) -> list[Paired]:
     seeds = sorted(sides[0].keys() & sides[1].keys())
     if len(seeds) < 2:
         return []
-    return [paired(*(np.array([side[seed] for seed in seeds]) for side in sides), 1.0, "seeds")]
+    return [paired([np.array([side[seed] for seed in seeds]) for side in sides], 1.0, "seeds")]
