@@ -45,7 +45,7 @@ MOST = {
     "audit": 60,
     "checkpoints": 858,
     "cleaning": 996,
-    "cli": 1868,
+    "cli": 1870,
     "compress": 883,
     "config": 2405,
     "data": 2281,
