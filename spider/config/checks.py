@@ -22,6 +22,7 @@ from spider.config.block import none_such
 from spider.config.data import Dataset, Files, TokenizerConfig
 from spider.config.model import families, family_config
 from spider.config.run import Run, weights_of
+from spider.config.tasks import in_chat_form
 
 Datasets = Mapping[str, Dataset]
 Tokenizers = Mapping[str, TokenizerConfig]
@@ -38,6 +39,59 @@ class _Learned:
     limit: float
     how: str
     """Clause for messages: ``stage main trains on it``."""
+
+
+def data_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:
+    """Yield a line for each problem of a run with what it reads, without the path of the run."""
+    for name in weights_of(run.data).keys() - datasets.keys() - {run.dataset}:
+        yield f"data.mix: {none_such('dataset', name, datasets)}"
+    yield from _ngram_problems(datasets, run)
+    yield from _chat_problems(datasets, run)
+    scored = run.evaluation.data or run.dataset
+    if (dataset := datasets.get(scored)) is None:
+        yield f"evaluation.data: {none_such('dataset', scored, datasets)}"
+    elif dataset.source.STREAMED:
+        yield f"evaluation.data: {scored!r} is a stream and has no validation shards; name another dataset"
+    elif dataset.validation == 0:
+        yield f"evaluation.data: datasets.{scored}.validation must be above 0, to evaluate on it"
+    elif run.evaluation.largest_group is not None and dataset.split_by is None:
+        wanted = f"needs groups of documents; set datasets.{scored}.split_by, or leave it out"
+        yield f"evaluation.largest_group: {wanted}"
+    else:
+        yield from leak_problems(datasets, tokenizers, run)
+
+
+def _ngram_problems(datasets: Datasets, run: Run) -> Iterator[str]:
+    """Yield the problems of a run whose model reads an n-gram index."""
+    dataset = datasets.get(run.dataset)
+    if run.model.ngram is None or dataset is None:
+        return
+    if run.compress is not None:
+        reason = "the model needs its n-gram index, which is many times as large as the compressed file"
+        yield f"compress: {reason}; leave compress or model.ngram out"
+    if dataset.ngram == 0:
+        reason = f"datasets.{run.dataset}.ngram is 0, so the n-gram index has no documents"
+        yield f"model.ngram: {reason}; set that to the share of documents to count, such as 0.8"
+    for i, stage in enumerate(run.stages):
+        where = f"stages[{i}].data: the n-gram index is of {run.dataset}"
+        names = list(weights_of(run.data_of(stage)))
+        if names[0] != run.dataset:
+            yield f"{where}; name that first, or leave model.ngram out"
+        for other in (name for name in names if name != run.dataset and name in datasets):
+            if file := shared_file(dataset, datasets[other]):
+                reason = f"which shares {file} with {other}, so it may hold text that is trained on"
+                yield f"{where}, {reason}; take the file out of one of them, or leave model.ngram out"
+
+
+def _chat_problems(datasets: Datasets, run: Run) -> Iterator[str]:
+    """Yield the tasks in chat form of a run without conversations."""
+    names = {one for stage in run.stages for one in weights_of(run.data_of(stage))}
+    if not names <= datasets.keys() or any(datasets[one].format == "chat" for one in names):
+        return
+    keys = [f"evaluation.tasks.{key}" for key, task in run.evaluation.tasks.items() if in_chat_form(task)]
+    for key in keys + ["harness"] * bool(run.harness and run.harness.chat):
+        remedy = "train a stage on data of format: chat, or leave it out"
+        yield f"{key}.chat: no stage of the run learns from conversations; {remedy}"
 
 
 def leak_problems(datasets: Datasets, tokenizers: Tokenizers, run: Run) -> Iterator[str]:

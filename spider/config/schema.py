@@ -20,14 +20,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from spider import extras
 from spider.config.block import Block, ConfigError, Name, explain, none_such
-from spider.config.checks import leak_problems, shared_file, sized, token_problems
+from spider.config.checks import data_problems, sized, token_problems
 from spider.config.cleaning import Cleaning, DecontaminateConfig
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import, measurement_problems
 from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
-from spider.config.tasks import TaskConfig, in_chat_form
+from spider.config.tasks import TaskConfig
 from spider.record import key_path
 
 
@@ -380,30 +380,14 @@ def _problems(config: Config) -> Iterator[str]:
     """Yield a line for each problem, with the path of its key."""
     for name, run in config.runs.items():
         yield from (f"runs.{name}.{problem}" for problem in run.problems())
-        yield from (f"runs.{name}.{problem}" for problem in _ngram_problems(config, run))
-        yield from (f"runs.{name}.{problem}" for problem in _chat_problems(config, name))
         for i, stage in enumerate(run.stages):
             spec = config.stage(name, stage.name)
             if spec.index < i:
                 yield f"runs.{name}.stages[{i}].name: {stage.name!r} is used twice in this run"
             else:
                 yield from (f"runs.{name}.stages[{i}]{problem}" for problem in spec.problems(config.datasets))
-        for one in weights_of(run.data).keys() - config.datasets.keys() - {run.dataset}:
-            yield f"runs.{name}.data.mix: {none_such('dataset', one, config.datasets)}"
-        where, scored = f"runs.{name}.evaluation.data", run.evaluation.data or run.dataset
-        if (dataset := config.datasets.get(scored)) is None:
-            yield f"{where}: {none_such('dataset', scored, config.datasets)}"
-        elif dataset.source.STREAMED:
-            yield f"{where}: {scored!r} is a stream and has no validation shards; name another dataset"
-        elif dataset.validation == 0:
-            yield f"datasets.{scored}.validation: must be above 0, because runs.{name} is evaluated on it"
-        elif run.evaluation.largest_group is not None and dataset.split_by is None:
-            wanted = f"needs groups of documents; set datasets.{scored}.split_by, or leave it out"
-            yield f"runs.{name}.evaluation.largest_group: {wanted}"
-        else:
-            yield from (
-                f"runs.{name}.{one}" for one in leak_problems(config.datasets, config.tokenizers, run)
-            )
+        found = data_problems(config.datasets, config.tokenizers, run)
+        yield from (f"runs.{name}.{problem}" for problem in found)
     for name, foreign in config.foreign.items():
         if name in config.runs:
             yield f"foreign.{name}: a run has the same name; choose another"
@@ -425,41 +409,6 @@ def _cleaning_problems(config: Config) -> Iterator[str]:
             yield f"{where}: {one!r} has the text of {other.like!r}; name that"
         elif name in config.compared([one]):
             yield f"{where}: documents of {name!r} would come before themselves; leave {one!r} out"
-
-
-def _ngram_problems(config: Config, run: Run) -> Iterator[str]:
-    """Yield the problems of a run whose model reads an n-gram index."""
-    dataset = config.datasets.get(run.dataset)
-    if run.model.ngram is None or dataset is None:
-        return
-    if run.compress is not None:
-        reason = "the model needs its n-gram index, which is many times as large as the compressed file"
-        yield f"compress: {reason}; leave compress or model.ngram out"
-    if dataset.ngram == 0:
-        reason = f"datasets.{run.dataset}.ngram is 0, so the n-gram index has no documents"
-        yield f"model.ngram: {reason}; set that to the share of documents to count, such as 0.8"
-    for i, stage in enumerate(run.stages):
-        where = f"stages[{i}].data: the n-gram index is of {run.dataset}"
-        names = list(weights_of(run.data_of(stage)))
-        if names[0] != run.dataset:
-            yield f"{where}; name that first, or leave model.ngram out"
-        for other in (name for name in names if name != run.dataset and name in config.datasets):
-            if file := shared_file(dataset, config.datasets[other]):
-                reason = f"which shares {file} with {other}, so it may hold text that is trained on"
-                yield f"{where}, {reason}; take the file out of one of them, or leave model.ngram out"
-
-
-def _chat_problems(config: Config, name: str) -> Iterator[str]:
-    """Yield the tasks in chat form of a run without conversations."""
-    run = config.runs[name]
-    names = {one for stage in run.stages for one in config.stage(name, stage.name).weights}
-    datasets = [config.datasets.get(one) for one in names]
-    if None in datasets or any(dataset.format == "chat" for dataset in datasets if dataset):
-        return
-    keys = [f"evaluation.tasks.{key}" for key, task in run.evaluation.tasks.items() if in_chat_form(task)]
-    for key in keys + ["harness"] * bool(run.harness and run.harness.chat):
-        remedy = "train a stage on data of format: chat, or leave it out"
-        yield f"{key}.chat: no stage of the run learns from conversations; {remedy}"
 
 
 # --------------------------------------------------------------- settings of command line and environment

@@ -139,17 +139,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
     ],
     "config/schema.py": [
         (
-            "is a stream and has no validation shards; name another dataset",
-            WEB | {"runs.r.evaluation": {}},
-            {"runs.r.evaluation.data": "docs"},
-        ),
-        (
-            "needs groups of documents; set datasets.{}.split_by, or leave it out",
-            {"runs.r.evaluation.largest_group": 0.1},
-            {"datasets.docs.split_by": {"column": "url"}},
-            {"runs.r.evaluation.largest_group": OUT},
-        ),
-        (
             "a run has the same name; choose another",
             {"foreign.r.model": "folder"},
             {"foreign": {"other": {"model": "folder"}}},
@@ -175,46 +164,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             },
             {"datasets.docs.cleaning.against": []},
             {"datasets.mine.cleaning.against": []},
-        ),
-        (
-            "leave compress or model.ngram out",
-            {"runs.r.model": NGRAM, "datasets.docs.ngram": 0.5, "runs.r.compress": {}},
-            {"runs.r.compress": OUT},
-            {"runs.r.model.ngram": OUT},
-        ),
-        (
-            "set that to the share of documents to count, such as 0.8",
-            {"runs.r.model": NGRAM},
-            {"datasets.docs.ngram": 0.8},
-        ),
-        (
-            "name that first, or leave model.ngram out",
-            {
-                "runs.r.model": NGRAM,
-                "datasets.docs.ngram": 0.5,
-                "datasets.mine": MINE,
-                "runs.r.stages.1.data": {"mix": {"mine": 1, "docs": 1}},
-            },
-            {"runs.r.stages.1.data": {"mix": {"docs": 1, "mine": 1}}},
-            {"runs.r.model.ngram": OUT},
-        ),
-        (
-            "take the file out of one of them, or leave model.ngram out",
-            {
-                "runs.r.model": NGRAM,
-                "datasets.mine": MINE | {"ngram": 0.5},
-                "datasets.more": {"source": {"kind": "local", "files": ["a.jsonl", "c.jsonl"]}},
-                "runs.r.data": {"mix": {"mine": 1, "more": 1}},
-            },
-            {"datasets.mine.source.files": ["b.jsonl"]},
-            {"datasets.more.source.files": ["c.jsonl"]},
-            {"runs.r.model.ngram": OUT},
-        ),
-        (
-            "train a stage on data of format: chat, or leave it out",
-            {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q.jsonl", "chat": True}},
-            {"datasets.talk": TALK, "runs.r.stages.1.data": "talk"},
-            {"runs.r.evaluation.tasks.q.chat": OUT},
         ),
     ],
     "config/spec.py": [
@@ -558,6 +507,57 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             TOKENIZED | {"runs.r.model": {"preset": GPT, "ngram": {}}, "datasets.docs.ngram": 0.5},
             {"datasets.docs.tokenizer": OUT},
             {"runs.r.model.ngram": OUT},
+        ),
+        (
+            "is a stream and has no validation shards; name another dataset",
+            WEB | {"runs.r.evaluation": {}},
+            {"runs.r.evaluation.data": "docs"},
+        ),
+        (
+            "needs groups of documents; set datasets.{}.split_by, or leave it out",
+            {"runs.r.evaluation.largest_group": 0.1},
+            {"datasets.docs.split_by": {"column": "url"}},
+            {"runs.r.evaluation.largest_group": OUT},
+        ),
+        (
+            "leave compress or model.ngram out",
+            {"runs.r.model": NGRAM, "datasets.docs.ngram": 0.5, "runs.r.compress": {}},
+            {"runs.r.compress": OUT},
+            {"runs.r.model.ngram": OUT},
+        ),
+        (
+            "set that to the share of documents to count, such as 0.8",
+            {"runs.r.model": NGRAM},
+            {"datasets.docs.ngram": 0.8},
+        ),
+        (
+            "name that first, or leave model.ngram out",
+            {
+                "runs.r.model": NGRAM,
+                "datasets.docs.ngram": 0.5,
+                "datasets.mine": MINE,
+                "runs.r.stages.1.data": {"mix": {"mine": 1, "docs": 1}},
+            },
+            {"runs.r.stages.1.data": {"mix": {"docs": 1, "mine": 1}}},
+            {"runs.r.model.ngram": OUT},
+        ),
+        (
+            "take the file out of one of them, or leave model.ngram out",
+            {
+                "runs.r.model": NGRAM,
+                "datasets.mine": MINE | {"ngram": 0.5},
+                "datasets.more": {"source": {"kind": "local", "files": ["a.jsonl", "c.jsonl"]}},
+                "runs.r.data": {"mix": {"mine": 1, "more": 1}},
+            },
+            {"datasets.mine.source.files": ["b.jsonl"]},
+            {"datasets.more.source.files": ["c.jsonl"]},
+            {"runs.r.model.ngram": OUT},
+        ),
+        (
+            "train a stage on data of format: chat, or leave it out",
+            {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q.jsonl", "chat": True}},
+            {"datasets.talk": TALK, "runs.r.stages.1.data": "talk"},
+            {"runs.r.evaluation.tasks.q.chat": OUT},
         ),
     ],
     "config/tasks.py": [

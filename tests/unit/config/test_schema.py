@@ -227,7 +227,7 @@ def changed(path: str, value) -> dict:
         ("runs.demo.stages.1.name", "../x", "runs.demo.stages[1].name: a name is letters, digits"),
         ("datasets.docs.source", {"kind": "hib"}, "datasets.docs.source.kind: no source 'hib'"),
         ("datasets.docs.source", {"kind": "hub"}, "datasets.docs.source.repo: is required"),
-        ("datasets.docs.validation", 0, "datasets.docs.validation: must be above 0"),
+        ("datasets.docs.validation", 0, "datasets.docs.validation must be above 0"),
         ("runs", [], "runs: must be a mapping"),
         (
             "runs.demo",
