@@ -107,7 +107,7 @@ def test_a_flipped_bit_stops_training_with_shard_and_block_and_a_mended_shard_re
 
     says = rf"reading ahead at step {step}: .*train/000\.bin, block {block} of {BLOCK_BYTES} bytes: differs "
     with pytest.raises(
-        TrainingError, match=says + " was encoded, .*; delete .* which encodes the part again"
+        TrainingError, match=says + "from what was encoded, .*; delete .* which encodes the part again"
     ):
         train(spec, tmp_path / "disturbed", data)
     assert steps(tmp_path / "disturbed/checkpoints")[-1].name == f"step-{step // 5 * 5:08d}"
