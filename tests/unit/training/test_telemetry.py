@@ -35,7 +35,7 @@ DENSE = {
 }
 EVERYWHERE = {"loss", "bpb", "lr", "grad_norm", "bytes_per_second", "data_wait_share", "eta_seconds"}
 EVERYWHERE |= {"epoch", "tokens", "precision_bits", "step_seconds", "seconds"}
-PARTS = {"bytes_per_patch", "moe_load_max", "moe_load_entropy", "halt_depth"}
+PARTS = {"bytes_per_patch", "moe_load_max", "moe_load_entropy"}
 
 
 def last_row(folder):
@@ -184,7 +184,8 @@ def test_a_dense_model_logs_no_metrics_of_missing_parts(tmp_path, make_spec, sha
     assert re.fullmatch(
         r"step 3/3 \| epoch [\d.]+  384 tokens \| bpb [\d.]+  loss [\d.]+ \| lr \S+  grad \S+ "
         r"\| fp32  [\d,]+ bytes/s  \S+ s/step  "
-        r"data wait [\d.]+% \| ram [\d,]+ MB \| 100.0% done  time \d:\d\d:\d\d  eta \d:\d\d:\d\d",
+        r"data wait [\d.]+% \| ram [\d,]+ MB \| depth 1.00 loops "
+        r"\| 100.0% done  time \d:\d\d:\d\d  eta \d:\d\d:\d\d",
         said,
     )
 
