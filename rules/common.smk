@@ -674,7 +674,7 @@ def finish(status):
     tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
-        from spider.report.terminal import Invocation, terminal_summary
+        from spider.report.tables import Invocation, terminal_summary
 
         snakefile, settings = Path(workflow.main_snakefile).resolve(), workflow.config_settings
         # This file has the content of all configuration files and of `--config`.

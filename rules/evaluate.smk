@@ -242,10 +242,8 @@ rule compare:
         lambda wildcards: further(*CONFIG.shown),
         expand("<results>/foreign/{name}/evaluation.json", name=CONFIG.foreign),
     output:
-        "<results>/report/table.md",
-        shown("report/table.html", "Comparison", "bits per byte, table"),
+        shown("report/table.md", "Comparison", "bits per byte, table"),
         shown("report/bpb.svg", "Comparison", "bits per byte by stage"),
-        shown("report/loss.svg", "Comparison", "loss curves of all runs"),
         summary="<results>/report/summary.json",
     log:
         "<logs>/compare.log",

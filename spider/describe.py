@@ -19,9 +19,9 @@ from spider.config import CompressConfig, Config, StageSpec
 from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
 from spider.data.shards import load_metadata
+from spider.formatting import quantity
 from spider.model.interface import Model
 from spider.processes.device import available
-from spider.report.formatting import quantity
 from spider.results import Results
 from spider.training.memory import choose, is_open, memory_of, meta_model, training_memory, with_choice
 from spider.training.optim import group_settings

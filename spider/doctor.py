@@ -26,8 +26,8 @@ from spider.cluster import advice, partitions
 from spider.config import Config
 from spider.config.text_files import once
 from spider.files import read_json
+from spider.formatting import quantity
 from spider.processes.gpus import bounds
-from spider.report.formatting import quantity
 from spider.results import Results
 
 #: Seconds that the checks before a workflow may take.

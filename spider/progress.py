@@ -40,9 +40,9 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from spider.checkpoints.records import Warmup
 from spider.config.spec import StageSpec
+from spider.formatting import duration, printable
 from spider.pace import OUTPUT
 from spider.report.costs import attempts
-from spider.report.formatting import duration, printable
 
 #: Seconds between two looks at the logs, and between two lines of a running job in a pipe.
 LOOK = 0.5

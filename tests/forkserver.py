@@ -44,7 +44,7 @@ PRELOADED = (
     "spider.model.gpt.model",
     "spider.model.spider.model",
     "spider.report.page",
-    "spider.report.terminal",
+    "spider.report.tables",
     "spider.requests",
     "spider.tracking.sync",
     "spider.training.stage",

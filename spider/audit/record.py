@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from spider.audit import SCORED_AGAIN
-from spider.files import sha256
+from spider.evaluation.result import SECONDS, Number, Result, Row, Table
 from spider.record import Record
-from spider.results import StageFolder
+
+#: Most details of a check that views show. The file has all.
+_SHOWN = 40
 
 
 class Finding(BaseModel):
@@ -60,39 +62,45 @@ class Audit(Record):
         """Return how many checks ended in this way."""
         return sum(one.status == status for one in self.findings)
 
-
-class Badge(BaseModel):
-    """The part of an audit that tables and pages show."""
-
-    model_config = ConfigDict(frozen=True)
-
-    state: Literal["passed", "failed", "skipped", "stale"]
-    """``stale``: the audit is of another evaluation than the one that is there now."""
-    text: str
-    """It names the checks, the time, and the digests of what was audited."""
-    findings: list[Finding]
-
-    @classmethod
-    def of(cls, folder: StageFolder) -> Badge | None:
-        """Return the badge of a stage or of its compressed model; None if it was not audited."""
-        if not folder.audit.is_file():
-            return None
-        audited = Audit.read(folder.audit)
-        state: Literal["passed", "failed", "skipped", "stale"] = "passed" if audited.passed else "failed"
-        if not audited.count("passed") and audited.passed:
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def results(self) -> dict[str, Result]:
+        """Return the badge of the score, and the checks as a table."""
+        state = "passed" if self.passed else "failed"
+        if self.passed and not self.count("passed"):
             state = "skipped"
-        if not folder.evaluation.is_file() or sha256(folder.evaluation) != audited.evaluation:
-            state = "stale"
         names = {
-            status: ", ".join(one.check for one in audited.findings if one.status == status)
+            status: ", ".join(one.check for one in self.findings if one.status == status)
             for status in ("failed", "passed", "skipped")
         }
         checks = "; ".join(
             own if status == state else f"{status} {own}" for status, own in names.items() if own
         )
-        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(audited.time))
-        of = f"weights {audited.weights}, evaluation {audited.evaluation[:16]}"
-        text = f"{checks} ({'quick, ' if audited.quick else ''}{when}, of {of})"
-        if state == "stale":
-            text += "; the score is of another evaluation now: audit it again"
-        return cls(state=state, text=text, findings=audited.findings)
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.time))
+        of = f"weights {self.weights}, evaluation {self.evaluation[:16]}"
+        badge = Row(
+            name="audit",
+            label="audit",
+            value=None,
+            text=state,
+            column=True,
+            tone="good" if state == "passed" else "bad",
+            note=f"{checks} ({'quick, ' if self.quick else ''}{when}, of {of})",
+        )
+        rows = [
+            Row(
+                name=one.check,
+                label=one.check,
+                value=None,
+                text=one.status,
+                tone="bad" if one.status == "failed" else "",
+                columns={
+                    "reason": Number(value=None, text="; ".join([one.reason, *one.details[:_SHOWN]])),
+                    "time": Number(value=one.seconds, unit=SECONDS),
+                },
+            )
+            for one in self.findings
+        ]
+        counts: dict[str, float] = {f"audit/{status}": self.count(status) for status in names}
+        table = Table(title="Checks of the audit", head="check", value="outcome", rows=rows)
+        return {"audit": Result(title="Audit", rows=[badge], metrics=counts, figures=[table])}

@@ -11,7 +11,7 @@ import contextlib
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 
 from spider import sealed
 from spider.config import StageSpec
@@ -300,6 +300,41 @@ class CompressedReceipt(Receipt):
     WHAT: ClassVar[str] = "a receipt of a compressed model"
 
     compressed: CompressedRecord
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def results(self) -> dict[str, Any]:
+        """Return the sizes, in the shape of `spider.evaluation.result.Result`."""
+        record = self.compressed
+        sizes = {"cap": record.cap, "file": record.bytes, "code": record.code_bytes}
+        columns: dict[str, Any] = {title: {"value": size, "unit": "bytes"} for title, size in sizes.items()}
+        total = {
+            "name": "bytes",
+            "label": "bytes, with code",
+            "value": record.total_bytes,
+            "unit": "bytes",
+            "better": "lower",
+            "columns": columns | {"clip": {"value": record.clip}},
+        }
+        parts = ", ".join(f"{part} {size:,}" for part, size in record.parts.items() if size)
+        used = record.settings
+        notes = [
+            f"Matrices in {used['bits']} bits by {used['method']}, tables in {used['embedding_bits']} bits.",
+            f"Parts of the file: {parts}.",
+        ]
+        ratios = sorted(
+            (one.error / one.error_nearest, name)
+            for name, one in record.matrices.items()
+            if one.error is not None and one.error_nearest
+        )
+        if ratios:
+            median, _ = ratios[len(ratios) // 2]
+            worst, name = ratios[-1]
+            notes.append(
+                "Error of the matrix products, relative to rounding to nearest: "
+                f"{median:.2f} in the median, at most {worst:.2f} ({name})."
+            )
+        return {"compression": {"title": "Compressed model", "rows": [total], "notes": notes}}
 
 
 Kind = Literal["fp32", "bf16", "fp8"]

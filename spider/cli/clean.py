@@ -17,7 +17,7 @@ def clean(session: Session, newest: bool, yes: bool) -> None:
     was trained by hand with other settings is in no configuration, so it is listed too.
     """
     from spider.clean import leftovers
-    from spider.report.formatting import quantity
+    from spider.formatting import quantity
     from spider.results import check_root
 
     root = session.results.root

@@ -85,7 +85,7 @@ def evaluate(
     from spider.evaluation.records import results_of
     from spider.evaluation.text import Overlap
     from spider.evaluation.training_text import learned_from
-    from spider.report.scores import verdicts
+    from spider.report.summary import verdicts
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -119,8 +119,8 @@ def evaluate(
         tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card, costs=costs)
         job.metric("bpb", measured.bpb)
     text = "" if measured.lossless else " (of the decoded text)"
-    for one in verdicts(measured, results_of(folder)):
-        log.info("%s%s: %s", one.context, text, one.text)
+    for context, phrase, _ in verdicts(measured, results_of(folder)):
+        log.info("%s%s: %s", context, text, phrase)
 
 
 @command("text")
@@ -279,7 +279,7 @@ def report() -> None:
 @click.argument("name", metavar="RUN[/STAGE]")
 def draw(session: Session, name: str) -> None:
     """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
-    from spider.report.figures import FIGURES, draw_stage
+    from spider.report.page import FIGURES, draw_stage
 
     results = session.results
     run, stage = session.names(name)
@@ -298,31 +298,27 @@ def draw(session: Session, name: str) -> None:
 @command()
 @click.option("--output", type=FILE, required=True, help="summary.json to write.")
 def compare(session: Session, output: Path) -> None:
-    """Compare all evaluations: write a table, figures and summary.json."""
-    from spider.report.compare import compare
+    """Compare all evaluations: write summary.json, and table.md and bpb.svg beside it."""
+    from spider.report import figures
+    from spider.report.tables import compare
 
     evaluations = session.evaluations(session.config.shown)
     compressed = session.compressed()
     checkpoints = [
         path for one in evaluations if (path := StageFolder(one.parent).checkpoint_scores).exists()
     ]
-    others = [output.with_name(name) for name in ("table.md", "table.html", "bpb.svg", "loss.svg")]
+    others = [output.with_name(name) for name in ("table.md", "bpb.svg")]
     foreign = session.results.foreign_scores
     inputs = [*evaluations, *compressed, *foreign, *checkpoints]
     with session.tracked("compare", "report", {}, inputs, [output, *others]) as job:
         benchmarks = session.results.root / "benchmarks"
-        summary = compare(
-            evaluations,
-            compressed=compressed,
-            foreign=foreign,
-            benchmarks=benchmarks,
-            output=output.parent,
-        )
+        summary = compare(evaluations, foreign=foreign, benchmarks=benchmarks, output=output.parent)
+        figures.save([figures.by_stage(summary)], output.with_name("bpb.svg"), size=(10, 5))
         for run, compared in summary.runs.items():
             if compared.best:
                 weights = compared.stages[compared.best].weights
                 tracking.log_choice(session.results.root, run, compared.best, weights)
-        for name in ("summary.json", "table.md", "bpb.svg", "loss.svg"):
+        for name in ("summary.json", "table.md", "bpb.svg"):
             job.artifact(output.parent / name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,7 +27,16 @@ from spider.cli.session import (
     tracked_at,
 )
 from spider.config import CompressConfig
+from spider.files import write_text
 from spider.results import CompressedFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spider.evaluation.result import CutText
+
+#: Background colours of segments with black text. A boundary is where the colour changes.
+TINTS = ("#bfdff5", "#ffdda8", "#bde8cf", "#f3cbe0")
 
 
 @command("[run]")
@@ -133,7 +142,6 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
     from spider.checkpoints.load import Checkpoint
     from spider.evaluation.segments import cut, read_beginning
     from spider.model.reading import Scoring
-    from spider.report import text_view
 
     text = read_beginning(file, count)
     checkpoint = Checkpoint.at(path)
@@ -151,10 +159,37 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
     shown = cut(model, inspector, tokens_N, reading)
     title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {checkpoint.label}"
     if html:
-        text_view.write_page(shown, html, title)
+        from spider.evaluation.result import Result
+        from spider.report.page import results_page
+
+        write_text(html, results_page(title, [Result(title="", figures=[shown])]))
     else:
-        text_view.show(shown, Console())
+        show(shown, Console())
     log.info("%s", shown.caption)
+
+
+def show(cut: CutText, console: Console) -> None:
+    """Print a text in colours, or with a ``|`` after each segment.
+
+    A ``|`` of the text itself becomes ``\\x7c``. The open end after the last boundary is not tinted, and text
+    that stands for a character without a glyph is grey. A terminal of sixteen colours has too few tints and
+    counts as one without colours, as a pipe does.
+    """
+    from rich.text import Text
+
+    coloured = console.color_system in ("256", "truecolor") and not console.no_color
+    shown = Text()
+    for number, segment in enumerate(cut.segments):
+        if not coloured:
+            plain = "".join(piece.text.replace("|", "\\x7c") for piece in segment.pieces)
+            line = plain.removesuffix("\n")
+            shown.append(line + "|" * segment.closed + plain[len(line) :])
+            continue
+        for piece in segment.pieces:
+            colour = "#606060" if piece.mark else "black"
+            tinted = segment.closed and piece.text != "\n"
+            shown.append(piece.text, f"{colour} on {TINTS[number % len(TINTS)]}" if tinted else "")
+    console.print(shown, soft_wrap=True, end="" if shown.plain.endswith("\n") else "\n")
 
 
 @command()
@@ -166,7 +201,7 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     The settings are those of the block `compress` of the run, or the defaults without it.
     """
     from spider.compress.pipeline import compress
-    from spider.evaluation.records import compression
+    from spider.evaluation.records import results_in
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -183,9 +218,7 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
         job.metric("bytes", receipt.compressed.total_bytes)
         job.artifact(compressed.receipt)
         tracking.log_checkpoint(results.root, compressed)
-        tracking.log_scores(
-            results.root, compressed, {"compression": compression(receipt.compressed)}, of="compression"
-        )
+        tracking.log_scores(results.root, compressed, results_in(compressed.receipt), of="compression")
     sizes = receipt.compressed
     log.info(
         "%s: %s bytes and %s of code, %s of %s; clip %.3g",

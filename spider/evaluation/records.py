@@ -1,6 +1,11 @@
-"""Define the JSON files of measurements: `evaluation.json`, `harness.json` and `sample.json`.
+"""Define the JSON files of measurements: `evaluation.json`, `sample.json`, and any other file with results.
 
 Tables, pages and figures are made from these files alone. Reading them needs neither the model nor torch.
+
+Any JSON file in the folder of a stage is shown by all views if it holds a `Result` as ``result``, which has
+the name of the file, or several by name as ``results``. ``weights``, if the file has it, is the digest of the
+weights that they are of, and ``evaluation`` the SHA-256 of the file ``evaluation.json`` that they are about.
+With ``text_sha256`` they are about a held-out text, and shown with any score on it.
 """
 
 from __future__ import annotations
@@ -8,12 +13,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from spider.checkpoints.records import CompressedReceipt, CompressedRecord
-from spider.evaluation.result import BITS, BYTES, Number, Result, Row
-from spider.record import Record
+from spider import files
+from spider.evaluation.result import BITS, COUNT, SECONDS, SIZE, Number, Result, Row
+from spider.record import Record, key_path
 from spider.results import CompressedFolder, StageFolder
+
+#: Mark of scores on decoded text, and its explanation.
+DAGGER = "†"
+LOSSY = (
+    f"{DAGGER} of decoded text: the tokenizer does not keep newlines and runs of spaces. Compare this score "
+    "only with others on the same decoded text."
+)
+_RESULTS = TypeAdapter(dict[str, Result])
 
 
 class Training(BaseModel, frozen=True):
@@ -124,6 +137,7 @@ class Evaluation(Scored, Record):
                 value=getattr(self, name),
                 unit=BITS,
                 better="lower",
+                column=name != "bpb_strict",
                 interval=self.intervals.get(name),
                 carried=Number(value=value, unit=BITS, interval=self.intervals_carried.get(name))
                 if (value := carried.get(name)) is not None
@@ -150,12 +164,34 @@ class Evaluation(Scored, Record):
         notes = [sum_of_probabilities(self.deviation)]
         if self.bpb_carried is None:
             notes.append("There is no score with what came before (evaluation.carry_over: 0).")
+        if not self.lossless:
+            notes.append(LOSSY)
         return Result(title="Bits per byte", rows=rows, legend=legend, metrics=metrics, notes=notes)
 
     @property
     def all_results(self) -> dict[str, Result]:
         """Return the scores and the results of the measurements, by name."""
         return {"score": self.score, **self.results}
+
+    def facts(self, before: Training | None) -> Result:
+        """Return what a table of models shows beside the scores; ``before`` is the training before the stage.
+
+        A model that others trained has no costs.
+        """
+        costs = {}
+        if self.training.steps:
+            costs = {
+                "trained on": Number(value=self.training.bytes + (before.bytes if before else 0), unit=SIZE),
+                "time": Number(value=self.training.seconds + (before.seconds if before else 0), unit=SECONDS),
+                "steps": Number(value=self.training.global_step),
+            }
+        shown = {"parameters": Number(value=self.parameters, unit=COUNT), **costs}
+        shown["context"] = Number(value=None, text=self.context)
+        rows = [
+            Row(name=f"facts/{label}", label=label, column=True, **one.model_dump())
+            for label, one in shown.items()
+        ]
+        return Result(title="Training", rows=rows)
 
 
 class CheckpointScores(Record):
@@ -210,66 +246,71 @@ class Baselines(Record):
     results: dict[str, Result]
 
 
-def compression(record: CompressedRecord) -> Result:
-    """Return the size of a compressed model and of its parts as a result."""
-    sizes = {"cap": record.cap, "file": record.bytes, "code": record.code_bytes}
-    columns = {title: Number(value=size, unit=BYTES) for title, size in sizes.items()}
-    columns["clip"] = Number(value=record.clip)
-    total = Row(
-        name="bytes",
-        label="bytes, with code",
-        value=record.total_bytes,
-        unit=BYTES,
-        better="lower",
-        columns=columns,
-    )
-    parts = ", ".join(f"{part} {size:,}" for part, size in record.parts.items() if size)
-    used = record.settings
-    notes = [
-        f"Matrices in {used['bits']} bits by {used['method']}, tables in {used['embedding_bits']} bits.",
-        f"Parts of the file: {parts}.",
-    ]
-    ratios = sorted(
-        (one.error / one.error_nearest, name)
-        for name, one in record.matrices.items()
-        if one.error is not None and one.error_nearest
-    )
-    if ratios:
-        median, _ = ratios[len(ratios) // 2]
-        worst, name = ratios[-1]
-        notes.append(
-            "Error of the matrix products, relative to rounding to nearest: "
-            f"{median:.2f} in the median, at most {worst:.2f} ({name})."
-        )
-    return Result(title="Compressed model", rows=[total], notes=notes)
-
-
 def results_of(folder: StageFolder, weights: str | None = None) -> dict[str, Result]:
-    """Return all results in a folder, by name; with ``weights``, only those of these weights.
+    """Return all results in the folder of a stage, or of its compressed model, by name.
 
-    ``folder`` is the folder of a stage, or of its compressed model, whose results include its size.
+    Args:
+        weights: leave out results that are of other weights.
+
+    Raises:
+        ValueError: a file is damaged.
     """
-    results: dict[str, Result] = {}
-    stage = StageFolder(folder.path.parent) if isinstance(folder, CompressedFolder) else folder
+    own: dict[str, Result] = {}
+    text = None
     if folder.evaluation.exists():
         evaluation = Evaluation.read(folder.evaluation)
-        if weights in (None, evaluation.weights):
-            results |= _of_text(stage.baselines, evaluation.text_sha256) | evaluation.all_results
-    if folder.harness.exists():
-        harness = HarnessResult.read(folder.harness)
-        if weights in (None, harness.weights):
-            results["harness"] = harness.result
-    if isinstance(folder, CompressedFolder) and folder.receipt.exists():
-        receipt = CompressedReceipt.read(folder.receipt)
-        if weights in (None, receipt.weights):
-            results["compression"] = compression(receipt.compressed)
-    return results
+        text = evaluation.text_sha256
+        own = evaluation.all_results if weights in (None, evaluation.weights) else {}
+    found: dict[str, Result] = {}
+    if isinstance(folder, CompressedFolder) and text:
+        for path in sorted(folder.path.parent.glob("*.json")):
+            found |= results_in(path, weights, text=text, of_text=True)
+    for path in sorted(folder.path.glob("*.json")):
+        if path != folder.evaluation:
+            found |= results_in(path, weights, text=text)
+    return own | {name: one for name, one in found.items() if name not in own}
 
 
-def _of_text(path: Path, text_sha256: str) -> dict[str, Result]:
-    """Return the rates of compressors, if they are measured, and on this text."""
-    found = Baselines.read(path) if path.exists() else None
-    return found.results if found and found.text_sha256 == text_sha256 else {}
+def results_in(
+    path: Path, weights: str | None = None, *, text: str | None = None, of_text: bool = False
+) -> dict[str, Result]:
+    """Return the results in a JSON file by name, none if it is a file of another kind; raise as `results_of`.
+
+    The badges of results about another evaluation than the one that is there now are stale.
+
+    Args:
+        text: leave out results about another text.
+        of_text: leave out results that are not about a text.
+    """
+    plain = files.read_json(path, Record.REMEDY.format(command=files.snakemake(path)))
+    if not isinstance(plain, dict) or not plain.keys() & {"result", "results"}:
+        return {}
+    if weights is not None and plain.get("weights", weights) != weights:
+        return {}
+    if plain.get("text_sha256", None if of_text else text) != text:
+        return {}
+    try:
+        found = _RESULTS.validate_python(plain.get("results") or {path.stem: plain["result"]})
+    except ValidationError as error:
+        first = error.errors()[0]
+        remedy = Record.REMEDY.format(command=files.snakemake(path))
+        raise ValueError(
+            f"{path}: not a result ({key_path(first['loc'])}: {first['msg']}); {remedy}"
+        ) from None
+    scored = path.with_name("evaluation.json")
+    if "evaluation" in plain and not (scored.is_file() and files.sha256(scored) == plain["evaluation"]):
+        return {name: _stale(one) for name, one in found.items()}
+    return found
+
+
+def _stale(result: Result) -> Result:
+    """Return a result whose badges say that they are of another evaluation than the one of today."""
+
+    def of_today(row: Row) -> Row:
+        note = f"{row.note}; it is of another evaluation than the one of today"
+        return row.model_copy(update={"text": "stale", "tone": "bad", "note": note}) if row.tone else row
+
+    return result.model_copy(update={"rows": [of_today(row) for row in result.rows]})
 
 
 class Written(BaseModel, frozen=True):

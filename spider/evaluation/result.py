@@ -1,7 +1,8 @@
 """Define `Result`, which holds what a measurement found: rows, metrics and figures. It needs no torch.
 
 The page, the model card, the comparison, the terminal summary, the model registry and MLflow iterate over
-results. None of them names a measurement, so a new measurement is one file (docs/extending.md).
+results. None of them names a measurement, so a new measurement is one file (docs/extending.md). A new column
+of the table of all models is a `Row.column`, and a new badge is a `Row.tone`, where it is measured.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
+from spider.formatting import bits, duration, quantity
+
 #: Unit of the rows that share one table with the model's score.
 BITS = "bits per byte"
 #: Unit of a share. Tables show it in percent.
 SHARE = "share"
 BYTES = "bytes"
+#: Unit of bytes that tables show with a decimal prefix, such as ``3.20 MB``.
+SIZE = "B"
+#: Unit of a count that tables show alike, such as ``1.20 M``.
+COUNT = "count"
+SECONDS = "s"
 #: The two contexts of a number in bits per byte: what was read before a byte, beside the training text.
 ALONE = "each document alone"
 CARRIED = "with what came before"
@@ -34,22 +42,39 @@ class Number(BaseModel, frozen=True):
     """Standard error."""
     interval: tuple[float, float] | None = None
     """95% interval of a bootstrap over documents."""
+    text: str = ""
+    """Words instead of a number, such as ``passed``."""
+    mark: str = ""
+    """Sign behind the number, such as `spider.evaluation.records.DAGGER`."""
 
     def __str__(self) -> str:
         """Return the number as tables show it; empty for None.
 
         Examples: ``2.1250``, ``1.1900 (1.151 to 1.230)`` with an interval, ``42.5% ± 8.0``, ``1,200``.
         """
+        interval = self.value is not None and self.interval
+        return self.without_interval + (" ({:.3f} to {:.3f})".format(*interval) if interval else "")
+
+    @property
+    def without_interval(self) -> str:
+        """Return the number as tables show it, for those that show the interval elsewhere."""
         if self.value is None:
-            return ""
+            return self.text
+        if self.unit in (SIZE, COUNT):
+            return quantity(self.value, self.unit if self.unit == SIZE else "")
+        if self.unit == SECONDS:
+            return duration(self.value)
         if self.unit == SHARE:
             return f"{100 * self.value:.1f}%" + ("" if self.error is None else f" ± {100 * self.error:.1f}")
         if self.unit in ("", BYTES) and self.error is None and float(self.value).is_integer():
             return f"{int(self.value):,}"
-        text = f"{self.value:.4f}" + ("" if self.error is None else f" ± {self.error:.4f}")
-        if self.interval is not None:
-            text += " ({:.3f} to {:.3f})".format(*self.interval)
+        text = f"{self.value:.4f}{self.mark}" + ("" if self.error is None else f" ± {self.error:.4f}")
         return text if self.unit in ("", BITS) else f"{text} {self.unit}"
+
+    @property
+    def short(self) -> str:
+        """Return the number for a narrow table: bits per byte in three digits, without an interval."""
+        return str(self) if self.value is None or self.unit != BITS else f"{bits(self.value)}{self.mark}"
 
 
 class Row(Number, frozen=True):
@@ -70,6 +95,11 @@ class Row(Number, frozen=True):
     """True for a number that is not the model's, such as a compressor's on the same text."""
     group: str = ""
     """Group of a baseline: what it has read before. Short lists show the best two baselines of each group."""
+    column: bool = False
+    """True for a column of the table of all models. Numbers in bits per byte stand in it as well, behind."""
+    tone: Literal["", "good", "bad"] = ""
+    """Whether the row is good or bad news, which views colour. A `column` with a tone is a badge: it is shown
+    by itself as well, with its note."""
     hub_metric: str = ""
     """Name of the metric in the hub's model index (empty: the row is not in the index)."""
     hub_dataset: str = ""
@@ -78,7 +108,7 @@ class Row(Number, frozen=True):
     def number(self, context: str) -> Number | None:
         """Return the number in a context, `ALONE` or `CARRIED`; None if it was not measured."""
         found = self if context == ALONE else self.carried
-        return None if found is None or found.value is None else found
+        return None if found is None or (found.value is None and not found.text) else found
 
     def numbers(self) -> Iterator[tuple[str, str, Number]]:
         """Yield the name of the metric, the context and the number, for each context that was measured."""
@@ -103,6 +133,15 @@ class Table(BaseModel, frozen=True):
     def columns(self) -> list[str]:
         """Return the titles of the further columns."""
         return list(dict.fromkeys(title for row in self.rows for title in row.columns))
+
+    def header(self) -> list[str]:
+        """Return the titles of all columns."""
+        return [self.head, self.value, *self.columns()]
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as text: label, value and further columns."""
+        titles = self.columns()
+        return [[row.label, str(row), *(str(row.columns.get(t, "")) for t in titles)] for row in self.rows]
 
 
 class Histogram(BaseModel, frozen=True):
@@ -144,6 +183,39 @@ class Curve(BaseModel, frozen=True):
     mark: int | None = None
     """x of a vertical line, such as the number of loops trained with."""
     mark_label: str = ""
+
+
+class Series(BaseModel, frozen=True):
+    """Points of a plot. The legend shows the names that are not empty."""
+
+    name: str = ""
+    x: list[float]
+    y: list[float]
+    style: Literal["line", "dashed", "faint", "dots", "stars"] = "line"
+    colour: int = 0
+
+
+class Plot(BaseModel, frozen=True):
+    """Lines and dots over two axes."""
+
+    kind: Literal["plot"] = "plot"
+    title: str
+    x: str
+    y: str = ""
+    series: list[Series]
+    log_x: bool = False
+    log_y: bool = False
+    x_unit: Literal["", "B"] = ""
+    """``B`` for an axis of bytes, with decimal prefixes."""
+    y_unit: Literal["", "B"] = ""
+    top: float | None = None
+    """End of the y axis below the largest values, where lines are cut."""
+    bands: dict[str, tuple[float, float]] = {}
+    """Parts of the x axis by name, such as stages. Every second one is shaded."""
+    levels: dict[str, float] = {}
+    """Horizontal dashed lines by name, such as baselines."""
+    instead: str = "no step was logged"
+    """Text of a plot without points."""
 
 
 class Note(BaseModel, frozen=True):
@@ -205,7 +277,7 @@ class MarkedText(BaseModel, frozen=True):
 
 
 Figure = Annotated[
-    Table | Histogram | HeatMap | Curve | Note | CutText | MarkedText, Field(discriminator="kind")
+    Table | Histogram | HeatMap | Curve | Plot | Note | CutText | MarkedText, Field(discriminator="kind")
 ]
 
 
@@ -223,12 +295,8 @@ class Result(Table, frozen=True):
     """Further facts for programs, as JSON."""
 
     def own_rows(self) -> list[Row]:
-        """Return the rows that need their own table: neither baselines nor bits per byte."""
-        return [row for row in self.rows if not row.baseline and row.unit != BITS]
-
-    def scores(self) -> list[Row]:
-        """Return the rows of the table of scores: the model's, in bits per byte."""
-        return [row for row in self.rows if not row.baseline and row.unit == BITS]
+        """Return the rows that need their own table: not those of the table of all models."""
+        return [row for row in self.rows if not (row.baseline or row.column or row.unit == BITS)]
 
 
 Results = Mapping[str, Result]
@@ -238,11 +306,6 @@ def all_rows(results: Results) -> Iterator[Row]:
     """Yield the rows of all results."""
     for result in results.values():
         yield from result.rows
-
-
-def scores(results: Results) -> list[Row]:
-    """Return the model's rows in bits per byte, of all results."""
-    return [row for result in results.values() for row in result.scores()]
 
 
 def baselines(results: Results) -> list[Row]:
@@ -260,15 +323,15 @@ def best_first(rows: Iterable[Row], context: str = ALONE) -> list[Row]:
     return sorted(rows, key=value)
 
 
-def shortened(rows: Iterable[Row]) -> list[Row]:
-    """Return the best two baselines of each group in each context, or all if there is only one group."""
+def shortened(rows: Iterable[Row], most: int = 2) -> list[Row]:
+    """Return the best baselines of each group in each context, or all if there is only one group."""
     rows = best_first(rows)
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     if len(groups) == 1:
         return rows
-    kept = [row for own in groups.values() for context in CONTEXTS for row in best_first(own, context)[:2]]
+    kept = [one for own in groups.values() for context in CONTEXTS for one in best_first(own, context)[:most]]
     return [row for row in rows if row in kept]
 
 

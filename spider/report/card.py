@@ -23,28 +23,17 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spider import files
-from spider.audit.record import Badge
 from spider.checkpoints.records import Exported, Manifest, Receipt
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
 from spider.data.shards import Metadata
-from spider.evaluation.records import Evaluation, results_of
-from spider.evaluation.result import Result, all_rows, baselines, legends, scores, shortened
-from spider.report.formatting import (
-    DAGGER,
-    LOSSY,
-    bits,
-    cells,
-    duration,
-    flops_label,
-    markdown_table,
-    printable,
-    quantity,
-    titles,
-)
+from spider.evaluation.records import DAGGER, Evaluation, results_of
+from spider.evaluation.result import SECONDS, SIZE, Number, Result, Row, Table, all_rows
+from spider.formatting import printable, quantity
 from spider.report.page import settings_of
-from spider.report.scores import BASELINE_CONTEXT, baseline_cells, dagger, leading, model_cells, score_columns
 from spider.report.stages import StageRecord, read_stages
+from spider.report.summary import Line, join, models, notes
+from spider.report.tables import markdown, markdown_lines
 from spider.results import NEWEST, CompressedFolder, Results, StageFolder
 from spider.tokens import Tokens
 from spider.tracking import spool
@@ -85,6 +74,19 @@ class Subject:
             return None
         evaluation = Evaluation.read(self.stage.evaluation)
         return evaluation if evaluation.weights == self.weights else None
+
+    @cached_property
+    def lines(self) -> dict[str, Line]:
+        """Return the scores of the exported weights, and of the compressed model on the same text."""
+        if self.stage is None or self.evaluation is None:
+            return {}
+        line = next(iter(join([self.stage.evaluation]).runs.values())).last
+        found = {"this model": line}
+        small = line.compressed
+        if small and small.text_sha256 == line.text_sha256:
+            size = next((str(row) for row in all_rows(small.results) if row.name == "bytes"), "?")
+            found[f"compressed into {size} bytes"] = small
+        return found
 
     @cached_property
     def measured(self) -> dict[str, Result]:
@@ -149,7 +151,6 @@ def card(subject: Subject) -> str:
     """Return the card as Markdown with front matter and mark; `ValueError` for a damaged record."""
     manifest = subject.manifest
     read = sum(record.bytes for record in subject.trained.values()) or manifest.bytes
-    mark = dagger(subject.evaluation)
     body = _TEMPLATES.get_template("card.md.j2").render(
         manifest=manifest,
         evaluation=subject.evaluation,
@@ -160,15 +161,9 @@ def card(subject: Subject) -> str:
         text=quantity(read, "B") if read else None,
         version=manifest.spider if isinstance(manifest, Exported) else VERSION,
         data=_table(["", "source", "licence", "language", "digest"], list(_data(subject))),
-        scores=_scores(subject, subject.evaluation, mark) if subject.evaluation else None,
-        badge=Badge.of(subject.stage) if subject.stage and subject.evaluation else None,
-        legends=[
-            *legends([subject.measured]),
-            *(subject.evaluation.score.notes if subject.evaluation else []),
-        ],
+        scores=markdown(models(subject.lines), _cell) if subject.lines else None,
+        notes=[_cell(note) for note in notes(subject.lines)] if subject.lines else [],
         results=list(_results(subject)),
-        dagger=mark,
-        lossy=LOSSY,
         costs=_costs(subject),
         digests=_table(["", "digest"], list(_digests(subject))),
         commit=_commit(subject),
@@ -179,9 +174,9 @@ def card(subject: Subject) -> str:
     return text + _MARK.format(files.digest(text)) + "\n"
 
 
-def _table(titles: list[str], rows: list[list[str]]) -> str | None:
+def _table(header: list[str], rows: list[list[str]]) -> str | None:
     """Return a table of words, aligned to the left; None without rows."""
-    return markdown_table(titles, rows, "---") if rows else None
+    return markdown_lines(header, rows, "---") if rows else None
 
 
 def _cell(value: object) -> str:
@@ -271,31 +266,12 @@ def _without(subject: Subject, dataset: str, digest: str) -> str:
     return f"; {metadata.without}" if metadata and metadata.digest == digest and metadata.without else ""
 
 
-def _scores(subject: Subject, evaluation: Evaluation, mark: str) -> str:
-    """Return the table of scores: the model, its compressed model, and the baselines on the same text."""
-    columns = score_columns([evaluation.all_results], leading([evaluation]))
-    first, *others = model_cells(scores(evaluation.all_results), columns, mark)
-    rows = [["**this model**", f"**{first}**", *others, evaluation.context]]
-    if subject.stage and not isinstance(subject.stage, CompressedFolder):
-        folder = CompressedFolder(subject.stage.compressed)
-        if folder.receipt.is_file() and folder.evaluation.is_file():
-            small = Evaluation.read(folder.evaluation)
-            found = results_of(folder)
-            if small.text_sha256 == evaluation.text_sha256:
-                own = model_cells(scores(found), columns, mark)
-                rows.append([f"compressed into {found['compression'].rows[0]} bytes", *own, small.context])
-    for row in shortened(baselines(subject.measured)):
-        rows.append([_cell(row.note or row.label), *baseline_cells(row, columns, mark), BASELINE_CONTEXT])
-    return markdown_table([" ", *columns.values(), "context"], rows)
-
-
 def _results(subject: Subject) -> Iterator[tuple[str, str, list[str]]]:
     """Yield title, table and notes of each further result."""
     for result in subject.measured.values():
         own = result.model_copy(update={"rows": result.own_rows()})
         if own.rows:
-            lines = [[_cell(text) for text in line] for line in cells(own)]
-            yield _cell(own.title), markdown_table(titles(own), lines), [_cell(note) for note in own.notes]
+            yield _cell(own.title), markdown(own, _cell), [_cell(note) for note in own.notes]
 
 
 def _costs(subject: Subject) -> str | None:
@@ -309,17 +285,24 @@ def _costs(subject: Subject) -> str | None:
             steps, precision = record.steps, record.precision
         else:
             steps, precision = record.step, record.precision.kind
-        cost = flops_label(flops[name]) if name in flops else ""
-        device = _cell(f"{record.device}, {precision}")
-        text = quantity(record.bytes, "B")
-        rows.append([name, f"{steps:,}", text, duration(record.seconds), cost, device])
+        device = f"{record.device}, {precision}"
+        rows.append(_cost(name, steps, record.bytes, record.seconds, flops.get(name), device))
     if len(trained) > 1:
         records = [*trained.values()]
-        text = quantity(sum(record.bytes for record in records), "B")
-        seconds = duration(sum(record.seconds for record in records))
-        cost = flops_label(sum(flops.values())) if flops.keys() == trained.keys() else ""
-        rows.append(["all", f"{records[-1].global_step:,}", text, seconds, cost, ""])
-    return markdown_table(["stage", "steps", "text", "seconds", "FLOPs", "on"], rows) if rows else None
+        size, seconds = sum(record.bytes for record in records), sum(record.seconds for record in records)
+        all_flops = sum(flops.values()) if flops.keys() == trained.keys() else None
+        rows.append(_cost("all", records[-1].global_step, size, seconds, all_flops))
+    return markdown(Table(title="Costs", head="stage", value="steps", rows=rows), _cell) if rows else None
+
+
+def _cost(name: str, steps: int, size: float, seconds: float, flops: float | None, device: str = "") -> Row:
+    columns = {
+        "text": Number(value=size, unit=SIZE),
+        "time": Number(value=seconds, unit=SECONDS),
+        "FLOPs": Number(value=None, text="" if flops is None else f"{flops:.3g}".replace("e+", "e")),
+        "on": Number(value=None, text=device),
+    }
+    return Row(name=name, label=name, value=steps, columns=columns)
 
 
 def _digests(subject: Subject) -> Iterator[list[str]]:
@@ -373,4 +356,4 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"bits": bits, "count": "{:,}".format, "fence": _fence, "cell": _cell}
+_TEMPLATES.filters |= {"count": "{:,}".format, "fence": _fence, "cell": _cell}

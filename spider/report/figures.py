@@ -1,334 +1,356 @@
-"""Define the figures: bits per byte by stage, the curves of a training, and the inside of a model.
+"""Draw all figures by matplotlib, as SVG: of results, of a training, of stages beside each other.
 
-Each is a value of `spider.report.charts`, the same for a page and a file.
+A figure is a value of `spider.evaluation.result`, or a function that draws on axes. Equal figures have equal
+bytes. matplotlib takes half a second to load, so only commands that draw import this module.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
+from spider import files
 from spider.evaluation import result
-from spider.evaluation.records import Evaluation
-from spider.evaluation.result import BITS, Curve, CutText, HeatMap, Histogram, Note, Results, baselines
-from spider.report.charts import COLOURS, MARKERS, Axis, Band, Chart, Figure, Level, Series
-from spider.report.formatting import bits, bytes_label, number, percent, plain
-from spider.report.render import LETTER_WIDTH, picture
-from spider.report.stages import Log, StageRecord, bits_per_byte, read_log, smoothed, validated
-from spider.report.text_view import write_page
-from spider.results import StageFolder
+from spider.evaluation.records import DAGGER
+from spider.evaluation.result import BITS, Plot, Series, baselines, shortened
+from spider.formatting import bits, printable
+from spider.report.stages import Log, bits_per_byte, smoothed, validated
+from spider.report.summary import Summary, leading
 
-#: Files that `draw_stage` writes into a stage's folder.
-FIGURES = ("loss.svg", "inside.svg", "boundaries.html")
-#: Last bar of a histogram, which also counts larger sizes.
-_LAST_BAR = 32
-#: Most points of a line that have their values beside them.
-_VALUED = 12
-_BYTES = Axis("bytes trained", bytes_label)
-#: Width in pixels of a stage in the picture of all stages.
-_STAGE_WIDTH = 64.0
+matplotlib.rcParams |= {
+    "svg.hashsalt": "spider",
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.formatter.useoffset": False,
+    "axes.titlesize": "medium",
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "figure.constrained_layout.use": True,
+    "axes.prop_cycle": cycler(
+        color=["#0072b2", "#d55e00", "#009e73", "#b8558e", "#2f8ec4", "#b97a00", "#333333"]
+    ),
+}
 #: Names of the tasks that are answered during training, and of CORE for a bundle of them.
 TASKS = "val/tasks/([^/]+|.+/CORE)"
+#: Kinds of figures that are drawn. The others are HTML.
+DRAWN = ("histogram", "heatmap", "curve", "plot", "note")
+_MARKERS = "os^DvPX"
+#: Last bar of a histogram, which also counts larger sizes.
+_LAST_BAR = 32
+#: Most points of a line. Neighbours of a longer one are averaged.
+_POINTS = 600
+#: Most runs in the picture of all stages. Of more, the best are drawn.
+_DRAWN_RUNS = 7
+_WIDTH, _HEIGHT = 4.6, 3.2
 
 
-def draw_stage(folder: StageFolder) -> list[Path]:
-    """Draw `FIGURES` into a stage's folder, from its evaluation.json, train.json and metrics.jsonl.
+def save(
+    shown: Sequence[Any], path: Path | None = None, *, size: tuple[float, float] = (_WIDTH, _HEIGHT)
+) -> str:
+    """Return figures beside each other as SVG, the same bytes each time, and write it to a path."""
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure((size[0] * columns, size[1] * rows))
+    for ax, one in zip(figure.subplots(rows, columns, squeeze=False).flat, shown, strict=False):
+        draw(ax, one)
+    for ax in figure.axes[len(shown) :]:
+        ax.set_axis_off()
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    if path:
+        files.write_text(path, text.getvalue())
+    return text.getvalue()
 
-    Raises:
-        ValueError: One of the files is missing or damaged.
+
+def inline(one: Any) -> str:
+    """Return a figure as SVG for a page."""
+    svg = save([one])
+    return re.sub(r' width="[\d.]+pt" height="[\d.]+pt"', "", svg[svg.index("<svg") :], count=1)
+
+
+def draw(ax: Axes, one: Any) -> None:
+    """Draw a figure on axes."""
+    ax.set_title(_safe(getattr(one, "title", "")))
+    match one:
+        case result.Histogram():
+            _histogram(ax, one)
+        case result.HeatMap():
+            _heatmap(ax, one)
+        case result.Curve():
+            ax.plot(range(1, len(one.values) + 1), one.values, "o-", markersize=4)
+            if one.mark is not None:
+                ax.axvline(one.mark, ls="--", color="0.5", label=_safe(one.mark_label))
+                ax.legend()
+            middle, half = (max(one.values) + min(one.values)) / 2, 0.01 * max(map(abs, one.values))
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, middle - half), max(high, middle + half))  # a nearly flat line looks flat
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.set(xlabel=_safe(one.x), ylabel=_safe(one.y))
+        case result.Note():
+            ax.text(0.5, 0.5, _safe(one.text), ha="center", va="center", wrap=True, transform=ax.transAxes)
+            ax.set_axis_off()
+        case Plot():
+            _plot(ax, one)
+        case _:
+            one(ax)
+
+
+def _safe(text: str) -> str:
+    """Return a text without control characters, whose dollars are no mathematics."""
+    return printable(text).replace("$", r"\$")
+
+
+def _histogram(ax: Axes, one: result.Histogram) -> None:
+    """Draw bars of the shares of sizes 1, 2, ...; sizes above `_LAST_BAR` are in the last bar."""
+    counts = np.array(one.counts)
+    total = int(counts.sum())
+    if np.count_nonzero(counts) < 2:
+        unit = one.unit.removesuffix("s") if len(counts) == 2 else one.unit
+        text = (
+            f"all {total:,} {one.things}: {len(counts) - 1} {unit}"
+            if total
+            else f"there were no {one.things}"
+        )
+        return draw(ax, result.Note(title=one.title, text=text))
+    sizes = np.arange(len(counts))
+    shown = np.bincount(np.minimum(sizes, _LAST_BAR), counts)
+    ax.bar(range(1, len(shown)), 100 * shown[1:] / total, color="C2")
+    more = f" (last bar: {_LAST_BAR} and more)" if len(counts) > _LAST_BAR + 1 else ""
+    ax.set_title(_safe(f"{one.title} (mean {(sizes * counts).sum() / total:.2f})"))
+    ax.set(xlabel=_safe(one.unit + more), ylabel=_safe(f"% of {total:,} {one.things}"))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _heatmap(ax: Axes, one: result.HeatMap) -> None:
+    """Draw a matrix as colours, with some of the names of its rows and of the numbers of its columns."""
+    low = 2 * one.middle - one.most
+    image = ax.imshow(one.values, cmap="RdBu_r", vmin=low, vmax=one.most, aspect="auto")
+    rows = range(0, len(one.rows), -(-len(one.rows) // 18))
+    ax.set_yticks(rows, [_safe(one.rows[i]) for i in rows])
+    columns = range(0, len(one.values[0]), -(-len(one.values[0]) // 8))
+    ax.set_xticks(columns, [str(i + 1) for i in columns])
+    ax.set_xlabel(_safe("; ".join(filter(None, [one.column, one.caption]))))
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax)
+
+
+def _plot(ax: Axes, one: Plot) -> None:
+    """Draw lines and dots. Each style has its own look, and each colour its own marker."""
+    ax.set_xscale("log" if one.log_x else "linear")
+    ax.set_yscale("log" if one.log_y else "linear")
+    for number, (begin, end) in enumerate(one.bands.values()):
+        if number % 2:
+            ax.axvspan(begin, end, color="0.95", zorder=0)
+    named = set[str]()
+    for series in one.series:
+        style: dict[str, Any] = {"color": f"C{series.colour}"}
+        if series.name and series.name not in named and series.style != "faint":
+            named.add(series.name)
+            style["label"] = _safe(series.name)
+        marker = _MARKERS[series.colour % len(_MARKERS)]
+        looks: dict[str, dict[str, Any]] = {
+            "line": {},
+            "dashed": {"ls": "--"},
+            "faint": {"alpha": 0.3, "lw": 1},
+            "dots": {"ls": "", "marker": marker, "markersize": 6},
+            "stars": {"ls": "", "marker": "*", "markersize": 11},
+        }
+        x, y = np.array(series.x), np.array(series.y)
+        if series.style in ("line", "dashed", "faint"):
+            x, y = _thinned(x), _thinned(y)
+        ax.plot(x, y, **style, **looks[series.style])
+    if not any(len(series.x) for series in one.series):
+        return draw(ax, result.Note(title=one.title, text=one.instead))
+    for name, value in one.levels.items():
+        ax.axhline(value, color="0.5", ls=":", lw=1.2)
+        ax.text(1, value, _safe(name), ha="right", va="bottom", color="0.35", fontsize="small",
+                transform=ax.get_yaxis_transform())  # fmt: skip
+    if one.top is not None:
+        ax.set_ylim(top=one.top)
+    for axis, unit in ((ax.xaxis, one.x_unit), (ax.yaxis, one.y_unit)):
+        if unit:
+            axis.set_major_formatter(EngFormatter(unit))
+    if one.log_y and not one.y_unit:
+        low, high = ax.get_ylim()
+        if high / low < 20:  # else only powers of ten would have numbers
+            ax.yaxis.set_major_locator(MaxNLocator(6))
+            ax.yaxis.set_minor_formatter(NullFormatter())
+            ax.yaxis.set_major_formatter("{x:.3g}")
+    ax.set(xlabel=_safe(one.x), ylabel=_safe(one.y))
+    if len(named) > 1:
+        ax.legend()
+
+
+def _thinned(x_S: np.ndarray) -> np.ndarray:
+    """Average neighbours on a long line, so that the page of a long run stays small."""
+    every = math.ceil(len(x_S) / _POINTS) or 1
+    return np.array([x_S[i : i + every].mean() for i in range(0, len(x_S), every)])
+
+
+# -------------------------------------------------------------------------------------------------- training
+
+
+def loss(
+    logs: Sequence[Log], title: str = "Bits per byte", levels: Mapping[str, float] | None = None
+) -> Plot:
+    """Return training loss over bytes trained, raw and smoothed, and held-out scores as dots at checkpoints.
+
+    If the beginning of training would take most of the axis, the axis ends below it.
     """
-    measured = Evaluation.read(folder.evaluation)
-    where = f"{measured.run}, stage {measured.stage}"
-    loss_path, inside_path, text_path = [folder.path / name for name in FIGURES]
-    picture(loss_path, [(1, [loss([read_log(folder, 0, measured)], where)])])
-    figures = figures_of(measured.results)
-    columns = [(1.0, [panel]) for panel in inside(figures)]
-    picture(inside_path, columns, max(800, 430 * len(columns)), title=f"{where}: inside the model")
-    text = next((one for one in figures if isinstance(one, CutText)), None)
-    unit = f" in {text.unit}" if text else ""
-    write_page(text, text_path, f"{where}: held-out text{unit}")
-    return [loss_path, inside_path, text_path]
-
-
-def figures_of(results: Results) -> list[result.Figure]:
-    """Return the figures of all results."""
-    return [figure for one in results.values() for figure in one.figures]
-
-
-def loss(logs: Sequence[Log], title: str, levels: Sequence[Level] = ()) -> Chart:
-    """Draw training loss over bytes trained, raw and smoothed, and held-out bpb as marks at checkpoints.
-
-    For a single run, stages are shaded and validation is a line. For several runs, the legend names each run
-    once. If the beginning of training would take most of the axis, the axis ends below it.
-    """
-    runs = list(dict.fromkeys(log.run for log in logs))
-    alone = len(runs) == 1
-    series: list[Series] = []
-    for index, run in enumerate(runs):
-        own = [log for log in logs if log.run == run]
-        colour = index % COLOURS
-        x_S, y_S = _points(own, bits_per_byte)
-        marks = [mark for log in own for mark in log.held_out]
-        series += [
-            Series("", x_S.tolist(), y_S.tolist(), colour, "faint"),
-            Series("training" if alone else run, x_S.tolist(), smoothed(y_S).tolist(), colour),
-            Series(
-                name="held-out text" if alone else run,
-                x=[x for x, _ in marks],
-                y=[y for _, y in marks],
-                colour=1 if alone else colour,
-                style="dots",
-                marker=MARKERS[index % len(MARKERS)],
-            ),
-        ]
-        # A line joins the scores of a stage, which are of one text.
-        series += [
-            Series("", [x for x, _ in log.held_out], [y for _, y in log.held_out], 1 if alone else colour)
-            for log in own
-            if len(log.held_out) > 1
-        ]
-        if alone:
-            x_V, y_V = _points(own, validated)
-            series.append(Series("validation", x_V.tolist(), y_V.tolist(), 1, dashed=True))
-    most, first = _end_of_axis(series)
-    x_axis = _BYTES
-    if most is not None:
-        begins = "the curve begins at" if alone else "the curves begin at up to"
-        x_axis = replace(_BYTES, label=f"{_BYTES.label}; {begins} {first:.2f}, above the top edge")
-    return Chart(
-        title,
-        x_axis,
-        Axis("bits per byte (log scale)", log=True, most=most),
-        series,
-        bands=[Band(log.stage, log.begin, log.end) for log in logs] if alone else (),
-        levels=levels,
-        readout="{:.3f} bits per byte".format,
-        instead="no step was logged",
+    x_S, y_S = _points(logs, bits_per_byte)
+    dots = [mark for log in logs for mark in log.held_out]
+    joined = [
+        Series(x=[x for x, _ in log.held_out], y=[y for _, y in log.held_out], colour=1)
+        for log in logs
+        if len(log.held_out) > 1
+    ]
+    lines = [
+        Series(x=x_S, y=y_S, style="faint"),
+        Series(name="training", x=x_S, y=smoothed(np.array(y_S)).tolist()),
+    ]
+    scores = Series(
+        name="held-out text", x=[x for x, _ in dots], y=[y for _, y in dots], style="dots", colour=1
+    )
+    x_V, y_V = _points(logs, validated)
+    lines.append(Series(name="validation", x=x_V, y=y_V, style="dashed", colour=1))
+    shown = [*scores.y, *y_V, *(one for one in lines[1].y[len(y_S) // 10 :])]
+    low, most = min([*shown, *y_S], default=1.0), max(shown, default=1.0)
+    steep = low > 0 and y_S and math.log(max(y_S) / low) > 1.5 * math.log(most / low)
+    return Plot(
+        title=title,
+        x="bytes trained" + (f"; begins at {max(y_S):.2f}" if steep else ""),
+        y="bits per byte",
+        series=[*lines, *joined, *([scores] if dots else [])],
+        log_y=True,
+        x_unit="B",
+        top=most * 1.02 if steep else None,
+        bands=_bands(logs),
+        levels={name: value for name, value in (levels or {}).items() if low * 0.9 < value <= most},
     )
 
 
-def _points(logs: Sequence[Log], read: Callable[[dict[str, float]], float]) -> tuple[np.ndarray, np.ndarray]:
+def _points(
+    logs: Sequence[Log], read: Callable[[dict[str, float]], float]
+) -> tuple[list[float], list[float]]:
     """Return bytes trained and a value of all rows of several stages."""
     points = [log.points(read) for log in logs]
-    return np.concatenate([x_S for x_S, _ in points]), np.concatenate([y_S for _, y_S in points])
+    return (
+        [x for x_S, _ in points for x in x_S.tolist()],
+        [y for _, y_S in points for y in y_S.tolist()],
+    )
 
 
-def _end_of_axis(series: Sequence[Series]) -> tuple[float | None, float]:
-    """Return the end of an axis of losses (None: above all values), and the largest loss.
+def _logged(metrics: dict[str, float], name: str) -> float:
+    return metrics.get(name, math.nan)
 
-    The axis ends at the largest mark or the largest value of a line after its first tenth. This holds only if
-    the values above would take more than a third of a logarithmic axis.
+
+def _bands(logs: Sequence[Log]) -> dict[str, tuple[float, float]]:
+    return {log.stage: (log.begin, log.end) for log in logs}
+
+
+def training(logs: Sequence[Log], levels: Mapping[str, float]) -> list[Plot]:
+    """Return charts of a run over bytes trained: bits per byte, learning rates, gradient norm, speed.
+
+    Validation of other names has a chart for each kind: of sources, and of questions.
     """
-    values = [y for one in series for y in one.y]
-    later = [y for one in series if one.style == "dots" for y in one.y]
-    for one in series:
-        if one.style == "line" and len(one.x):
-            begins = one.x[0] + 0.1 * (one.x[-1] - one.x[0])
-            later += [y for x, y in one.points if x >= begins]
-    first = max(values, default=0.0)
-    if not later or min(values) <= 0:
-        return None, first
-    low = min(values)
-    most = max(later)
-    return most if math.log(first / low) > 1.5 * math.log(most / low) else None, first
-
-
-def training(stages: list[StageRecord]) -> list[Chart]:
-    """Return charts of a run over bytes trained: bits per byte, learning rates, gradient norm, speed."""
-    logs = [stage.log for stage in stages if stage.log.rows]
-    if not logs:
-        return []
-    levels = []
-    scored = [stage.evaluation for stage in stages if stage.evaluation and stage.receipt]
-    if scored:
-        best = baselines(scored[-1].results)[:1]
-        levels = [Level(row.note or row.label, row.value) for row in best if row.value is not None]
-    bands = [Band(log.stage, log.begin, log.end) for log in logs]
-
-    def logged(name: str, key: str, colour: int) -> Series:
-        x_S, y_S = _points(logs, lambda metrics: metrics.get(f"train/{key}", math.nan))
-        return Series(name, x_S.tolist(), y_S.tolist(), colour)
-
-    def chart(title: str, y: Axis, readout: str, *series: Series) -> Chart:
-        return Chart(title, _BYTES, y, series, bands, readout=readout.format)
-
-    return [
-        loss([stage.log for stage in stages if stage.log.rows or stage.evaluation], "Bits per byte", levels),
-        chart(
-            "Learning rate",
-            Axis("", number, zero=True),
-            "{:.2e}",
-            logged("AdamW", "lr", 0),
-            logged("Muon", "muon_lr", 2),
-        ),
-        chart("Gradient norm", Axis(log=True), "{:.3g}", logged("norm", "grad_norm", 3)),
-        chart(
-            "Bytes per second",
-            Axis("", bytes_label, zero=True),
-            "{:,.0f} bytes/s",
-            logged("speed", "bytes_per_second", 4),
-        ),
-        *_by_name("Held-out text by source", BITS, "val/bpb_(.+)", logs, bands),
-        *_by_name("Questions answered correctly", "share", TASKS, logs, bands),
-    ]
-
-
-def _by_name(title: str, y: str, pattern: str, logs: Sequence[Log], bands: Sequence[Band]) -> list[Chart]:
-    """Return a chart of the metrics whose names match a pattern, if there are any; its group names a line."""
     found = dict.fromkeys(name for log in logs for row in log.rows for name in row.metrics)
-    names = {name: match[1] for name in found if (match := re.fullmatch(pattern, name))}
 
-    def curve(name: str, colour: int) -> Series:
-        x_S, y_S = _points(logs, lambda metrics: metrics.get(name, math.nan))
-        dashed = colour // COLOURS % 2 == 1
-        return Series(names[name], x_S.tolist(), y_S.tolist(), colour % COLOURS, dashed=dashed)
+    def chart(title: str, names: Mapping[str, str], y: str = "", **more: Any) -> Plot:
+        series = []
+        for i, (name, label) in enumerate(names.items()):
+            x_S, y_S = _points(logs, partial(_logged, name=name))
+            series.append(Series(name=label, x=x_S, y=y_S, colour=i % _DRAWN_RUNS))
+        return Plot(
+            title=title, x="bytes trained", y=y, series=series, x_unit="B", bands=_bands(logs), **more
+        )
 
-    series = [curve(name, i) for i, name in enumerate(names)]
-    return [Chart(title, _BYTES, Axis(y), series, bands)] if series else []
+    def matching(pattern: str) -> dict[str, str]:
+        return {name: match[1] for name in found if (match := re.fullmatch(pattern, name))}
 
-
-def inside(
-    figures: Sequence[result.Figure], stages: Mapping[str, Sequence[result.Figure]] | None = None
-) -> list[Figure]:
-    """Return the panels of a stage's figures. A curve is drawn for each of ``stages`` that has it."""
-    colours = cycle((0, 2, 3, 4, 5, 6))
-    panels: list[Figure] = []
-    for one in figures:
-        if isinstance(one, Histogram):
-            panels.append(_bars(one, next(colours)))
-        elif isinstance(one, Curve):
-            panels.append(_curve(one, stages or {"": figures}))
-        elif isinstance(one, HeatMap | Note):
-            panels.append(one)
-    return panels
+    charts = [
+        loss(logs, levels=levels),
+        chart("Learning rate", {"train/lr": "AdamW", "train/muon_lr": "Muon"}),
+        chart("Gradient norm", {"train/grad_norm": "norm"}, log_y=True),
+        chart("Bytes per second", {"train/bytes_per_second": "speed"}, y_unit="B"),
+        chart("Held-out text by source", matching("val/bpb_(.+)"), BITS),
+        chart("Questions answered correctly", matching(TASKS), "share"),
+    ]
+    return [one for one in charts if any(series.x for series in one.series)]
 
 
-def _curve(last: Curve, stages: Mapping[str, Sequence[result.Figure]]) -> Chart:
-    """Return a chart of all curves with this title."""
-    curves = {
-        name: one
-        for name, figures in stages.items()
-        for one in figures
-        if isinstance(one, Curve) and one.title == last.title
-    }
-    series: list[Series] = []
-    for index, (name, curve) in enumerate(curves.items()):
-        count = len(curve.values)
-        values = bits if len(curves) == 1 and count <= _VALUED else None
-        line = Series(name, range(1, count + 1), curve.values, index % COLOURS)
-        series += [line, replace(line, style="dots", values=values)]
-    return Chart(
-        last.title,
-        Axis(last.x, ticks=_some(len(last.values)), margin=0.05),
-        Axis(last.y, "{:.4g}".format, least_span=0.02, margin=0.1),
-        series,
-        rulers=[] if last.mark is None else [(last.mark_label, last.mark)],
-        readout=f"{{:.4f}} {last.y}".format,
-    )
+# ---------------------------------------------------------------------------------------------------- stages
 
 
-def _some(count: int) -> range:
-    """Return the ticks from 1 to ``count``, or some of them."""
-    return range(1, count + 1, -(-count // _VALUED))
+def by_stage(summary: Summary) -> Callable[[Axes], None]:
+    """Return a function that draws the scores of all runs after each stage, with baselines as dashed lines.
 
-
-def _bars(one: Histogram, colour: int) -> Figure:
-    """Return bars of the shares of sizes 1, 2, ...; sizes above `_LAST_BAR` are in the last bar."""
-    counts = one.counts
-    total = sum(counts)
-    if not total:
-        return Note(title=one.title, text=f"there were no {one.things}")
-    if counts.count(0) == len(counts) - 1:
-        size = len(counts) - 1
-        unit = one.unit.removesuffix("s") if size == 1 else one.unit
-        return Note(title=one.title, text=f"all {total:,} {one.things}: {size} {unit}")
-    mean = sum(n * count for n, count in enumerate(counts)) / total
-    shares = [100 * count / total for count in counts[1:]]
-    label = one.unit
-    last = ""
-    if len(shares) > _LAST_BAR:
-        shares = [*shares[: _LAST_BAR - 1], sum(shares[_LAST_BAR - 1 :])]
-        label = f"{one.unit} (last bar: {_LAST_BAR} and more)"
-        last = "+"
-    count = len(shares)
-    return Chart(
-        f"{one.title} (mean {mean:.2f})",
-        Axis(label, lambda x: f"{int(x)}{last if x == count else ''}", ticks=_some(count)),
-        Axis(f"share of {total:,} {one.things}", percent, zero=True),
-        [Series("", range(1, count + 1), shares, colour, "bars")],
-    )
-
-
-def bits_by_stage(
-    runs: Mapping[str, Sequence[tuple[str, float]]],
-    compressors: Mapping[str, Mapping[str, float]],
-    which: str,
-) -> Chart:
-    """Return a chart of bpb after each stage, run next to run, with the compressors' rates as dashed lines.
-
-    A rate that all runs share is one line with its name at the right end. Any other rate has a line for each
-    run, with its value. Its name is shown at the last run that has it, or at every run if no rate is shared.
-    One weak run does not decide the scale: its marks are drawn at the upper edge, with their values.
-
-    Args:
-        runs: Names and bits of each run's stages.
-        compressors: Rates of the baselines on each run's text.
-        which: End of the title, such as the number of runs.
+    Of many runs, the best are drawn. One weak run does not decide the scale.
     """
-    shared = set.intersection(*(set(rates.items()) for rates in compressors.values()))
-    own = {run: [one for one in compressors[run].items() if one not in shared] for run in runs}
-    last = {name: run for run, rates in own.items() for name, _ in rates}
-    series: list[Series] = []
-    levels: list[Level] = []
-    names: dict[float, str] = {}
-    at = 0.0
-    for index, (run, stages) in enumerate(runs.items()):
-        positions = {at + i: stage for i, (stage, _) in enumerate(stages)}
-        line = Series(run, [*positions], [value for _, value in stages], index % COLOURS)
-        series += [line, replace(line, style="dots", marker=MARKERS[index % len(MARKERS)], values=bits)]
-        names |= positions
-        end = at + len(stages) - 1 + 0.6
-        labels = [
-            (f"{name} {rate:.3f}" if last[name] == run or not shared else f"{rate:.3f}", rate)
-            for name, rate in own[run]
-        ]
-        levels += [Level(label, rate, at - 0.4, end) for label, rate in labels]
-        letters = max((len(label) for label, _ in labels), default=0)
-        at = end + 1 + (letters * LETTER_WIDTH + 10) / _STAGE_WIDTH
-    levels += [Level(f"{name} {rate:.3f}", rate, -0.4, end) for name, rate in sorted(shared)]
-    return Chart(
-        f"Held-out text, each document alone: bits per byte by stage, against compressors{which}",
-        Axis("after stage", names.__getitem__, ticks=[*names], margin=0.02),
-        Axis("bits per byte (lower is better)", plain, margin=0.1, most=_without_outliers(series, levels)),
-        series,
-        levels=levels,
-        far_levels=True,
-    )
+    last = {name: run.last for name, run in summary.runs.items()}
+    score = leading(last.values())
+    best = sorted(last, key=lambda name: float(getattr(last[name], score)))[:_DRAWN_RUNS]
+    runs = [name for name in last if name in best]
+
+    def drawn(ax: Axes) -> None:
+        names: list[str] = []
+        values: list[float] = []
+        for run, marker, colour in zip(runs, cycle(_MARKERS), range(len(runs)), strict=False):
+            own = summary.runs[run]
+            y = [own.stages[name].bpb for name in own.order]
+            x = [len(names) + i for i in range(len(y))]
+            names += own.order
+            values += y
+            mark = "" if own.last.lossless else DAGGER
+            ax.plot(x, y, marker + "-", color=f"C{colour}", label=_safe(run + mark))
+            for at, value in zip(x, y, strict=True):
+                ax.annotate(bits(value), (at, value), xytext=(5, 5), textcoords="offset points", size="small")
+        rates = {
+            f"{row.label} {row.value:.3f}": row.value
+            for run in runs
+            for row in shortened(baselines(last[run].results), 1)
+            if row.value is not None
+        }
+        lower, upper = np.quantile(values, (0.25, 0.75))
+        top = max([*rates.values(), *(value for value in values if value <= upper + 1.5 * (upper - lower))])
+        if max(values) > 1.5 * top:
+            ax.set_ylim(top=1.1 * top)
+        heights = _apart([*rates.values()], 0.045 * (top - min([*values, *rates.values()])))
+        for (name, value), height in zip(sorted(rates.items(), key=lambda one: one[1]), heights, strict=True):
+            ax.axhline(value, color="0.5", ls="--", lw=1)
+            ax.text(1.01, height, _safe(name), transform=ax.get_yaxis_transform(), va="center", size="small")
+        which = f", the best {len(runs)} of {len(last)} runs" if len(runs) < len(last) else ""
+        ax.set_title(f"Held-out text, each document alone{which}")
+        ax.set_xticks(range(len(names)), map(_safe, names), rotation=30 if len(names) > 8 else 0)
+        ax.set(xlabel="after stage", ylabel="bits per byte (lower is better)")
+        ax.legend()
+
+    return drawn
 
 
-def width_of(chart: Chart) -> float:
-    """Return the width in pixels of a picture of `bits_by_stage`, so that labels do not overlap."""
-    names = max((len(level.name) for level in chart.levels), default=0)
-    ends = [level.end for level in chart.levels if level.end is not None]
-    last = max([*ends, *(x for one in chart.series for x in one.x)])
-    wide = max(_STAGE_WIDTH, LETTER_WIDTH * max(len(chart.x.format(x)) for x in chart.x.ticks or ()) + 10)
-    return max(760, 130 + LETTER_WIDTH * names + wide * (last + 1) * 1.04)
-
-
-def _without_outliers(series: Sequence[Series], levels: Sequence[Level]) -> float | None:
-    """Return the end of an axis that leaves out a few values far above the others; None: above all.
-
-    Far means above the upper quartile by more than one and a half times the distance of the quartiles.
-    """
-    values = [y for one in series if one.style == "dots" for y in one.y]
-    lower, upper = np.quantile(values, (0.25, 0.75))
-    rates = [level.value for level in levels]
-    low = min([*values, *rates])
-    most = max([*rates, *(y for y in values if y <= upper + 1.5 * (upper - lower))])
-    return most if max(values) - low > 2 * (most - low) else None
+def _apart(values: list[float], gap: float) -> list[float]:
+    """Return sorted values, moved apart until neighbours have a distance of ``gap``."""
+    moved = sorted(values)
+    for _ in range(100):
+        for i in range(1, len(moved)):
+            missing = max(0.0, gap - (moved[i] - moved[i - 1]))
+            moved[i - 1] -= missing / 2
+            moved[i] += missing / 2
+    return moved

@@ -1,7 +1,8 @@
-"""Write the page of a run, finished or not, from the files that its jobs left.
+"""Write the page of a run, finished or not, from the files that its jobs left, and pages of any results.
 
 Size and cost of the model are those of the newest evaluation. A part without data is left out, and the head
-of the page names it.
+of the page names it. A page is one file that loads no other: it contains its styles and figures, and its
+content security policy forbids the rest. So it can be mailed, archived or printed.
 """
 
 from __future__ import annotations
@@ -13,31 +14,38 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from spider import files
 from spider.config import Config
-from spider.evaluation.records import Evaluation
-from spider.evaluation.result import CONTEXTS, Result, legends, scores
-from spider.report import figures
-from spider.report.costs import Needed, commands, costs
-from spider.report.formatting import LOSSY, printable
-from spider.report.provenance import chain, read_datasets
-from spider.report.render import html
-from spider.report.scores import (
-    best_stages_first,
-    dagger,
-    leading,
-    model_cells,
-    ranking,
-    score_columns,
-    verdicts,
+from spider.evaluation.records import CheckpointScores, Evaluation
+from spider.evaluation.result import (
+    SECONDS,
+    SIZE,
+    Figure,
+    Note,
+    Number,
+    Result,
+    Row,
+    Table,
+    baselines,
+    legends,
 )
-from spider.report.stages import StageRecord, read_stages
-from spider.report.traced_text import STEPS, is_traced, traced_text
-from spider.results import Results
+from spider.formatting import duration, number, printable, quantity
+from spider.report import figures
+from spider.report.costs import Needed, RuleCost, commands, costs
+from spider.report.provenance import chain, read_datasets
+from spider.report.stages import StageRecord, read_log, read_stages
+from spider.report.summary import ComparedRun, Summary, by_text, join, leading, marked, models, verdicts
+from spider.results import Results, StageFolder
 from spider.tracking import spool
 from spider.tracking.records import Run
 from spider.version import VERSION
+
+_HERE = Path(__file__).parent
+#: Files that `draw_stage` writes into a stage's folder.
+FIGURES = ("loss.svg", "inside.svg", "boundaries.html")
 
 
 def write_report(config: Config, results: Results, run: str, output: Path) -> None:
@@ -45,100 +53,187 @@ def write_report(config: Config, results: Results, run: str, output: Path) -> No
     files.write_text(output, render(config, results, run))
 
 
+def results_page(title: str, results: Sequence[Result]) -> str:
+    """Return a page of results as HTML."""
+    return _html("results.html.j2", title=title, results=results)
+
+
+def draw_stage(folder: StageFolder) -> list[Path]:
+    """Draw `FIGURES` into a stage's folder, from its evaluation.json, train.json and metrics.jsonl.
+
+    Raises:
+        ValueError: One of the files is missing or damaged.
+    """
+    measured = Evaluation.read(folder.evaluation)
+    where = f"{measured.run}, stage {measured.stage}"
+    loss, inside, text = [folder.path / name for name in FIGURES]
+    log = read_log(folder, 0, measured, CheckpointScores.of(folder, measured))
+    figures.save([figures.loss([log], where)], loss, size=(8, 4.4))
+    shown = [one for found in measured.results.values() for one in found.figures]
+    drawn = [one for one in shown if one.kind in figures.DRAWN]
+    figures.save(drawn or [Note(title=where, text="nothing was measured inside the model")], inside)
+    cut: list[Figure] = [one for one in shown if one.kind == "cut_text"]
+    about = [] if cut else ["This model family does not show how it cuts a text."]
+    page = results_page(f"{where}: held-out text", [Result(title="", figures=cut, notes=about)])
+    files.write_text(text, page)
+    return [loss, inside, text]
+
+
 def render(config: Config, results: Results, run: str) -> str:
     """Return the page of a run as HTML."""
     stages = read_stages(config, results, run)
+    summary = _summary(config, results, stages)
+    own = summary.runs.get(run) if summary else None
+    found = _shown_results(stages)
+    evaluated = [stage.evaluation for stage in stages if stage.evaluation]
+    last = evaluated[-1] if evaluated else None
+    levels = {}
+    if last and stages[-1].receipt:
+        best = baselines(found)[:1]
+        levels = {row.note or row.label: row.value for row in best if row.value is not None}
+    logs = [stage.log for stage in stages if stage.log.rows]
+    return _html(
+        "page.html.j2",
+        title=f"{run}: report",
+        run=run,
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        stages=stages,
+        finished=all(stage.state == "evaluated" for stage in stages),
+        notes=[note for stage in stages for note in stage.notes],
+        last=last,
+        verdicts=verdicts(last, found) if last else [],
+        badges={name: line.badges for name, line in own.lines.items()} if own else {},
+        flops=sum(s.evaluation.flops_per_token * s.log.span.tokens for s in stages if s.evaluation),
+        manifests=[stage.manifest for stage in stages if stage.manifest],
+        scores=_tables(summary, own) if summary and own else [],
+        legends=legends(one.results for one in own.lines.values()) if own else [],
+        found=found,
+        curves=figures.training(logs, levels),
+        samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
+        **_made(config, results, run, stages),
+    )
+
+
+def _summary(config: Config, results: Results, stages: Sequence[StageRecord]) -> Summary | None:
+    """Return all evaluations that the page compares; None without any."""
+    paths = [
+        results.stage(name, stage.name).evaluation
+        for name in config.shown
+        for stage in config.runs[name].stages
+    ]
+    paths += [stage.folder.evaluation for stage in stages]
+    there = [path for path in dict.fromkeys(paths) if path.is_file()]
+    return join(there, foreign=results.foreign_scores) if there else None
+
+
+def _tables(summary: Summary, own: ComparedRun) -> list[Table]:
+    """Return tables of the run's stages on each text, their further scores, and of all runs."""
+    tables = []
+    for lines in by_text(own.lines).values():
+        tables.append(models(lines, short=True, places=(0, 1)))
+        further = models(lines, short=True, places=(2,))
+        tables += [further.model_copy(update={"title": "Further scores"})] if further.rows else []
+    others = {name: one.last for name, one in summary.runs.items()} | summary.others
+    same = {name: line for name, line in others.items() if line.text == own.last.text}
+    if len(same) > 1:
+        score = leading(line for line in same.values() if line.steps)
+        ranked = sorted(same, key=lambda name: float(getattr(same[name], score) or "inf"))
+        noise = summary.noise.get(own.last.text_sha256)
+        table = models({name: same[name] for name in ranked}, noise, short=True, places=(0, 1))
+        tables.append(table.model_copy(update={"title": "All runs on the same text, best first"}))
+    return tables
+
+
+def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
+    """Return each result of the last stage that has it, by name, and others of its compressed model."""
+    found: dict[str, Result] = {}
+    for stage in stages:
+        lossless = stage.evaluation is None or stage.evaluation.lossless
+        both = stage.results | {k: one for k, one in stage.compressed.items() if k not in stage.results}
+        found |= {
+            name: one if lossless else one.model_copy(update={"rows": marked(one.rows)})
+            for name, one in both.items()
+        }
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- pages
+
+
+def _html(name: str, **values: Any) -> str:
+    return _TEMPLATES.get_template(name).render(values)
+
+
+def _without_controls(value: Any) -> Any:
+    """Remove control characters from any text of a template; keep markup as it is."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(_HERE),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_without_controls,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.globals |= {
+    "style": Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+    "version": VERSION,
+    "DRAWN": figures.DRAWN,
+}
+_TEMPLATES.filters |= {
+    "quantity": quantity,
+    "duration": duration,
+    "number": number,
+    "count": "{:,}".format,
+    "draw": lambda one: Markup(figures.inline(one)),
+}
+
+
+# --------------------------------------------------------------------------------------- provenance and costs
+
+
+def _made(config: Config, results: Results, run: str, stages: list[StageRecord]) -> dict[str, Any]:
+    """Return what the page shows of the jobs that made the run."""
     datasets = read_datasets(results, stages)
     names = [data.name for data in datasets]
     needed = Needed.of(config, run, [(stage.name, stage.spec) for stage in stages], names)
     jobs = needed.jobs(spool.jobs(results.root))
-    evaluations = {stage.name: stage.evaluation for stage in stages if stage.evaluation}
-    last = [*evaluations.values()][-1] if evaluations else None
-    found = _shown_results(stages)
-    others = _others(config, results, last) if last else []
-    columns = score_columns(
-        [
-            *(found for stage in stages for found in (stage.results, stage.compressed)),
-            *(other.all_results for other in others),
-        ],
-        leading(others or ([last] if last else [])),
-    )
-    mark = dagger(last)
-    return html(
-        "page.html.j2",
-        script="page.js",
-        run=run,
-        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        version=VERSION,
-        finished=all(stage.state == "evaluated" for stage in stages),
-        notes=[note for stage in stages for note in stage.notes],
-        stages=stages,
-        badges={name: badge for stage in stages for name, badge in stage.badges.items()},
-        last=last,
-        flops=sum(s.evaluation.flops_per_token * s.log.span.tokens for s in stages if s.evaluation),
-        manifests=[stage.manifest for stage in stages if stage.manifest],
-        dagger=mark,
-        lossy=LOSSY,
-        found=found,
-        legends=legends([found]),
-        columns=columns,
-        score_cells=lambda results: model_cells(scores(results), columns, mark),
-        verdicts=verdicts(last, found) if last else [],
-        rankings=_rankings(run, last, found) if last else {},
-        others=others,
-        curves=figures.training(stages),
-        inside=figures.inside(
-            figures.figures_of(found),
-            {stage.name: figures.figures_of(stage.results) for stage in stages if stage.evaluation},
-        ),
-        samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
-        traced={stage.name: traced_text(stage) for stage in stages if is_traced(stage)},
-        STEPS=STEPS,
-        datasets=datasets,
-        links=chain(stages, datasets),
-        costs=costs(results, needed, jobs),
-        commits=_commits(jobs),
-        versions=_versions(results, run, stages),
-        config=_configuration(config, run, names) if run in config.runs else None,
-        commands=commands(jobs, run),
-    )
-
-
-def _shown_results(stages: Sequence[StageRecord]) -> dict[str, Result]:
-    """Return each result of the last stage that has it, by name, and the size of a compressed model."""
-    found: dict[str, Result] = {}
-    for stage in stages:
-        found |= stage.results
-        if "compression" in stage.compressed:
-            found["compression"] = stage.compressed["compression"]
-    return found
-
-
-def _rankings(
-    run: str, last: Evaluation, found: dict[str, Result]
-) -> dict[str, list[tuple[str, bool, float]]]:
-    """Return names, whether it is the model, and bits per byte, best first, for each context."""
-    ranks = ranking(run, last, found)
-    shown = {
-        context: sorted(
-            [(rank.name, rank.own, rank.bits[context]) for rank in ranks if context in rank.bits],
-            key=lambda rank: rank[2],
-        )
-        for context in CONTEXTS
+    return {
+        "datasets": datasets,
+        "links": chain(stages, datasets),
+        "costs": _cost_table(costs(results, needed, jobs)),
+        "commits": _commits(jobs),
+        "versions": _versions(results, run, stages),
+        "config": _configuration(config, run, names) if run in config.runs else None,
+        "commands": commands(jobs, run),
     }
-    return {context: rows for context, rows in shown.items() if rows}
 
 
-def _others(config: Config, results: Results, last: Evaluation) -> list[Evaluation]:
-    """Return the evaluations of last stages and of foreign models on the same text, best first."""
-    last_stages = {name: config.runs[name].stages[-1].name for name in config.shown}
-    paths = [results.stage(*names).evaluation for names in last_stages.items()]
-    evaluations = [Evaluation.read(path) for path in (*paths, *results.foreign_scores) if path.exists()]
-    same_text = [one for one in evaluations if one.text_sha256 == last.text_sha256]
-    return best_stages_first(same_text) if len(same_text) > 1 else []
-
-
-# --------------------------------------------------------------------------------------------- reproduction
+def _cost_table(found: Sequence[RuleCost]) -> Table:
+    """Return the costs of each rule, and of all."""
+    rows = [
+        Row(
+            name=one.rule,
+            label=one.rule,
+            value=one.jobs,
+            columns={
+                "time": Number(value=one.seconds, unit=SECONDS),
+                "processor time": Number(value=one.cpu_seconds, unit=SECONDS, text="?"),
+                "peak memory": Number(value=one.peak_mb and one.peak_mb * 1e6, unit=SIZE, text="?"),
+            },
+        )
+        for one in found
+    ]
+    if rows:
+        all = Number(value=sum(one.seconds for one in found), unit=SECONDS)
+        rows.append(Row(name="all", label="all", value=sum(one.jobs for one in found), columns={"time": all}))
+    note = (
+        "Wall time of the last attempt of each job, summed over jobs. The times of stages above count all "
+        "attempts. Comparing the runs and writing this page are not counted."
+    )
+    return Table(title="", head="rule", value="jobs", rows=rows, notes=[note])
 
 
 def _commits(jobs: Sequence[Run]) -> dict[str, list[str]]:

@@ -18,15 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from spider.audit.record import Badge
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.config import Config, StageSpec, nearest
 from spider.config.spec import sources_of, windows_of
 from spider.data.mixture import read_of_each
 from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
-from spider.provenance.traces import Trace
-from spider.report.formatting import duration
+from spider.formatting import duration
 from spider.results import CompressedFolder, Results, StageFolder
 from spider.training.metrics import Row, read_rows
 
@@ -129,10 +127,6 @@ class StageRecord:
     compressed: dict[str, Result]
     """All results of its compressed model, by name."""
     sample: Sample | None
-    trace: Trace | None
-    """The stretches of the sample that stand in the training text."""
-    badges: dict[str, Badge]
-    """The audits of the stage and of its compressed model, by name."""
     log: Log
     """Log of the training. The span of an unfinished stage ends at its last row; its bytes are its tokens."""
 
@@ -192,9 +186,6 @@ class StageRecord:
             yield f"{stage} has written no sample: `spider sample {arguments}`."
         elif self.sample.weights != self.evaluation.weights:
             yield f"The sample of stage {self.name} is of other weights: `spider sample {arguments}`."
-        if self.sample and self.trace and self.trace.text != self.sample.text:
-            command = f"spider trace {arguments} --output {self.folder.trace}"
-            yield f"The trace of stage {self.name} is of another sample: `{command}`."
         for name, reason in self.left_out.items():
             yield f"The checkpoint {name} of stage {self.name} has no score: {reason}"
 
@@ -252,7 +243,6 @@ def _read_stage(
         s = plain["settings"]
         tokens = (last - first) * s["seq_len"] * windows_of(s)
         span = Training(steps=last - first, global_step=last, tokens=tokens, bytes=tokens, seconds=0)
-    folders = {spec.stage: folder, f"{spec.stage}, compressed": CompressedFolder(folder.compressed)}
     return StageRecord(
         name=spec.stage,
         folder=folder,
@@ -266,8 +256,6 @@ def _read_stage(
         results=results_of(folder) if evaluation else {},
         compressed=results_of(CompressedFolder(folder.compressed)),
         sample=Sample.read(folder.sample) if folder.sample.exists() else None,
-        trace=Trace.read(folder.trace) if folder.trace.exists() else None,
-        badges={name: badge for name, one in folders.items() if (badge := Badge.of(one))},
         log=Log(
             run=plain["run"],
             stage=spec.stage,

@@ -67,7 +67,8 @@ class Version(NamedTuple):
         tags = {"spider.step": str(self.record.step), "spider.path": str(self.record.params["path"])}
         for row in self.rows:
             for name, _, number in row.numbers():
-                tags[name.replace("/", ".")] = str(number.value).removesuffix(".0")
+                value = number.text if number.value is None else str(number.value).removesuffix(".0")
+                tags[name.replace("/", ".")] = value
         return self.record.tags | tags
 
 

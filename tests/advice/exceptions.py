@@ -13,9 +13,11 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "evaluation/baselines.py": ("Compressors coded the same bytes",),
     "evaluation/candidates.py": ("Point at a byte for its candidates and its cost.",),
     "evaluation/harness.py": ("Run on {} by lm-evaluation-harness {}",),
-    "evaluation/records.py": ("Bits per byte: nats of the predicted bytes",),
-    "report/formatting.py": ("{} of decoded text: the tokenizer does not keep newlines",),
-    "report/terminal.py": (
+    "evaluation/records.py": (
+        "Bits per byte: nats of the predicted bytes",
+        "{} of decoded text: the tokenizer does not keep newlines",
+    ),
+    "report/tables.py": (
         "Each document alone: nothing of other held-out documents is read",
         "make ui{}",
         "make report{}",

@@ -12,7 +12,7 @@ from spider.cli.evaluate import check_settings
 from spider.config import load_config
 from spider.data.shards import Metadata, verify
 from spider.evaluation.records import Evaluation, Sample
-from spider.report.compare import Summary
+from spider.report.summary import Summary
 from tests.unit.small_datasets import flip
 from tests.workflow.conftest import PATIENCE, finished
 from tests.workflow.test_gpus import Machine, runs

@@ -240,7 +240,7 @@ def test_snakemakes_report_has_the_text_the_figures_and_the_tables(workflow, tmp
     page = tmp_path / "report.html"
     workflow("--report", str(page))
     text = page.read_text()
-    for shown in ("general-purpose compressors", "bpb.svg", "loss.svg", "sample.txt", "table.html"):
+    for shown in ("general-purpose compressors", "bpb.svg", "loss.svg", "sample.txt", "table.md"):
         assert shown in text
     assert Path(workflow.results / "report/table.md").read_text().count("small") >= 2
 

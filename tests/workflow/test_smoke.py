@@ -12,7 +12,7 @@ import pytest
 
 from spider import load_model
 from spider.files import read_json
-from spider.report.figures import FIGURES
+from spider.report.page import FIGURES
 from spider.tokens import BYTES
 from tests.forkserver import python
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from spider import files
 from spider.config import Config
 from spider.evaluation.noise import recipe_of
+from spider.evaluation.result import SECONDS, Number, Result, Row
 from spider.results import Results
 
 Outcome = Literal["better", "worse", "not shown", "failed"]
@@ -90,11 +91,38 @@ def read_verdicts(path: Path) -> list[Verdict]:
 
 
 def add_verdict(path: Path, verdict: Verdict) -> None:
-    """Add a row to ``verdicts.jsonl``."""
+    """Add a row to ``verdicts.jsonl``, and write the table of all rows where the comparison finds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         before = path.read_text("utf-8") if path.is_file() else ""
         files.write_text(path, before + verdict.model_dump_json() + "\n")
+        shown = as_result(read_verdicts(path)).model_dump(mode="json")
+        files.write_json(Results(path.parent).report / "verdicts.json", {"result": shown})
+
+
+def as_result(verdicts: list[Verdict]) -> Result:
+    """Return the table of some verdicts."""
+    rows = [
+        Row(
+            name=one.candidate,
+            label=f"{' '.join(one.change) or one.candidate} against {one.baseline}",
+            value=None,
+            text=one.outcome,
+            columns={
+                "bits per byte": Number(
+                    value=None, text="" if one.difference is None else f"{one.difference:+.4f}"
+                ),
+                "95% interval": Number(
+                    value=None, text="{:+.4f} to {:+.4f}".format(*one.interval) if one.interval else ""
+                ),
+                "pairs": Number(value=len(one.pairs)),
+                "trainings": Number(value=one.trainings),
+                "time": Number(value=one.seconds, unit=SECONDS),
+            },
+        )
+        for one in verdicts
+    ]
+    return Result(title="Verdicts", value="outcome", rows=rows)
 
 
 def data_of(config: Config, results: Results, *runs: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from spider.evaluation.noise import scored_runs
 from spider.evaluation.records import Evaluation
 from spider.files import write_text
 from spider.provenance import workflow
+from spider.report.tables import compare
 from spider.results import Results, write_config
 from spider.training.stage import train
 from tests.unit.report.finished import encode_text
@@ -224,6 +225,23 @@ def test_two_runs_of_the_configuration_share_the_seed_that_both_have(demo):
     verdict = Trial(config, demo, ("demo", "slow")).decide(most=2, budget=None, options=(), say=print)
     assert [pair.seed for pair in verdict.pairs] == [0, 1]
     assert verdict.pairs[0].runs == ("demo", "other0")
+
+
+def test_a_table_marks_no_model_as_the_best_within_the_noise_of_seeds(demo):
+    known(demo)
+    config, name = with_change(load_config(plain(demo.root)), "demo", ["model.width=32"])
+    config, far = with_change(config, "demo", ["model.width=16"])
+    for one in ("demo", name):
+        write(demo, config, one, bpb=3.5 if one == "demo" else 3.501)
+    paths = [demo.stage(one, "main").evaluation for one in ("demo", name)]
+    compare(paths, benchmarks=None, output=demo.report)
+    table = (demo.report / "table.md").read_text("utf-8")
+    note = f"No model is marked as the best: demo / main and {name} / main differ by no more than seeds"
+    assert note in table and "**" not in table
+    write(demo, config, far, bpb=3.4)
+    compare([*paths, demo.stage(far, "main").evaluation], benchmarks=None, output=demo.report)
+    table = (demo.report / "table.md").read_text("utf-8")
+    assert "No model is marked" not in table and f"**{far} / main**" in table
 
 
 def test_a_run_with_stale_scores_is_not_taken(demo):

@@ -69,7 +69,6 @@ def audit(
 
     NAME is a run (its last stage), RUN/STAGE, a stage's folder, an exported folder or a compressed model.
     """
-    from spider.evaluation.result import Result
     from spider_trust.audit import checks, record
 
     exported = None
@@ -106,11 +105,11 @@ def audit(
         for metric, count in counts.items():
             job.metric(metric, count)
         if output:
-            record(claim, quick, found).write(output)
+            audited = record(claim, quick, found).write(output)
             job.artifact(output)
-        if output == own:
-            result = Result(title="Audit", metrics=counts)
-            tracking.log_scores(claim.results.root, claim.folder, {"audit": result}, [own], of="audit")
+            if output == own:
+                shown = audited.results
+                tracking.log_scores(claim.results.root, claim.folder, shown, [own], of="audit")
     if any(one.status == "failed" for one in found):
         log.warning("%s: the audit FAILED%s", label, f"; {output} has the details" if output else "")
         if not warn:

@@ -34,8 +34,8 @@ from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
 from spider.model.spider.config import BoundaryConfig
-from spider.report.compare import compare
-from spider.report.figures import FIGURES, draw_stage
+from spider.report.page import FIGURES, draw_stage
+from spider.report.tables import compare
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from tests.unit import records

@@ -16,7 +16,9 @@ from rich.console import Console
 
 from spider.checkpoints.save import save as save_checkpoint
 from spider.cli import cli
+from spider.cli.model import TINTS, show
 from spider.config import load_config, merged
+from spider.evaluation import result
 from spider.evaluation.result import CutText, Piece, Segment
 from spider.evaluation.segments import cut, read_beginning
 from spider.model import build_model
@@ -24,7 +26,7 @@ from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
-from spider.report.text_view import show, tints, write_page
+from spider.report.page import results_page
 from spider.tokens import BYTES
 from tests.unit.evaluation.toys import Bigram, Pairs
 from tests.unit.model.small import SMALL, EveryNth
@@ -186,7 +188,7 @@ def test_colours_change_where_a_patch_closes(monkeypatch):
     out = printed(patches, force_terminal=True, color_system="truecolor")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert plain == "one two↵\nthe|end\n"
-    red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in tints()]
+    red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in TINTS]
     assert f"48;2;{red_green_blue[0]}mone " in out and f"48;2;{red_green_blue[1]}mtwo" in out
     assert out.endswith("\x1b[0m\nthe|end\n")  # the open end is not coloured
     monkeypatch.setenv("NO_COLOR", "1")
@@ -194,13 +196,11 @@ def test_colours_change_where_a_patch_closes(monkeypatch):
     assert printed(patches, force_terminal=True, color_system="standard") == printed(patches)
 
 
-def test_text_cannot_control_the_terminal_or_the_browser(tmp_path):
+def test_text_cannot_control_the_terminal_or_the_browser():
     patches = text_of(ODD, rate=0.5)
     assert "\x1b" not in printed(patches)
-    write_page(
-        patches.model_copy(update={"caption": "a <caption>"}), tmp_path / "page.html", "<title> & more"
-    )
-    page = (tmp_path / "page.html").read_text()
+    shown = patches.model_copy(update={"caption": "a <caption>"})
+    page = results_page("<title> & more", [result.Result(title="", figures=[shown])])
     assert "<script" not in page and "\x1b" not in page
 
 
@@ -230,10 +230,9 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("kind", ["learned", "whitespace", "none"])
-def test_the_page_shows_each_patch_with_its_size(tmp_path, kind):
+def test_the_page_shows_each_patch_with_its_size(kind):
     patches = text_of(ODD, kind=kind)
-    write_page(patches, tmp_path / "page.html", "a <title>")
-    page = (tmp_path / "page.html").read_text()
+    page = results_page("a <title>", [result.Result(title="", figures=[patches])])
     spans = Page(page).spans
     assert [text for _, _, text in spans] == texts(patches.segments)
     for patch, (tint, tooltip, _) in zip(patches.segments, spans, strict=True):

@@ -8,9 +8,9 @@ from spider.config import load_config
 from spider.config.ngram import NgramConfig
 from spider.data.shards import load_metadata
 from spider.describe import describe, render
+from spider.formatting import quantity
 from spider.model.spider.config import PRESETS
 from spider.ngram.cost import cost
-from spider.report.formatting import quantity
 from spider.requests import PIECE
 
 

@@ -18,7 +18,7 @@ from spider.evaluation.overlap import find_overlap
 from spider.evaluation.sample import sample
 from spider.evaluation.training_text import LearnedFrom
 from spider.files import sha256, write_json
-from spider.report.figures import draw_stage
+from spider.report.page import draw_stage
 from spider.results import Results
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset

@@ -1,13 +1,14 @@
 """Test the comparison of evaluations: summary.json, tables and figures."""
 
 import json
-import re
 
 import pytest
 
 from spider.evaluation.result import BITS, SHARE, Result, Row
-from spider.report.compare import Summary, compare
+from spider.files import sha256
 from spider.report.costs import seconds_by_rule
+from spider.report.summary import Summary
+from spider.report.tables import compare
 from tests.unit.evaluation.stages import COMPRESSORS, chat, demo, mixed, write_benchmark, write_stage
 
 
@@ -42,23 +43,7 @@ def test_the_summary_holds_scores_costs_and_baselines(tmp_path):
     assert {p.name for p in (tmp_path / "report").iterdir()} == {
         "summary.json",
         "table.md",
-        "table.html",
-        "bpb.svg",
-        "loss.svg",
     }
-
-
-def test_figures_of_a_sweep_show_its_best_runs(tmp_path):
-    paths = [path for i in range(12) for path in demo(tmp_path / "runs", f"run{i}", shift=-i / 100)]
-    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    loss, bpb = ((tmp_path / "report" / name).read_text() for name in ("loss.svg", "bpb.svg"))
-    for i in range(12):
-        assert (f">run{i}<" in loss) == (f">run{i}<" in bpb) == (i >= 5), i
-    assert (
-        ">Training loss (lines) and held-out text (marks) of the best 7 of 12 runs<" in loss
-        and "compressors, the best 7 of 12 runs<" in bpb
-    )
-    assert len(summary.runs) == 12
 
 
 def test_stages_are_in_training_order_for_any_order_of_the_files(tmp_path):
@@ -92,7 +77,7 @@ def test_a_foreign_model_has_a_row_and_one_with_a_lossy_tokenizer_a_table_of_its
     markdown = (tmp_path / "report/table.md").read_text()
     same, decoded = markdown.split("## Held-out text of pydocs†")
     own = next(line for line in same.splitlines() if line.startswith("| gpt2 (lossless tokenizer"))
-    assert "1.5000" in own and own.endswith("|  |  |  |") and "bert" not in same
+    assert "1.5000" in own and "bert" not in same
     assert "| bert (lossy tokenizer of its own) | 1.2000†" in decoded and "gpt2" not in decoded
     assert ", for demo" not in markdown, "only runs have baselines"
 
@@ -115,30 +100,26 @@ def test_only_scores_on_decoded_text_are_marked(tmp_path):
     summary = compare(paths, benchmarks=None, output=tmp_path / "report")
     texts = [one.last.text for one in summary.runs.values()]
     assert texts == ["pydocs (500,000 bytes)", "pydocs† (500,000 bytes)"]
-    table, page = ((tmp_path / "report" / name).read_text() for name in ("table.md", "table.html"))
+    table = (tmp_path / "report/table.md").read_text()
     first, second = table.split("## Held-out text of pydocs†")
-    assert "| sp / anneal | 1.1500† | 1.0500† | 1.1600† | 1.0600† | 1.3100† | 128 to 256 ids |" in second
+    assert "| **sp / anneal** | **1.1500†** | 1.0500† |" in second
+    assert "| 1.1600† | 1.0600† | 1.3100† |" in second
     assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
-    note = "† of decoded text: the tokenizer does not keep newlines and runs of spaces"
-    assert note in second and note in page and "1.1500†</td>" in page
-    assert 'class="best"><th>sp / anneal' in page
-    for name in ("bpb.svg", "loss.svg"):
-        drawn = (tmp_path / "report" / name).read_text()
-        assert "sp†" in drawn and "demo†" not in drawn and "(† of decoded text)" in drawn
+    assert "† of decoded text: the tokenizer does not keep newlines and runs of spaces" in second
     compare(plain, benchmarks=None, output=tmp_path / "plain")
     assert not [path for path in (tmp_path / "plain").iterdir() if "†" in path.read_text()]
 
 
-def test_the_markdown_table_has_stages_and_compressors(tmp_path):
+def test_the_markdown_table_has_stages_and_compressors_and_marks_the_best(tmp_path):
     compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
     lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]
     assert len({ln.count("|") for ln in lines}) == 1
-    assert lines[0].startswith(
-        "|  | each document alone | with what came before | strict, each document alone |"
-    )
-    scores = "| demo / anneal | 2.0500 | 1.9500 | 2.0600 | 1.9600 |"
-    assert f"{scores} 128 to 256 ids | 1.00 k | 200 | 0.80 | 12.5 |" in lines
-    assert "| xz -9 | 2.3900 | 2.3400 |  |  | the document, or all before |  |  |  |  |" in lines
+    scores = "|  | each document alone | with what came before |"
+    assert lines[0].startswith(f"{scores} parameters | trained on | time | steps | context | strict, each ")
+    facts = "1.00 k | 2.80 MB | 38 s | 700 | 128 to 256 ids"
+    assert f"| **demo / anneal** | **2.0500** | 1.9500 | {facts} | 2.0600 | 1.9600 |" in lines
+    assert "| demo / warmup | 3.0200 | 2.9200 | 1.00 k | 400 kB | 12 s |" in "\n".join(lines)
+    assert "| xz -9 | 2.3900 | 2.3400 |  |  |  |  | the document, or all before |  |  |" in lines
     assert [ln.split("|")[1].strip() for ln in lines[-4:]] == [
         "bzip2 -9",
         "xz -9",
@@ -147,12 +128,45 @@ def test_the_markdown_table_has_stages_and_compressors(tmp_path):
     ]
 
 
-def test_the_html_table_marks_the_best_and_escapes_names(tmp_path):
-    paths = [write_stage(tmp_path / "runs", "a", "<b>", 0, 2.0, global_step=100)]
-    compare(paths, benchmarks=None, output=tmp_path / "report")
-    page = (tmp_path / "report" / "table.html").read_text()
-    assert "<b>" not in page
-    assert re.findall(r'<tr class="best"><th>(.*?)</th>', page) == ["a / &lt;b&gt;"]
+def test_a_file_with_results_beside_the_evaluation_is_shown_without_being_named_anywhere(tmp_path):
+    """A column, a badge, a table of its own, and its text in the page; of other weights, nothing."""
+    runs = demo(tmp_path / "runs")
+    rows = [
+        Row(name="tidy", label="tidiness", value=3, column=True),
+        Row(name="seal", label="seal", value=None, text="broken", tone="bad", column=True, note="it leaks"),
+        Row(name="own", label="own number", value=0.25, unit=SHARE),
+    ]
+    told = {"weights": "w", "result": Result(title="Tidying", rows=rows).model_dump()}
+    path = runs[-1].with_name("tidy.json")
+    path.write_text(json.dumps(told))
+    summary = compare(runs, output=tmp_path / "report")
+    table = (tmp_path / "report/table.md").read_text()
+    assert "| context | tidiness | seal |" in table and "| 128 to 256 ids | 3 | broken |" in table
+    assert "## Tidying" in table and "| demo / anneal | 25.0% |" in table
+    assert "demo / anneal, seal: broken. it leaks." in table
+    assert [row.text for row in summary.runs["demo"].last.badges] == ["broken"]
+    path.write_text(json.dumps(told | {"weights": "others"}))
+    compare(runs, output=tmp_path / "report")
+    assert "tidiness" not in (tmp_path / "report/table.md").read_text()
+    (tmp_path / "spider.json").write_text("{}")
+    (tmp_path / "report/about.json").write_text(json.dumps({"result": told["result"]}))
+    compare(runs, output=tmp_path / "report")
+    assert "## Tidying" in (tmp_path / "report/table.md").read_text(), "of a file beside the table"
+    path.write_text(json.dumps({"result": {"title": 3}}))
+    with pytest.raises(ValueError, match=r"tidy.json: not a result \(tidy.title: .*delete it and run"):
+        compare(runs, output=tmp_path / "report")
+
+
+def test_a_badge_of_another_evaluation_is_stale(tmp_path):
+    runs = demo(tmp_path / "runs")
+    badge = Row(name="seal", label="seal", value=None, text="good", tone="good", column=True, note="dry")
+    found = {"evaluation": sha256(runs[-1]), "result": Result(title="Seal", rows=[badge]).model_dump()}
+    runs[-1].with_name("seal.json").write_text(json.dumps(found))
+    shown = [compare(runs, output=tmp_path / "report").runs["demo"].last.badges[0]]
+    runs[-1].write_text(runs[-1].read_text() + "\n")
+    shown += [compare(runs, output=tmp_path / "report").runs["demo"].last.badges[0]]
+    assert [(one.text, one.tone) for one in shown] == [("good", "good"), ("stale", "bad")]
+    assert shown[1].note == "dry; it is of another evaluation than the one of today"
 
 
 def test_seconds_are_summed_over_jobs_and_attempts_and_sorted(tmp_path):
@@ -211,7 +225,7 @@ def test_results_of_tasks_have_a_table_with_a_column_for_each_task(tmp_path):
         "| demo / main | 42.5% ± 7.8 |  |" in table
         and "| demo / anneal | 42.5% ± 7.8 | 42.5% ± 7.8 |" in table
     )
-    assert "demo / warmup" not in table and "Questions" in (tmp_path / "report/table.html").read_text()
+    assert "demo / warmup" not in table
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -230,8 +244,6 @@ def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_p
         [f" {given} (3.0 MB), for gpt ", " 1.8670 "],
         [" 7z PPMd, order 24 ", " 1.9000 "],
     ]
-    page = (tmp_path / "report" / "table.html").read_text()
-    assert 'for slim</th><td class="text">1.8140' in page and 'for gpt</th><td class="text">1.8670' in page
 
 
 def test_a_stage_that_learns_answers_is_ranked_by_its_answers(tmp_path):
@@ -239,7 +251,6 @@ def test_a_stage_that_learns_answers_is_ranked_by_its_answers(tmp_path):
     assert (one.best, one.leading) == ("sft", "bpb_assistant")
     table = (tmp_path / "report" / "table.md").read_text()
     assert "|  | of answers, each document alone | each document alone |" in table
-    assert "| chat / sft | 1.5240 | 1.8240 | 1.7240 |" in table
-    assert 'class="best"><th>chat / sft' in (tmp_path / "report" / "table.html").read_text()
+    assert "| **chat / sft** | **1.5240** | 1.8240 | 1.7240 |" in table
     (one,) = compare(chat(tmp_path / "b", learn="all"), benchmarks=None, output=tmp_path / "r2").runs.values()
     assert (one.best, one.leading) == ("mid", "bpb")

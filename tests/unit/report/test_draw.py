@@ -8,7 +8,7 @@ import sys
 import yaml
 
 from spider.files import read_json
-from spider.report.figures import FIGURES
+from spider.report.page import FIGURES
 from tests.unit.report.finished import config_of, finished_run
 
 #: A module that is None in `sys.modules` cannot be imported.

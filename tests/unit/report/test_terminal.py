@@ -1,6 +1,7 @@
 """Test the terminal summary of a workflow."""
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -8,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row
-from spider.report.compare import compare
-from spider.report.formatting import duration
-from spider.report.terminal import Invocation, terminal_summary
+from spider.formatting import duration
+from spider.report.tables import Invocation, compare, terminal_summary
 from tests.unit.evaluation.stages import chat, demo, write_benchmark, write_stage
 
 
@@ -78,17 +78,17 @@ def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
         "500,000 held-out bytes of pydocs: bits per byte, lower is better",
         "demo, each document alone: 2.050 bits per byte, 11.3% below bz2, the best of the",
         "demo, with what came before: 1.950 bits per byte, 13.7% below bz2, the best of",
-        "demo       alone              came before        parameters   on, MB  seconds",
-        "warmup     3.020 ███████████  2.920 ███████████      1.00 k     0.40       12",
-        "anneal     2.050 ███████      1.950 ███████          1.00 k     2.80       38",
-        "bz2        2.310 ████████     2.260 █████████\n",
+        "model   alone           came before  parameters       on  time  steps",
+        "warmup  3.020 ████████  2.920            1.00 k   400 kB  12 s    100",
+        "anneal  2.050 █████     1.950            1.00 k  2.80 MB  38 s    700",
+        "bz2     2.310 ██████    2.260\n",
         "the probabilities of all ids sum to one within",
         "A sample of demo, the prompt in bold:\nThe function",
         "The function returns the [value] of the",  # brackets are text, not markup
         "report/",
         "make ui\n",
         "make report\n",
-        "train 3 min 02 s, evaluate 21 s; 3 min 23 s of jobs in all",
+        "Time of all jobs: 3 min 23 s; the longest: train 3 min 02 s, evaluate 21 s.",
     ):
         assert needed in re.sub(" *\n", "\n", text), needed
 
@@ -123,8 +123,8 @@ def test_scores_on_decoded_text_are_marked(tmp_path):
     text = shown(tmp_path, lossless=False)
     for marked in (
         "2.050† bits per byte",
-        "anneal     2.050† █",
-        "bz2        2.310† █",
+        "anneal  2.050† █",
+        "bz2     2.310† █",
         "3.020† █",
     ):
         assert marked in text, marked
@@ -132,27 +132,21 @@ def test_scores_on_decoded_text_are_marked(tmp_path):
     assert "†" not in shown(tmp_path / "plain")
 
 
-def test_models_and_baselines_are_ranked_and_the_longest_bar_is_the_worst(tmp_path):
-    lines = [line for line in summary_of(compared(tmp_path / "runs"), tmp_path).splitlines() if "█" in line]
-    assert [line.split()[0] for line in lines] == ["ngram", "gpt", "ppmd", "ppmd", "ppmd", "zpaq"]
-    alone = [line[: line.index("█") + 20].count("█") for line in lines[:-1]]
-    assert alone[:2] == sorted(alone[:2]) and alone[2:] == sorted(alone[2:]) and max(alone) == alone[1]
-
-
-def test_a_baseline_is_shown_beside_what_it_was_given_and_a_model_beside_all_its_stages(tmp_path):
-    """Runs that were trained on other texts have other baselines; all of them are in one table."""
+def test_models_and_the_best_baselines_are_ranked_beside_what_they_were_given(tmp_path):
+    """Runs that were trained on other texts have other baselines; the best of all is in the table."""
     text = summary_of(compared(tmp_path / "runs"), tmp_path)
-    rows = [line.split() for line in text.splitlines() if "█" in line]
-    numbers = [[cell for cell in row if "█" not in cell] for row in rows]
+    rows = [line for line in text.splitlines() if re.match(r"(ngram|gpt|ppmd|zpaq|xz) ", line)]
+    numbers = [[cell for cell in row.split() if "█" not in cell] for row in rows]
     assert numbers == [
-        ["ngram", "1.400", "1.300", "1.00", "k", "2.80", "25"],
-        ["gpt", "2.150", "2.050", "1.00", "k", "2.80", "25"],
-        ["ppmd", "1.610", "1.570", "26.50"],
-        ["ppmd", "1.814", "1.764", "12.00"],
-        ["ppmd", "1.900", "1.850", "0.00"],
-        ["zpaq", "1.377", "26.50"],
+        ["ngram", "1.400", "1.300", "1.00", "k", "2.80", "MB", "25", "s", "700"],
+        ["gpt", "2.150", "2.050", "1.00", "k", "2.80", "MB", "25", "s", "700"],
+        ["ppmd", "given", "all", "1.610", "1.570", "26.5", "MB"],
+        ["ppmd", "given", "stage", "1.814", "1.764", "12.0", "MB"],
+        ["ppmd", "1.900", "1.850", "0", "B"],
+        ["zpaq", "given", "all", "1.377", "26.5", "MB"],
     ]
-    assert "ngram also looks up counts of 25.2 MB." in text
+    bars = [row.count("█") for row in rows]
+    assert bars[0] < bars[1] == max(bars) == 8 and bars[2] < bars[4] and bars[5] == 0
 
 
 def test_a_compressor_that_wins_is_named(tmp_path):
@@ -174,7 +168,7 @@ def test_a_model_is_compared_within_one_column_only(tmp_path):
     text = re.sub(r"\s+", " ", text)
     assert "each document alone: 2.050 bits per byte, 2.4% below alone only, the best of the" in text
     assert "with what came before: 1.950 bits per byte, 30.0% above zpaq, the best of the" in text
-    assert "alone only 2.100 ████████ xz" in text and "zpaq 1.500 ██████ " in text
+    assert "alone only 2.100 ██████ xz" in text and "zpaq 1.500 " in text
     table = (tmp_path / "report/table.md").read_text()
     assert "| zpaq |  | 1.5000 |" in table and "| alone only | 2.1000 |  |" in table
     alone = shown(tmp_path / "alone", bpb_carried=None, results={"baselines": Result(title="", rows=rows)})
@@ -186,7 +180,8 @@ def test_intervals_are_shown(tmp_path):
     text = " ".join(shown(tmp_path, **intervals).split())
     assert "demo: each document alone 1.970 to 2.130, with what came before 1.880 to 2.020." in text
     assert (
-        "| 2.0500 (1.970 to 2.130) | 1.9500 (1.880 to 2.020) |" in (tmp_path / "report/table.md").read_text()
+        "| **2.0500 (1.970 to 2.130)** | 1.9500 (1.880 to 2.020) |"
+        in (tmp_path / "report/table.md").read_text()
     )
 
 
@@ -228,7 +223,7 @@ def test_a_stage_may_have_no_sample(tmp_path):
 
 def test_a_summary_of_another_version_is_refused(tmp_path):
     (tmp_path / "summary.json").write_text('{"format": 1}')
-    with pytest.raises(ValueError, match="format 1, this Spider reads 2"):
+    with pytest.raises(ValueError, match="format 1, this Spider reads 3"):
         terminal_summary(tmp_path / "summary.json")
 
 
@@ -238,6 +233,17 @@ def test_durations_are_readable():
 
 def test_a_run_that_learns_answers_shows_their_score_first(tmp_path):
     text = " ".join(summary_of(chat(tmp_path / "runs"), tmp_path).split())
-    assert "mid 1.669 ████ 1.597 ███ 1.497 ███" in text
-    assert "1.524 bits per byte of the answers, 8.7% below stage mid" in text
-    assert "1.824 of the whole text" in text and "35" not in text
+    assert "mid 1.669 ████████ 1.597 1.497" in text
+    assert "1.524 bits per byte of the assistant's answers, 1.824 of all of that text" in text
+
+
+def test_an_audit_is_a_column_and_a_line(tmp_path):
+    """Good news of several models share a line; bad news have all that is known."""
+    paths = demo(tmp_path / "runs")
+    for path, state, tone in zip(paths, ("passed", "passed", "failed"), ("good", "good", "bad"), strict=True):
+        row = Row(name="a", label="audit", value=None, text=state, tone=tone, column=True, note="the checks")
+        found = Result(title="Audit", rows=[row]).model_dump()
+        path.with_name("audit.json").write_text(json.dumps({"result": found}))
+    text = summary_of(paths, tmp_path)
+    assert "Audit passed: demo / warmup, demo / main." in text
+    assert "Audit FAILED, demo / anneal: the checks." in text

@@ -9,6 +9,7 @@ import torch
 
 from spider.checkpoints.load import Checkpoint
 from spider.config import ConfigError, EvaluationConfig, load_config
+from spider.evaluation.records import Evaluation
 from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.model.reading import Scoring
@@ -132,8 +133,8 @@ def test_the_page_draws_a_curve_for_each_task_and_for_core_of_a_bundle(tmp_path)
         line["metrics"] |= {"val/tasks/cloze": 0.3 + number / 10, "val/tasks/core/CORE": 0.1}
         line["metrics"] |= {"val/tasks/core/arc": 0.2, "val/bpb": 2.0}
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log = read_log(folder, 0, figures.Evaluation.read(folder.evaluation))
-    (chart,) = figures._by_name("Questions", "share", figures.TASKS, [log], [])
+    log = read_log(folder, 0, Evaluation.read(folder.evaluation))
+    (chart,) = (one for one in figures.training([log], {}) if one.title.startswith("Questions"))
     assert {one.name: list(one.y) for one in chart.series} == {"cloze": [0.3, 0.4], "core/CORE": [0.1, 0.1]}
 
 

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
-from spider.evaluation.result import Table
-
-plain = "{:g}".format
-percent = "{:.3g}%".format
 #: Bits per byte: ``1.842``.
 bits = "{:.3f}".format
-#: Mark of scores on decoded text, and its explanation.
-DAGGER = "†"
-LOSSY = (
-    f"{DAGGER} of decoded text: the tokenizer does not keep newlines and runs of spaces. Compare this score "
-    "only with others on the same decoded text."
-)
 
 
 def quantity(value: float, unit: str) -> str:
@@ -30,28 +19,12 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.{digits}f} {prefixes[0]}{unit}".strip()
 
 
-def _short(units: dict[str, float], value: float) -> str:
-    return next(
-        (f"{value / size:g}{unit}" for unit, size in units.items() if abs(value) >= size), plain(value)
-    )
-
-
-#: A round number beside an axis: ``1.5 MB``, ``200k``.
-bytes_label = partial(_short, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3})
-count_label = partial(_short, {"B": 1e9, "M": 1e6, "k": 1e3})
-
-
-def flops_label(value: float) -> str:
-    """Return ``1.8e12``."""
-    return f"{value:.3g}".replace("e+", "e")
-
-
 def number(value: float) -> str:
     """Return a setting in its usual form: 8e-3 rather than 0.008."""
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         mantissa, _, power = f"{value:.3e}".partition("e")
         return f"{float(mantissa):g}e{int(power)}"
-    return f"{value:,}" if isinstance(value, int) else plain(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def duration(seconds: float) -> str:
@@ -73,22 +46,3 @@ def printable(text: str) -> str:
     return "".join(
         c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.expandtabs(4)
     )
-
-
-def titles(table: Table) -> list[str]:
-    """Return the column titles of a table."""
-    return [table.head, table.value, *table.columns()]
-
-
-def cells(table: Table) -> list[list[str]]:
-    """Return the rows of a table: label, value and further columns."""
-    return [
-        [row.label, str(row), *(str(row.columns.get(title, "")) for title in table.columns())]
-        for row in table.rows
-    ]
-
-
-def markdown_table(titles: list[str], rows: list[list[str]], align: str = "---:") -> str:
-    """Return a Markdown table. ``align`` is that of all columns but the first (default: right)."""
-    lines = [titles, ["---", *[align] * (len(titles) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
