@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,7 +72,7 @@ def attempt(
     rows = read_verdicts(path)
     found = None if again else trial.recorded(rows)
     if found is None:
-        say = _to_stderr if as_json else click.echo
+        say = partial(click.echo, err=as_json)
         for line in trial.warnings():
             say(line)
         found = trial.decide(most=pairs, budget=budget, options=options, say=say)
@@ -87,10 +88,6 @@ def attempt(
         alike = (one.baseline, one.candidate, one.change) == (found.baseline, found.candidate, found.change)
         if alike and (reason := moved(one, config, results)):
             click.echo(f"  before     {one.outcome} on {_date(one)}, which does not hold today: {reason}")
-
-
-def _to_stderr(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _date(verdict: Verdict) -> str:

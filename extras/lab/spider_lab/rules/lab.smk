@@ -6,12 +6,12 @@ from spider_lab.ladders import budgets_of, ladders_of, rungs_of, waiting_of
 WAITING = {run: name for name in ladders_of(CONFIG) for run in waiting_of(CONFIG, name)}
 
 
-def forecast_before(wildcards):
-    """Return the forecast that a run begins with. A later one never trains it again."""
-    return ancient(f"<results>/runs/{wildcards.run}/forecast.json") if wildcards.run in WAITING else []
-
-
-rules.train.rule.set_input(forecast_before)
+# A run that waits begins with its copy of a forecast. A later one never trains it again.
+rules.train.rule.set_input(
+    lambda wildcards: (
+        ancient(f"<results>/runs/{wildcards.run}/forecast.json") if wildcards.run in WAITING else []
+    )
+)
 
 if ladders_of(CONFIG):
     WANTED.append("<results>/report/ladders.html")

@@ -5,58 +5,8 @@ views show the failure. `trace:` names the datasets whose training text is index
 that has learned from such text alone.
 """
 
-AUDITS = {
-    run: how
-    for name, how in CONFIG.extras.get("audit", {}).items()
-    for run in CONFIG.sweeps.get(name, [name])
-}
-TRACED = set(CONFIG.extras.get("trace", []))
 
-for name in AUDITS:
-    CONFIG.run(name)  # names a wrong one
-for name in TRACED:
-    CONFIG.dataset(name)
-
-
-def audits(run):
-    """Return the audits of the last stage of a run and of its compressed model, if it is audited."""
-    audited = model_folders(run)[len(CONFIG.runs[run].stages) - 1 :] if AUDITS.get(run) else []
-    return [f"{folder}/audit.json" for folder in audited]
-
-
-def audited_data(wildcards):
-    """Return the files that describe all that a score was made from."""
-    learned = CONFIG.learned(wildcards.run, wildcards.stage)
-    names = dict.fromkeys([*learned, stage_spec(wildcards).evaluation.data])
-    return [file for name in names if (file := metadata(name))]
-
-
-def audit_options(wildcards):
-    """Return the options of the command. A target may name any stage of any run."""
-    quick = AUDITS.get(wildcards.run) == "quick"
-    return shlex.join(["--compressed"] * bool(wildcards.compressed) + ["--quick"] * quick)
-
-
-def text_indexes(dataset):
-    """Return the files that describe the index of the training text of a dataset."""
-    return expand(f"<results>/text/{dataset}/{{part}}.json", part=parts_of(dataset))
-
-
-def learned_texts(wildcards):
-    """Return the indexes of the texts that a run has learned from by the end of a stage, or looks up."""
-    return [file for name in CONFIG.learned(wildcards.run, wildcards.stage) for file in text_indexes(name)]
-
-
-def traces(run):
-    """Return the traces of the samples of a run whose training text is indexed."""
-    stages = [stage.name for stage in CONFIG.runs[run].stages]
-    traced = [stage for stage in stages if TRACED.issuperset(CONFIG.learned(run, stage))]
-    return [f"<results>/runs/{run}/{stage}/trace.json" for stage in traced]
-
-
-def megabytes(wildcards):
-    """Return the size of the training text of a part."""
-    return REQUESTS.size(wildcards.dataset, ("ngram", "train"), wildcards.part, "bytes")[0] / 1e6
+include: "inputs.smk"
 
 
 MEASURED.append(lambda run: audits(run) + traces(run))
