@@ -50,7 +50,7 @@ MOST = {
     "config": 2405,
     "data": 2281,
     "evaluation": 3410,
-    "extras/lab": 1698,
+    "extras/lab": 1697,
     "extras/trust": 1760,
     "hf": 447,
     "kernels": 1454,

@@ -29,8 +29,8 @@ def ladder(workflow):  # noqa: F811
 
 def test_a_plan_of_a_ladder_has_its_forecast_and_a_page_of_the_run_that_waits(ladder):
     assert ladder.planned() == {
-        "download": 1, "encode": 1, "index": 1, "compare": 1, "overlap": 1, "baselines": 1, "stage_baselines": 1,
-        "forecast": 1, "claim_forecast": 1,
+        "download": 1, "encode": 1, "index": 1, "compare": 1, "overlap": 1, "baselines": 1,
+        "stage_baselines": 1, "forecast": 1, "claim_forecast": 1,
         "ladders": 1, "report": 1, "sample": 1, "draw": 1,
         **dict.fromkeys(["warmup", "train", "evaluate"], 7),
     }  # fmt: skip
