@@ -55,7 +55,12 @@ rule claim_forecast:
         "<results>/runs/{run}/forecast.json",
     log:
         "<logs>/claim_forecast/{run}.log",
+    benchmark:
+        "<benchmarks>/claim_forecast/runs/{run}/forecast.tsv"
     localrule: True
+    resources:
+        mem_mb=growing(2000),
+        runtime=growing(10),
     params:
         spider=command,
         ladder=lambda wildcards: WAITING[wildcards.run],
