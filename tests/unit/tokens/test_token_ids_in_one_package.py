@@ -9,9 +9,6 @@ IDS = {"256", "257", "258", "272"}
 #: Numbers that are not token ids: integers of a file's header, rows of a kernel's block.
 OTHER = {("spider/data/shards.py", "HEADER_INTS = 256"), ("kernels/normalize_weight.py", "ROWS = 256")}
 
-#: Files whose arrays have an entry for each value of a byte.
-OF_BYTES = {"spider/evaluation/mixing.py"}
-
 
 def sources():
     families = ROOT / "spider/model/spider"
@@ -29,8 +26,7 @@ def test_no_other_file_contains_a_token_id():
         wrong += [name] * ("VOCAB_SIZE" in text or "spider.vocab" in text)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             line = token.line.strip()
-            excepted = (name, line) in OTHER or name in OF_BYTES
-            if token.type == tokenize.NUMBER and token.string in IDS and not excepted:
+            if token.type == tokenize.NUMBER and token.string in IDS and (name, line) not in OTHER:
                 wrong.append(f"{name}: {line}")
     assert not wrong
 
