@@ -33,10 +33,10 @@ from rich.text import Text
 from torture import jobs_of, kill
 
 from spider.config import load_config
+from spider.provenance.made import jobs
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
 from spider.results import Results
-from spider.tracking import spool
 
 RUN = "smoke"
 STEP = "results/runs/smoke/anneal/checkpoints/step-00000080"
@@ -166,9 +166,9 @@ def ask_it(folder: Path, console: Console) -> None:
     for link in reversed([*chain(stages, read_datasets(results, stages))]):
         if link.kind == "dataset" or link.name.startswith(stages[-1].name):
             show(console, f"{link.kind:12}{link.digest.split()[-1][:16]}  {link.made_from}  {link.problem}")
-    for job in spool.jobs(results.root):
-        if job.tags["spider.rule"] == "evaluate" and job.tags["spider.name"] == name:
-            commit = job.tags.get("git.commit", "not in a git checkout")
+    for job in jobs(results.root):
+        if (job.rule, job.of) == ("evaluate", name):
+            commit = job.commit or "not in a git checkout"
             show(console, f"{'commit':12}{commit}  spider {job.command}")
 
 

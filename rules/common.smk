@@ -4,7 +4,7 @@ Parsing this file uses no network, and a job that parses it again writes nothing
 for these attributes of `workflow`: `is_main_process` and `non_local_exec` (jobs parse this file again), `modifier`
 and `pathvars.apply` (the names and paths of a module), `output_settings` and `resource_settings` (a dry run,
 another executor), `global_resources` and `register_resource` (bounds), `dag.jobs` and `dag.needrun_jobs` (warnings,
-and refusing before the first job), `dag.forcefiles` (`strict_code`), `persistence` (what outputs were made from),
+and refusing before the first job), `dag.forcefiles` (`strict_code`), `persistence` (records of jobs),
 `main_snakefile` and `config_settings` (the commands in the terminal summary). The tests of the workflow
 cover each of them.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.io import contains_wildcard, flag
 
-from spider import extras, progress, tracking
+from spider import extras, progress
 from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
@@ -29,10 +29,13 @@ from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
 from spider.files import digest
 from spider.processes.gpus import bounds
-from spider.provenance.made import STANDS_FOR, Memory, in_future, real
+from spider.provenance.made import STANDS_FOR, in_future, real
+from spider.provenance.recorder import Recorder
 from spider.provenance.stale import by_rule, other_code
 from spider.requests import Requests
 from spider.results import check_root, snapshot, write_config
+from spider.tracking.follower import Follower
+from spider.tracking.target import enabled
 from spider.unlock import enter
 
 
@@ -105,6 +108,12 @@ wildcard_constraints:
     scored="[0-9a-f]{16}",
 
 
+# In a module the configuration is not written before the first job.
+CONFIGURED = (
+    ["--configure", json.dumps({**config, "results": str(RESULTS)})] if IS_MODULE else ["--config", SNAPSHOT]
+)
+
+
 def command(wildcards, output):
     """Return the words that begin every job: `spider` of this environment, and the configuration.
 
@@ -119,11 +128,7 @@ def command(wildcards, output):
             sys.executable = one_word(sys.executable)
         except ValueError as error:
             raise WorkflowError(*str(error).splitlines())
-    words = [Path(sys.executable).with_name("spider")]
-    if IS_MODULE:
-        words += ["--configure", json.dumps({**config, "results": str(RESULTS)})]
-    else:
-        words += ["--config", SNAPSHOT]
+    words = [Path(sys.executable).with_name("spider"), *CONFIGURED]
     return f"trap : TERM; {shlex.join(map(str, words))}"
 
 
@@ -225,16 +230,28 @@ def force_other_code():
     workflow.dag.forcefiles |= {str(RESULTS / path) for path in checked(other_code, RESULTS)}
 
 
+FOLLOWER = Follower(RESULTS, CONFIGURED)
+
+
 @cache
-def remember():
-    """Let the records in the results folder answer what outputs were made from."""
-    return Memory(RESULTS, workflow.persistence, write=not IS_DRY_RUN)
+def recorder():
+    """Return what records the jobs, and answers Snakemake from these records."""
+    return Recorder(
+        RESULTS,
+        workflow.persistence,
+        write=not IS_DRY_RUN,
+        elsewhere=not HERE,
+        config=CONFIG,
+        snapshot=SNAPSHOT.stem,
+        on_begin=FOLLOWER.start if enabled(CONFIG.tracking) else lambda: None,
+        on_end=FOLLOWER.stop,
+    )
 
 
 def before_planning(wildcards):
     """Return no input. Snakemake calls this for each job before it decides which jobs run."""
     if workflow.is_main_process:
-        remember()
+        recorder()
         if CONFIG.strict_code:
             force_other_code()
     return []
@@ -505,6 +522,14 @@ def stage_spec(wildcards):
     return spec_of(wildcards.run, wildcards.stage)
 
 
+def stage_settings(wildcards, output):
+    """Return what the identity of a stage stands for, for the record of its job.
+
+    Snakemake does not compare a param whose function takes ``output``.
+    """
+    return stage_spec(wildcards).recorded()
+
+
 def stage_folders(*runs):
     """Return the folders of the stages of these runs."""
     return [f"<results>/runs/{run}/{stage.name}" for run in runs for stage in CONFIG.runs[run].stages]
@@ -570,6 +595,11 @@ def measured_stage(wildcards):
     """Return the first stage of a shape, which its warm-up measures."""
     specs = (spec_of(wildcards.run, stage.name) for stage in CONFIG.runs[wildcards.run].stages)
     return next(spec for spec in specs if spec.shape == wildcards.shape)
+
+
+def shape_settings(wildcards, output):
+    """Return what a shape stands for, for the record of its job (as `stage_settings`)."""
+    return measured_stage(wildcards).shape_fields()
 
 
 def rows_with_documents(wildcards):
@@ -659,19 +689,18 @@ def estimate(job):
 
 
 def begin():
-    """Write the configuration, and open the tracked run of this invocation, before its first job."""
+    """Write the configuration, before the first job."""
     checked(write_config, RESULTS, config)
     progress.plan({str(job.benchmark): estimate(job) for job in workflow.dag.needrun_jobs() if job.benchmark})
     say_own_files()
     if CONFIG.strict_code:
         warn_of_other_code()
-    tracking.open_pipeline(RESULTS, CONFIG)
 
 
 def finish(status):
-    """Close the display and the tracked run of this invocation, and print what a successful one reached."""
+    """Close the display and the records of this invocation, and print what a successful one reached."""
     progress.close()
-    tracking.close_pipeline(RESULTS, os.environ.get("SPIDER_WORKFLOW", ""), status)
+    recorder().close(status)
     summary = RESULTS / "report/summary.json"
     if status == "finished" and summary.exists():
         from spider.report.tables import Invocation, terminal_summary

@@ -26,6 +26,7 @@ rule warmup:
     params:
         spider=command,
         stage=lambda wildcards: measured_stage(wildcards).stage,
+        settings=shape_settings,
     shell:
         "{params.spider} --log {log:q} warmup {wildcards.run}/{params.stage} --threads {threads}"
 
@@ -59,6 +60,7 @@ rule train:
     params:
         spider=command,
         identity=lambda wildcards: stage_spec(wildcards).identity,
+        settings=stage_settings,
     shell:
         "{params.spider} --log {log:q} train {wildcards.run}/{wildcards.stage} --wait "
         "--threads {threads} --processes {resources.processes} --nodes {resources.nodes}"

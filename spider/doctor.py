@@ -310,17 +310,15 @@ def _partitions(profile: Path) -> tuple[Mark, str]:
 
 def _tracking(config: Config, results: Path) -> tuple[Mark, str]:
     """Read from MLflow's store. No store can stop a run, so its errors are warnings."""
-    from spider import tracking
+    from spider.secrets import redact
     from spider.tracking import target
-    from spider.tracking.spool import redact
     from spider.tracking.store import reach
 
-    tracking.configure(config)
-    if not target.enabled():
+    if not target.enabled(config.tracking):
         return "ok", "off"
     uri = ""
     try:
-        uri = target.store_uri(results)
+        uri = target.store_uri(results, config.tracking)
         reach(uri)
     except Exception as error:  # Errors of MLflow, requests and SQLAlchemy share no base class.
         return (

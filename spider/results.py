@@ -111,10 +111,6 @@ class Results:
         """Return the evaluations of all models that others trained."""
         return sorted(self.root.glob("foreign/*/evaluation.json"))
 
-    def match(self, run: str) -> Path:
-        """Return the file that names the tracked run of its curves."""
-        return self.run(run) / "tracking.json"
-
     def warmup(self, run: str, shape: str) -> Path:
         return self.run(run) / f"warmup-{shape}.json"
 

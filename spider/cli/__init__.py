@@ -16,6 +16,8 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -31,6 +33,7 @@ from spider.cli.harness import harness
 from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.verify import verify
+from spider.codefiles import code_files, write_note
 from spider.config.imports import allow_import
 from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
@@ -114,6 +117,17 @@ def cli(
         allow_import(family_module)
     allow_imports_of(path)
     context.obj = Session(path)
+    if log_path and os.environ.get("RANK", "0") == "0":
+        code_files()  # the code as it is now, which may be edited while the job runs
+        context.call_on_close(partial(_note, log_path, context.obj))
+
+
+def _note(log_path: Path, session: Session) -> None:
+    """Note beside the log what the job has imported, unless it has only started other processes."""
+    if "spider.processes.launch" in sys.modules and "RANK" not in os.environ:
+        return
+    with suppress(ValueError, OSError):  # The command has reported a bad configuration.
+        write_note(log_path, session.results.root)
 
 
 _REMEDIES = {

@@ -38,10 +38,7 @@ def signatures(session: Session, dataset: str, part: str) -> None:
     parquet = session.results.raw(session.config.raw(dataset), part)
     output = _file(session, dataset, "signatures", part)
     near = session.config.near(dataset)
-    params = spec.chosen() | ({"near": True} if near else {})
-    with session.tracked("signatures", f"{dataset}/{part}", params, [parquet], [output]) as job:
-        counts = write_signatures(parquet, output, spec, near=near)
-        job.metric("read", counts["read"])
+    counts = write_signatures(parquet, output, spec, near=near)
     left_out = sum(counts.get("left_out", {}).values())
     log.info("%s: %s documents, %s left out by filters", output, f"{counts['read']:,}", f"{left_out:,}")
 
@@ -58,15 +55,11 @@ def candidates(session: Session, dataset: str, part: str) -> None:
     cleaning = _cleaning(session, dataset, part)
     *earlier, own = _parts(session, dataset, part)
     output = _file(session, dataset, "candidates", part)
-    inputs = [one.signatures for one in (*earlier, own)]
-    with session.tracked("candidates", f"{dataset}/{part}", cleaning.changed(), inputs, [output]) as job:
-        pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
-        if near := cleaning.near:
-            found = near_candidates(own, earlier, exact=cleaning.exact, remove=near.action == "remove")
-            pairs = pa.concat_tables([pairs, found])
-            job.metric("near", len(found))
-        write(output, pairs)
-        job.metric("pairs", len(pairs))
+    pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
+    if near := cleaning.near:
+        found = near_candidates(own, earlier, exact=cleaning.exact, remove=near.action == "remove")
+        pairs = pa.concat_tables([pairs, found])
+    write(output, pairs)
     log.info("%s: %s pairs", output, f"{len(pairs):,}")
 
 
@@ -84,14 +77,9 @@ def verify_pairs(session: Session, dataset: str, part: str) -> None:
     parts = _parts(session, dataset, part)
     pairs = _file(session, dataset, "candidates", part)
     output = _file(session, dataset, "verified", part)
-    texts = [session.results.raw(one.dataset, one.part) for one in parts]
-    inputs = [pairs, *(one.signatures for one in parts), *texts]
-    with session.tracked("verify_pairs", f"{dataset}/{part}", near.changed(), inputs, [output]) as job:
-        candidates = pq.read_table(pairs, filters=[("reason", "==", "near")])
-        found = verified(candidates, parts, near.containment, session.config, session.results)
-        write(output, found)
-        job.metric("candidates", len(candidates))
-        job.metric("pairs", len(found))
+    candidates = pq.read_table(pairs, filters=[("reason", "==", "near")])
+    found = verified(candidates, parts, near.containment, session.config, session.results)
+    write(output, found)
     log.info("%s: %s of %s candidates are near duplicates", output, f"{len(found):,}", f"{len(candidates):,}")
 
 
@@ -122,20 +110,15 @@ def drop(session: Session, dataset: str, part: str) -> None:
     }
     found = {step: _file(session, dataset, step, part) for step in cleaning.steps}
     output = _file(session, dataset, "removed", part)
-    outputs = [output, output.with_suffix(".json")]
-    inputs = [*found.values(), *removed.values()]
-    with session.tracked("drop", f"{dataset}/{part}", cleaning.changed(), inputs, outputs) as job:
 
-        def earlier(of: str, name: str) -> Any:
-            known = (of, name) in removed
-            return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
+    def earlier(of: str, name: str) -> Any:
+        known = (of, name) in removed
+        return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
 
-        # Candidates for near duplicates count when they are verified.
-        only = {"candidates": [("reason", "==", "exact")]}
-        pairs = pa.concat_tables(pq.read_table(file, filters=only.get(step)) for step, file in found.items())
-        record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
-        for reason, count in record.counts.items():
-            job.metric(f"removed/{reason}", count)
+    # Candidates for near duplicates count when they are verified.
+    only = {"candidates": [("reason", "==", "exact")]}
+    pairs = pa.concat_tables(pq.read_table(file, filters=only.get(step)) for step, file in found.items())
+    record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
     counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())
     log.info("%s: removed %s", output, counts or "nothing")
 

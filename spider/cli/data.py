@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,16 +45,10 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     if part not in parts:
         raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
     item = parts[part]
-    own = [Path(file) for file in spec.source.own_files(item)]
-    params = {"kind": spec.source.kind, **spec.source.identity(item, spec)}
-    if own:
-        del params["item"]  # the files are inputs
     origin = output.with_suffix(".json")  # metadata.json will contain it
-    with session.tracked("download", f"{dataset}/{part}", params, own, [output, origin]) as job:
-        spec.source.fetch(part, output, spec)
-        size = output.stat().st_size
-        write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
-        job.metric("bytes", size)
+    spec.source.fetch(part, output, spec)
+    size = output.stat().st_size
+    write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
     log.info("%s: %.1f MB from %s", output, size / 1e6, item)
 
 
@@ -75,11 +68,7 @@ def tokenizer(
     config = session.config.tokenizer(tokenizer)
     dataset = session.config.dataset(config.data)
     removed = [_removed(session, config.data, parquet.stem) for parquet in parquets]
-    inputs = [*parquets, *filter(None, removed)]
-    with session.tracked("tokenizer", tokenizer, config.changed(), inputs, [output]) as job:
-        learned = learn(parquets, output, tokenizer, config, dataset, map(decisions, removed))
-        job.metric("vocab_size", learned.size)
-        job.artifact(output)
+    learned = learn(parquets, output, tokenizer, config, dataset, map(decisions, removed))
     log.info("%s: %s ids, %s of them merges", output, f"{learned.size:,}", f"{len(learned.merges):,}")
 
 
@@ -104,22 +93,17 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     suffixes = ("bin", "idx", "json")
     files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
     removed = _removed(session, dataset, part)
-    inputs = [file, *filter(None, [tokenizer_file, removed])]
-    with session.tracked("encode", f"{dataset}/{part}", spec.encoding(), inputs, [*files.values()]) as job:
-        if spec.source.TOKENS:
-            spec.source.import_part(file, folder, part, spec)
-        else:
-            tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-            encode_part(file, folder, part, spec, tokens, *decisions(removed))
-        for split in spec.splits:
-            counts = read_json(files[f"{split}.json"])
-            if split == "train":
-                for reason, count in counts.get("rows", {}).get("left_out", {}).items():
-                    job.metric(f"left_out/{re.sub(r'[^A-Za-z0-9_. -]', '_', reason)}", count)
-                    log.info("left out: %s documents, %s", f"{count:,}", reason)
-            for name in ("documents", "bytes"):
-                job.metric(f"{split}/{name}", counts[name])
-            log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
+    if spec.source.TOKENS:
+        spec.source.import_part(file, folder, part, spec)
+    else:
+        tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
+        encode_part(file, folder, part, spec, tokens, *decisions(removed))
+    for split in spec.splits:
+        counts = read_json(files[f"{split}.json"])
+        if split == "train":
+            for reason, count in counts.get("rows", {}).get("left_out", {}).items():
+                log.info("left out: %s documents, %s", f"{count:,}", reason)
+        log.info("%s: %s documents, %s bytes", split, f"{counts['documents']:,}", f"{counts['bytes']:,}")
 
 
 @command("dataset")
@@ -134,33 +118,27 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
     records = [output.parent / "train" / f"{part}.json" for part in parts]
     raw = session.config.raw(dataset)
     tokenizer_file = session.tokenizer_of(dataset)
-    inputs = [*records, tokenizer_file] if tokenizer_file else records
     if spec.source.TOKENS:
         origins = [spec.source.imported(part, record) for part, record in zip(parts, records, strict=True)]
     else:
         downloaded = [session.results.raw(raw, part).with_suffix(".json") for part in parts]
         origins = [read_json(record) for record in downloaded]
-        inputs = [*inputs, *downloaded]
     source = spec.source.changed() | {"files": origins}
     _check_held_out(session.config, dataset, output.parent)
-    with session.tracked("index", dataset, spec.encoding(), inputs, [output]) as job:
-        metadata = build_metadata(
-            output.parent,
-            dataset,
-            spec,
-            source=source,
-            parts=parts,
-            tokenizer=tokenizer_file,
-            threads=threads or len(os.sched_getaffinity(0)),
-        )
-        for run in _scored_by(session.config, dataset):
-            settings = session.config.runs[run].evaluation
-            scored_groups(output.parent, settings.max_bytes, settings.largest_group)
-        job.artifact(output)
-        job.dataset(*session.dataset_card(dataset, metadata.digest), context="made")
-        for split, counts in metadata.splits.items():
-            job.metric(f"{split}/tokens", counts.tokens)
-            log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
+    metadata = build_metadata(
+        output.parent,
+        dataset,
+        spec,
+        source=source,
+        parts=parts,
+        tokenizer=tokenizer_file,
+        threads=threads or len(os.sched_getaffinity(0)),
+    )
+    for run in _scored_by(session.config, dataset):
+        settings = session.config.runs[run].evaluation
+        scored_groups(output.parent, settings.max_bytes, settings.largest_group)
+    for split, counts in metadata.splits.items():
+        log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
 
 
 def _scored_by(config: Config, dataset: str) -> list[str]:
@@ -199,14 +177,9 @@ def pack(session: Session, dataset: str, seq_len: int) -> None:
 
     session.config.dataset(dataset)
     folder = session.results.shards(dataset)
-    params = {"seq_len": seq_len}
-    plan = folder / f"packed-{seq_len}.json"
-    outputs = [plan, plan.with_suffix(".pieces"), plan.with_suffix(".rows")]
-    with session.tracked("pack", f"{dataset}/{seq_len}", params, [folder / "metadata.json"], outputs) as job:
-        packing = pack(folder, seq_len)
-        job.metric("filled", packing.filled)
+    packing = pack(folder, seq_len)
     filled = f"{packing.pieces:,} pieces of documents, {packing.filled:.2%} of the slots filled"
-    log.info("%s: %s rows of %d, %s", plan, f"{packing.rows:,}", seq_len, filled)
+    log.info("%s: %s rows of %d, %s", folder, f"{packing.rows:,}", seq_len, filled)
 
 
 @command("run", "part")
@@ -219,10 +192,7 @@ def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     name = session.config.run(run).dataset
     config = _ngram_of(session, run)
     shards = session.results.shards(name)
-    with session.tracked(
-        "count_ngrams", f"{name}/{part}", config.counting(), [shards / "metadata.json"], [output]
-    ):
-        count_part(shards, load_metadata(shards), part, config, output)
+    count_part(shards, load_metadata(shards), part, config, output)
 
 
 @command("run")
@@ -240,13 +210,10 @@ def build_ngrams(
     name = session.config.run(run).dataset
     config = _ngram_of(session, run)
     splits = ["ngram", "train"] if full else ["ngram"]
-    job_name = f"{name}/{output.parent.name}"
-    with session.tracked("build_ngrams", job_name, config.counting(), [*counts], [output]) as job:
-        metadata = load_metadata(session.results.shards(name))
-        built = build(counts, metadata, splits, config, output.parent, threads or 1)
-        size = sum(file.size for file in built.files.values())
-        contexts = sum(table.contexts for table in built.contexts.values())
-        job.metric("bytes", size)
+    metadata = load_metadata(session.results.shards(name))
+    built = build(counts, metadata, splits, config, output.parent, threads or 1)
+    size = sum(file.size for file in built.files.values())
+    contexts = sum(table.contexts for table in built.contexts.values())
     content = f"{contexts:,} contexts of {built.bytes:,} bytes"
     log.info("%s: %s, %.0f MB", output.parent, content, size / 1e6)
 
@@ -268,7 +235,7 @@ def verify(folder: Path, quick: bool) -> None:
     Also name your own files that were edited since a workflow read them.
     """
     from spider.data.shards import verify
-    from spider.provenance.made import OwnFiles
+    from spider.provenance.made import edited_since
 
     if (folder / "index.json").exists():
         from spider.ngram import store
@@ -280,7 +247,7 @@ def verify(folder: Path, quick: bool) -> None:
     content = f"{report['shards']} shards, {report['tokens']:,} tokens"
     click.echo(f"{folder}: {content}, all match metadata.json")
     root, name = root_of(folder), folder.resolve().name
-    for file in OwnFiles(root).edited_since(name) if root else ():
+    for file in edited_since(root, name) if root else ():
         click.echo(f"{file}: was edited since it was read; `snakemake datasets/{name}` reads it again")
 
 

@@ -22,9 +22,7 @@ def held_out(session: Session, dataset: str, part: str) -> None:
     spec = config.dataset(dataset)
     parquet = results.raw(config.raw(dataset), part)
     output = results.cleaning(config.raw(dataset), "held_out", part)
-    with session.tracked("held_out", f"{dataset}/{part}", spec.held_out(), [parquet], [output]) as job:
-        count = write_held_out(parquet, output, dataset, spec)
-        job.metric("documents", count)
+    count = write_held_out(parquet, output, dataset, spec)
     log.info("%s: %s held-out documents", output, f"{count:,}")
 
 
@@ -41,18 +39,14 @@ def protect(session: Session, dataset: str) -> None:
         for name in config.protected(dataset)
         for part in config.parts(name)
     ]
-    inputs = [*protected.files(config, dataset), *held_out]
     output = results.protected(config.raw(dataset))
-    with session.tracked("protect", dataset, settings.changed(), inputs, [output]) as job:
-        given = protected.given(config, dataset)
-        counts = write_protected(output, given, held_out, settings.SHORTEST)
-        for name, (documents, short) in counts.items():
-            unprotected = f"{short:,} with fewer than {settings.SHORTEST} words cannot be protected"
-            log.info("%s: %s documents or questions, %s", name, f"{documents:,}", unprotected)
-        if not counts:
-            log.warning("datasets.%s: no held-out document, task or file to compare with", dataset)
-        job.metric("documents", sum(documents for documents, _ in counts.values()))
-        job.metric("too_short", sum(short for _, short in counts.values()))
+    given = protected.given(config, dataset)
+    counts = write_protected(output, given, held_out, settings.SHORTEST)
+    for name, (documents, short) in counts.items():
+        unprotected = f"{short:,} with fewer than {settings.SHORTEST} words cannot be protected"
+        log.info("%s: %s documents or questions, %s", name, f"{documents:,}", unprotected)
+    if not counts:
+        log.warning("datasets.%s: no held-out document, task or file to compare with", dataset)
 
 
 @command("dataset", "part")
@@ -66,13 +60,8 @@ def contaminated(session: Session, dataset: str, part: str) -> None:
     raw = config.raw(dataset)
     parquet, protected = results.raw(raw, part), results.protected(raw)
     output = results.cleaning(raw, "contaminated", part)
-    with session.tracked(
-        "contaminated", f"{dataset}/{part}", settings.changed(), [parquet, protected], [output]
-    ) as job:
-        found, common = find_contaminated(parquet, part, config.dataset(dataset), protected, settings)
-        write(output, found)
-        job.metric("documents", len(found))
-        job.metric("common_sequences", common)
+    found, common = find_contaminated(parquet, part, config.dataset(dataset), protected, settings)
+    write(output, found)
     log.info("%s: %s documents with protected text", output, f"{len(found):,}")
     if common:
         reason = f"more than {settings.COMMON} documents of the part hold them"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spider import tracking
 from spider.checkpoints.records import Receipt
 from spider.cli.session import (
     FILE,
@@ -21,18 +20,16 @@ from spider.cli.session import (
     Session,
     StageName,
     command,
-    command_line,
     log,
     prepare_torch,
     take_gpu,
 )
 from spider.config import Config, ForeignConfig, StageSpec
-from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
+from spider.config.scored import baselines_name, overlap_name, stage_with
 from spider.results import CompressedFolder, StageFolder
 
 if TYPE_CHECKING:
     from spider.checkpoints.records import Receipt
-    from spider.evaluation.records import Evaluation
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
 
@@ -50,14 +47,6 @@ def check_settings(path: Path, spec: StageSpec) -> None:
             f"{path}: was trained with other settings than runs.{spec.run} has now; restore them, or "
             f"{Receipt.remedy(path)}"
         )
-
-
-def _costs(session: Session, spec: StageSpec) -> dict[str, float]:
-    """Return the bytes and seconds of training of this stage and of the trained stages before it."""
-    stages = session.config.run(spec.run).stages[: spec.index + 1]
-    paths = [session.results.stage(spec.run, stage.name).receipt for stage in stages]
-    receipts = [Receipt.read(path) for path in paths if path.exists()]
-    return {name: sum(getattr(one, name) for one in receipts) for name in ("bytes", "seconds")}
 
 
 @command()
@@ -90,34 +79,21 @@ def evaluate(
     results = session.results
     spec = session.config.stage(*stage)
     folder = _folder(session, stage, compressed)
-    scored = spec.evaluation.data or spec.data
-    data = results.shards(scored)
-    name = folder.path.relative_to(results.root / "runs").as_posix()
+    data = _scored(session, spec)
     sources = {one: results.shards(one) for one in session.config.sources(spec.run)}
-    inputs = [folder.receipt, *(one / "metadata.json" for one in dict.fromkeys([data, *sources.values()]))]
-    inputs += session.indexes(spec.run)
-    inputs += [Path(file) for task in spec.evaluation.tasks.values() for file in task.files()]
     overlap = results.overlap(overlap_name(session.config, spec))
-    inputs += [overlap]
-    outputs = [folder.evaluation]
     take_gpu(session.config, spec.run)
-    with session.tracked("evaluate", name, spec.evaluation.scoring(), inputs, outputs) as job:
-        check_settings(folder.receipt, spec)
-        prepare_torch(threads)
-        measured = evaluate(
-            folder.receipt,
-            spec,
-            data,
-            folder.path,
-            learned_from=learned_from(session.config, *stage),
-            sources=sources,
-            overlap=Overlap.read(overlap) if overlap.exists() else None,
-        )
-        card = session.dataset_card(scored, measured.data_digest)
-        job.dataset(*card, context="validation")
-        costs = {} if compressed else _costs(session, spec) | {"parameters": measured.parameters}
-        tracking.log_scores(results.root, folder, measured.all_results, outputs, dataset=card, costs=costs)
-        job.metric("bpb", measured.bpb)
+    check_settings(folder.receipt, spec)
+    prepare_torch(threads)
+    measured = evaluate(
+        folder.receipt,
+        spec,
+        data,
+        folder.path,
+        learned_from=learned_from(session.config, *stage),
+        sources=sources,
+        overlap=Overlap.read(overlap) if overlap.exists() else None,
+    )
     text = "" if measured.lossless else " (of the decoded text)"
     for context, phrase, _ in verdicts(measured, results_of(folder)):
         log.info("%s%s: %s", context, text, phrase)
@@ -131,9 +107,8 @@ def overlap(session: Session, text: str) -> None:
 
     spec = _stage_on(session, text, overlap_name)
     output = session.results.overlap(overlap_name(session.config, spec))
-    with session.tracked("overlap", output.stem, {}, _texts(session, spec), [output]):
-        learned = learned_from(session.config, spec.run, spec.stage)
-        find_overlap(spec, _scored(session, spec), learned, output)
+    learned = learned_from(session.config, spec.run, spec.stage)
+    find_overlap(spec, _scored(session, spec), learned, output)
     log.info("%s", output)
 
 
@@ -155,16 +130,11 @@ def baselines(session: Session, text: str, of_stage: bool) -> None:
     folder = results.stage(spec.run, spec.stage)
     learned = learned_from(config, spec.run, spec.stage)
     given = spec, _scored(session, spec), learned, Overlap.read(overlap)
-    inputs = [*_texts(session, spec), overlap]
     if not of_stage:
-        with session.tracked("baselines", shared.stem, {}, inputs, [shared]):
-            text_baselines(*given, shared)
+        text_baselines(*given, shared)
         log.info("%s", shared)
         return
-    inputs += [shared, folder.receipt]
-    with session.tracked("stage_baselines", f"{spec.run}/{spec.stage}", {}, inputs, [folder.baselines]):
-        found = stage_baselines(*given, Baselines.read(shared), folder.baselines)
-        tracking.log_scores(results.root, folder, found.results, of="baselines")
+    stage_baselines(*given, Baselines.read(shared), folder.baselines)
     log.info("%s", folder.baselines)
 
 
@@ -177,12 +147,6 @@ def _stage_on(session: Session, text: str, name_of: Callable[[Config, StageSpec]
 def _scored(session: Session, spec: StageSpec) -> Path:
     """Return the shards folder of the dataset whose held-out text is scored."""
     return session.results.shards(spec.evaluation.data or spec.data)
-
-
-def _texts(session: Session, spec: StageSpec) -> list[Path]:
-    """Return the files that describe the scored text, and the text that the run may learn from."""
-    names = [spec.evaluation.data or spec.data, *(name for name, _ in learned_splits(session.config, spec))]
-    return [session.results.shards(name) / "metadata.json" for name in dict.fromkeys(names)]
 
 
 def _evaluate_foreign(
@@ -204,15 +168,8 @@ def _evaluate_foreign(
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
     data = results.shards(spec.evaluation.data or spec.data)
     folder = results.foreign(name)
-    inputs = [*map(Path, foreign.files()), data / "metadata.json"]
-    params = foreign.scoring(spec.evaluation)
-    with session.tracked("evaluate_foreign", name, params, inputs, [folder.evaluation]) as job:
-        prepare_torch(threads)
-        measured = evaluate_foreign(name, foreign, spec, data, folder.path)
-        card = session.dataset_card(measured.data, measured.data_digest)
-        job.dataset(*card, context="validation")
-        job.metric("bpb", measured.bpb)
-        tracking.log_foreign(results.root, measured, folder.evaluation, card, command_line())
+    prepare_torch(threads)
+    measured = evaluate_foreign(name, foreign, spec, data, folder.path)
     log.info("%s: %.4f bits per byte. %s", name, measured.bpb, measured.results["foreign"].notes[0])
 
 
@@ -226,22 +183,12 @@ def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int 
     results = session.results
     spec = session.config.stage(*stage)
     folder = results.stage(*stage)
-    scored = spec.evaluation.data or spec.data
-    data = results.shards(scored)
-    params = spec.evaluation.checkpoint_scoring()
-    inputs, outputs = [folder.receipt, data / "metadata.json"], [folder.checkpoint_scores]
+    data = _scored(session, spec)
     take_gpu(session.config, spec.run)
-    with session.tracked("evaluate_checkpoints", "/".join(stage), params, inputs, outputs) as job:
-        check_settings(folder.receipt, spec)
-        prepare_torch(threads)
+    check_settings(folder.receipt, spec)
+    prepare_torch(threads)
 
-        def record(earlier: Receipt, one: Evaluation, at: float) -> None:
-            card = session.dataset_card(scored, one.data_digest)
-            found = one.all_results
-            tracking.log_scores(results.root, folder, found, dataset=card, earlier=earlier, at=at)
-
-        found = evaluate_checkpoints(folder, spec, data, on_score=record)
-        job.metric("checkpoints", len(found.scores))
+    found = evaluate_checkpoints(folder, spec, data)
     log.info("%s: %d checkpoints", folder.checkpoint_scores, len(found.scores))
 
 
@@ -253,17 +200,12 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
     """Continue, or answer, the prompt of the configuration with the last checkpoint of a stage."""
     from spider.evaluation.sample import sample
 
-    results = session.results
     spec = session.config.stage(*stage)
     folder = _folder(session, stage, compressed)
-    name = folder.path.relative_to(results.root / "runs").as_posix()
-    outputs = [folder.sample_text, folder.sample]
     take_gpu(session.config, spec.run)
-    with session.tracked("sample", name, spec.evaluation.sampling(), [folder.receipt], outputs):
-        check_settings(folder.receipt, spec)
-        prepare_torch(threads)
-        sample(folder.receipt, spec, folder.path)
-        tracking.log_scores(results.root, folder, {}, outputs, of="sample")
+    check_settings(folder.receipt, spec)
+    prepare_torch(threads)
+    sample(folder.receipt, spec, folder.path)
     log.info("%s", folder.sample_text)
 
 
@@ -279,7 +221,7 @@ def report() -> None:
 @click.argument("name", metavar="RUN[/STAGE]")
 def draw(session: Session, name: str) -> None:
     """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
-    from spider.report.page import FIGURES, draw_stage
+    from spider.report.page import draw_stage
 
     results = session.results
     run, stage = session.names(name)
@@ -287,12 +229,8 @@ def draw(session: Session, name: str) -> None:
     if not (stage or evaluated):
         raise ValueError(f"{results.run(run)}: no stage is evaluated; run `spider evaluate {run}/STAGE`")
     for folder in [results.stage(run, stage)] if stage else evaluated:
-        inputs = [folder.evaluation, folder.receipt]
-        outputs = [folder.path / figure for figure in FIGURES]
-        with session.tracked("draw", f"{run}/{folder.path.name}", {}, inputs, outputs):
-            for path in draw_stage(folder):
-                log.info("%s", path)
-            tracking.log_scores(results.root, folder, {}, outputs, of="figures")
+        for path in draw_stage(folder):
+            log.info("%s", path)
 
 
 @command()
@@ -303,23 +241,9 @@ def compare(session: Session, output: Path) -> None:
     from spider.report.tables import compare
 
     evaluations = session.evaluations(session.config.shown)
-    compressed = session.compressed()
-    checkpoints = [
-        path for one in evaluations if (path := StageFolder(one.parent).checkpoint_scores).exists()
-    ]
-    others = [output.with_name(name) for name in ("table.md", "bpb.svg")]
-    foreign = session.results.foreign_scores
-    inputs = [*evaluations, *compressed, *foreign, *checkpoints]
-    with session.tracked("compare", "report", {}, inputs, [output, *others]) as job:
-        benchmarks = session.results.root / "benchmarks"
-        summary = compare(evaluations, foreign=foreign, benchmarks=benchmarks, output=output.parent)
-        figures.save([figures.by_stage(summary)], output.with_name("bpb.svg"), size=(10, 5))
-        for run, compared in summary.runs.items():
-            if compared.best:
-                weights = compared.stages[compared.best].weights
-                tracking.log_choice(session.results.root, run, compared.best, weights)
-        for name in ("summary.json", "table.md", "bpb.svg"):
-            job.artifact(output.parent / name)
+    foreign, benchmarks = session.results.foreign_scores, session.results.root / "benchmarks"
+    summary = compare(evaluations, foreign=foreign, benchmarks=benchmarks, output=output.parent)
+    figures.save([figures.by_stage(summary)], output.with_name("bpb.svg"), size=(10, 5))
 
 
 @command("run")
@@ -333,10 +257,7 @@ def page(session: Session, run: str, output: Path | None) -> None:
 
     results = session.results
     output = output or results.page(run)
-    evaluations = [s.evaluation for s in results.stages(run) if s.evaluation.exists()]
-    with session.tracked("report", run, {}, evaluations, [output]) as job:
-        write_report(session.config, results, run, output)
-        job.artifact(output)
+    write_report(session.config, results, run, output)
     log.info("%s", output)
 
 
@@ -353,13 +274,17 @@ def track() -> None:
 
 
 @track.command()
+@click.option("--follow", is_flag=True, hidden=True, help="Repeat it until standard input has a byte.")
 @click.pass_obj
-def sync(session: Session) -> None:
-    """Send all records that the MLflow store lacks."""
-    tracking.configure(session.config)
-    answer = tracking.sync(session.results.root)
+def sync(session: Session, follow: bool) -> None:
+    """Send to MLflow what its store lacks of the results folder."""
+    from spider.tracking import sync
+
+    if follow:
+        sys.exit(sync.follow(session.results, session.config))
+    answer = sync.sync(session.results, session.config)
     click.echo(answer)
-    if answer.pending:
+    if answer.error:
         sys.exit(1)
 
 
@@ -367,11 +292,11 @@ def sync(session: Session) -> None:
 @click.option("--port", default=5000, show_default=True)
 @click.pass_obj
 def ui(session: Session, port: int) -> None:
-    """Serve MLflow with all records, on the loopback address only."""
+    """Send what is missing, and serve MLflow, on the loopback address only."""
     from spider.tracking.store import serve
+    from spider.tracking.sync import sync
 
-    tracking.configure(session.config)
-    answer = tracking.sync(session.results.root, timeout=60)
-    if answer.pending:
+    answer = sync(session.results, session.config, timeout=60)
+    if answer.error:
         log.warning("%s", answer)
-    serve(session.results.root, port, answer.experiment)
+    serve(session.results, session.config.tracking, port, answer.experiment)

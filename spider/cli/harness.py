@@ -8,10 +8,8 @@ from pathlib import Path
 
 import click
 
-from spider import tracking
-from spider.cli.session import COUNT, MODEL, NEW_FILE, THREADS, log, on_gpu, prepare_torch, tracked_at
+from spider.cli.session import COUNT, MODEL, NEW_FILE, THREADS, log, on_gpu, prepare_torch
 from spider.config import HarnessConfig
-from spider.results import CompressedFolder, StageFolder, root_of
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -64,26 +62,15 @@ def harness(
 
     prepare_torch(threads)
     model = on_gpu(checkpoint)
-    with tracked_at(path, "harness", outputs=[output]) as job:
-        record = run_harness(
-            HarnessModel(model, replace(checkpoint.reading, batch=batch), chat=chat),
-            tasks.split(","),
-            include=include,
-            items=items,
-            shots=shots,
-            label=checkpoint.label,
-            weights=checkpoint.weights,
-        ).write(output)
-        if job:
-            job.artifact(output)
-            for row in record.result.rows:
-                if row.value is not None:
-                    job.metric(row.name, row.value)
-        root = root_of(path)
-        place = path.parent if path.is_file() else path
-        for folder in (CompressedFolder(place), StageFolder(place)):
-            if root and folder.receipt.is_file():
-                tracking.log_scores(root, folder, {"harness": record.result}, [output], of="harness")
+    record = run_harness(
+        HarnessModel(model, replace(checkpoint.reading, batch=batch), chat=chat),
+        tasks.split(","),
+        include=include,
+        items=items,
+        shots=shots,
+        label=checkpoint.label,
+        weights=checkpoint.weights,
+    ).write(output)
     for row in record.result.rows:
         log.info("%s: %s", row.label, row)
     for note in record.result.notes:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spider import tracking
 from spider.cli.session import (
     COUNT,
     FILE,
@@ -24,7 +23,6 @@ from spider.cli.session import (
     on_gpu,
     prepare_torch,
     take_gpu,
-    tracked_at,
 )
 from spider.config import CompressConfig
 from spider.files import write_text
@@ -201,7 +199,6 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     The settings are those of the block `compress` of the run, or the defaults without it.
     """
     from spider.compress.pipeline import compress
-    from spider.evaluation.records import results_in
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -209,16 +206,9 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     folder = results.stage(*stage)
     compressed = CompressedFolder(folder.compressed)
     data = results.shards(spec.data)
-    inputs = [folder.receipt, data / "metadata.json"]
-    outputs = [compressed.model, compressed.receipt]
     take_gpu(session.config, spec.run)
-    with session.tracked("compress", "/".join(stage), settings.changed(), inputs, outputs) as job:
-        prepare_torch(threads)
-        receipt = compress(folder.receipt, spec, settings, data, compressed.path)
-        job.metric("bytes", receipt.compressed.total_bytes)
-        job.artifact(compressed.receipt)
-        tracking.log_checkpoint(results.root, compressed)
-        tracking.log_scores(results.root, compressed, results_in(compressed.receipt), of="compression")
+    prepare_torch(threads)
+    receipt = compress(folder.receipt, spec, settings, data, compressed.path)
     sizes = receipt.compressed
     log.info(
         "%s: %s bytes and %s of code, %s of %s; clip %.3g",
@@ -288,10 +278,7 @@ def checkpoint_export(path: Path, output: Path) -> None:
     """
     from spider.publish.export import export
 
-    with tracked_at(path, "export", outputs=[output]) as job:
-        exported = export(path, output)
-        if job:
-            job.tag("spider.digest", exported.manifest.weights)
+    exported = export(path, output)
     log.info("%s: %s, weights %s", output, exported.label, exported.manifest.weights)
 
 
@@ -308,10 +295,5 @@ def checkpoint_push(path: Path, repo: str, public: bool, revision: str | None) -
     """
     from spider.publish.push import push
 
-    params = {"repo": repo, "public": public, "revision": revision}
-    with tracked_at(path, "push", params=params) as job:
-        pushed = push(path, repo, public=public, revision=revision)
-        if job:
-            job.tag("spider.digest", pushed.weights)
-            job.tag("hub.commit", pushed.url)
+    pushed = push(path, repo, public=public, revision=revision)
     log.info("%s: weights %s, %s", pushed.url, pushed.weights, "private" if pushed.private else "public")

@@ -73,17 +73,17 @@ def _lineage(path: Path) -> Lineage:
 
 def _described(lineage: Lineage, made: Made) -> list[str]:
     """Return lines about the job of a file, its inputs, and what has changed since."""
-    from spider.tracking.records import file_digest
+    from spider.provenance.made import file_digest
 
     job = made.job
     assert job is not None
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.ended or job.started))
     code = lineage.code(job)
     lines = [f"{made.path}", f"  made by   spider {job.command or job.name}, {at}"]
-    changed = "" if not code.get("patch") else f" with the changes in tracking/code/{code['patch']}.patch"
+    workflow = lineage.workflows.get(job.workflow)
+    changed = f" with the changes in code/{workflow.patch}.patch" if workflow and workflow.patch else ""
     lines += [f"  code      Spider {code['version']}, commit {code['commit']}{changed}"] if code else []
-    if snapshot := job.tags.get("spider.snapshot"):
-        lines.append(f"  config    configs/{snapshot}.yaml")
+    lines += [f"  config    configs/{job.snapshot}.yaml"] if job.snapshot else []
     lines += [f"  settings  {json.dumps(job.params, ensure_ascii=False)}"] if job.params else []
     ancestors = list(lineage.ancestry(made))
     for one in ancestors:

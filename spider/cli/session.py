@@ -6,9 +6,8 @@ import ctypes
 import logging
 import os
 import re
-import shlex
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from spider import extras, tracking
+from spider import extras
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
-from spider.results import NEWEST, CompressedFolder, Results, StageFolder, root_of
+from spider.results import CompressedFolder, Results
 
 if TYPE_CHECKING:
     from spider.checkpoints.load import Checkpoint
@@ -112,13 +111,6 @@ def _group_words(ctx: click.Context) -> list[str]:
     return [*_group_words(ctx.parent), ctx.info_name or ""] if ctx.parent else []
 
 
-def command_line() -> str | None:
-    """Return the running command and its arguments, quoted for a shell. Return None outside of a command."""
-    context = click.get_current_context(silent=True)
-    words = context.meta.get("spider.words") if context else None
-    return shlex.join(words) if words else None
-
-
 @dataclass
 class Session:
     """The configuration of a command."""
@@ -150,35 +142,6 @@ class Session:
             return Path(spec.source.own_tokenizer)
         return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
 
-    def indexes(self, run: str) -> list[Path]:
-        """Return the files that describe the n-gram indexes that a run reads, if it reads any."""
-        block = self.config.run(run)
-        if (ngram := block.model.ngram) is None:
-            return []
-        folders = [self.results.ngram(block.dataset, ngram.counted, text) for text in ("split", "full")]
-        return [folder / "index.json" for folder in folders]
-
-    def tracked(
-        self,
-        rule: str,
-        name: str,
-        params: dict[str, Any],
-        inputs: list[Path],
-        outputs: list[Path],
-    ) -> AbstractContextManager[tracking.Job]:
-        """Record a job of this configuration. The arguments are those of `spider.tracking.job`."""
-        tracking.configure(self.config)
-        return tracking.job(
-            rule,
-            name,
-            results=self.results.root,
-            params=params,
-            inputs=inputs,
-            outputs=outputs,
-            command=command_line(),
-            config=self.config_path,
-        )
-
     def evaluations(self, runs: Iterable[str]) -> list[Path]:
         """Return the paths of the evaluations of all stages of these runs, whether they exist or not."""
         stages = [(run, stage.name) for run in runs for stage in self.config.runs[run].stages]
@@ -189,10 +152,6 @@ class Session:
         last = {run: block.stages[-1].name for run, block in self.config.runs.items() if block.compress}
         folders = [self.results.stage(run, stage).compressed for run, stage in last.items()]
         return [CompressedFolder(folder).evaluation for folder in folders]
-
-    def dataset_card(self, name: str, data_digest: str) -> tuple[str, str, str]:
-        """Return the name, the digest and the source of a dataset, for tracking."""
-        return name, data_digest, self.config.dataset(name).source.address
 
 
 def allow_imports_of(config: Path) -> None:
@@ -206,41 +165,6 @@ def allow_imports_of(config: Path) -> None:
         return
     for name in named_imports(written):
         allow_import(name)
-
-
-def configure_tracking_of(root: Path) -> None:
-    """Configure tracking for a results folder.
-
-    The settings are those of the command's configuration if it is in that folder, as in a workflow's job.
-    Otherwise they are those of the newest configuration in the folder.
-    """
-    session = click.get_current_context().find_object(Session)
-    own = session is not None and session.config_path.resolve().is_relative_to(root.resolve())
-    path = session.config_path if session and own else root / NEWEST
-    tracking.configure(yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {})
-
-
-def tracked_at(
-    path: Path, rule: str, *, params: dict[str, Any] | None = None, outputs: Sequence[Path] = ()
-) -> AbstractContextManager[tracking.Job | None]:
-    """Record a job on a model in the results folder that contains its path.
-
-    Record nothing for a path outside of a results folder.
-    """
-    root = root_of(path)
-    if root is None:
-        return nullcontext()
-    configure_tracking_of(root)
-    receipt = StageFolder(path).receipt
-    return tracking.job(
-        rule,
-        path.resolve().relative_to(root).as_posix(),
-        results=root,
-        params=params,
-        inputs=[receipt if receipt.is_file() else path],
-        outputs=outputs,
-        command=command_line(),
-    )
 
 
 def take_gpu(config: Config | None, run: str, local_rank: int | None = None) -> None:

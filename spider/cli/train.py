@@ -10,12 +10,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import click
 
-from spider import tracking
 from spider.cli.session import (
     COUNT,
     FILE,
@@ -30,7 +28,6 @@ from spider.cli.session import (
 )
 from spider.codefiles import deciding_code
 from spider.config import Config, ConfigError, Given, with_settings
-from spider.results import StageFolder
 
 
 @command()
@@ -43,10 +40,8 @@ def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> Non
     spec = session.config.stage(*stage)
     take_gpu(session.config, spec.run)
     output = session.results.warmup(spec.run, spec.shape)
-    with session.tracked("warmup", f"{spec.run}/{spec.shape}", spec.shape_fields(), [], [output]) as job:
-        prepare_torch(threads, spec.processes)
-        record = warm_up(spec, output, session.results.shards(spec.data))
-        job.artifact(output)
+    prepare_torch(threads, spec.processes)
+    record = warm_up(spec, output, session.results.shards(spec.data))
     log.info("%s: %s, %s", record.device, record.precision, record.reason)
 
 
@@ -103,7 +98,7 @@ def _read_settings(context: click.Context) -> tuple[str | None, list[Given], lis
         origin = name.replace("_", "-") if is_flag else name
         if not value:
             continue
-        if not is_flag and os.environ.get("SPIDER_WORKFLOW"):
+        if not is_flag and context.find_root().params.get("log_path"):  # a job of the workflow
             ignored.append(name)
             continue
         if (name, value) == ("--max_steps", "0"):
@@ -171,16 +166,14 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
         gpus = changed.run(run).resources.gpus
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads, gpus))
     from spider.checkpoints.claim import wait_for
-    from spider.data.shards import load_metadata
     from spider.processes.world import World, join
-    from spider.training.stage import Places, data_digest, plan, train
+    from spider.training.stage import Places, plan, train
 
     place = World.started()
     take_gpu(changed, run, place.local_rank if place.size > 1 else None)
     world = context.with_resource(join())
-    if not world.first:  # only one process logs and records
+    if not world.first:  # only one process logs
         log.setLevel(logging.ERROR)
-        os.environ["SPIDER_TRACKING"] = "off"
     if not name and len(config.runs) > 1:
         log.info("run: %s, the first of the configuration", run)
     if used:
@@ -197,36 +190,13 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
     if rest["wait"]:
         world.from_first(lambda: wait_for(planned.folder))
     prepare_torch(threads, world.local_size)
-    results = session.results
-    spec = planned.spec
-    folder = planned.folder
-    data = planned.data
-    shards = [one / "metadata.json" for one in spec.folders(data).values()]
-    inputs = [*shards, planned.resume or planned.previous, planned.warmup, *session.indexes(run)]
-    found = [path for path in inputs if path and path.exists()]
-    name = f"{spec.run}/{spec.stage}"
-    outputs = [StageFolder(folder).receipt]
-    with session.tracked("train", name, spec.recorded(), found, outputs) as job:
-        cards = []
-        for dataset, path in spec.folders(data).items():
-            digest = load_metadata(path).digest if spec.mixed else data_digest(spec, data)
-            stored = path == results.shards(dataset)
-            cards += [session.dataset_card(dataset, digest) if stored else (dataset, digest, str(path))]
-            job.dataset(*cards[-1], context="training")
-        # Curves and checkpoint are recorded only for a stage in the results folder.
-        in_results = folder == results.stage(spec.run, spec.stage).path
-        with tracking.training(results.root, spec, datasets=cards) if in_results else nullcontext():
-            strict = deciding_code() if config.strict_code else None
-            receipt = train(**planned._asdict(), code=strict, world=world)
-        if in_results:
-            tracking.log_checkpoint(results.root, StageFolder(folder))
-            if samples := sorted(StageFolder(folder).samples.glob("*.txt")):
-                tracking.log_scores(results.root, StageFolder(folder), {}, samples, of="samples")
-        job.metric("bytes", receipt.bytes)
-        job.metric("seconds", receipt.seconds)
+    strict = deciding_code() if config.strict_code else None
+    receipt = train(**planned._asdict(), code=strict, world=world)
     trained = f"trained to step {receipt.steps} on {receipt.bytes:,} bytes in {receipt.seconds:.0f} s"
     if receipt.checkpoint_seconds >= 1:
         trained += f", and {receipt.checkpoint_seconds:.0f} s for checkpoints"
     if receipt.best_loss is not None:
         trained += f"; best loss {receipt.best_loss:.3f}"
-    log.info("%s: %s; %s", name, trained, folder / receipt.checkpoint)
+    log.info(
+        "%s/%s: %s; %s", planned.spec.run, planned.spec.stage, trained, planned.folder / receipt.checkpoint
+    )

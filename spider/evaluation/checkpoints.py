@@ -8,7 +8,6 @@ The text is read once, and each model once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from spider.checkpoints.load import Checkpoint
@@ -27,7 +26,6 @@ def evaluate_checkpoints(
     spec: StageSpec,
     data: Path,
     *,
-    on_score: Callable[[Receipt, Evaluation, float], None] | None = None,
     device: str | None = None,
 ) -> CheckpointScores:
     """Score the checkpoints that ``evaluation.checkpoints`` chooses (null: all), and write checkpoints.json.
@@ -37,7 +35,6 @@ def evaluate_checkpoints(
     Args:
         spec: The stage, which is trained.
         data: Shards folder of ``spec.evaluation.data``.
-        on_score: Called for each score, with a receipt of the checkpoint and the time of the score.
         device: Device to run on (default: the GPU if there is one).
 
     Raises:
@@ -58,8 +55,6 @@ def evaluate_checkpoints(
             continue
         scores.append(Evaluation.read(file))
         log.info("%s: %.4f bits per byte", path.name, scores[-1].bpb)
-        if on_score:
-            on_score(_receipt(path, folder), scores[-1], file.stat().st_mtime)
     weights = trained.averaged_weights or trained.weights
     found = CheckpointScores(
         format=CheckpointScores.FORMAT, weights=weights, scores=scores, left_out=left_out

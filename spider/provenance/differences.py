@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from spider.provenance.lineage import Lineage, Made
-from spider.tracking.records import Run, flatten
+from spider.provenance.made import Job, flatten
 
 #: Parameters that only name things, or that follow from others: the tokenizer decides the size of the
 #: vocabulary, and settings of the dataset the columns that are read. Files of tasks are inputs.
-_NAMES = re.compile(r"run|stage|index|data|tokenizer|model\.vocab_size|columns|tasks\..*\.(file|folder)")
+_NAMES = re.compile(r"run|stage|index|file|data|tokenizer|model\.vocab_size|columns|tasks\..*\.(file|folder)")
 #: Where the parameters of a rule stand in the configuration.
 _BLOCKS = {
     "count_ngrams": "model.ngram.",
@@ -84,7 +84,7 @@ class Comparison:
         if one.job is None or other.job is None:
             yield Cause("file", one.path, _origin(one, other), _origin(other, one), rules)
             return
-        rules = (one.job.tags["spider.rule"], *rules)
+        rules = (one.job.rule, *rules)
         extra = []
         for a, b in _pairs(self.one.inputs(one), self.other.inputs(other)):
             if a and b:
@@ -132,8 +132,8 @@ class Comparison:
         """Return the receipts of a stage and of the stages before it by name, the last one first."""
         found = {}
         waiting = [made]
-        while waiting and (job := waiting[0].job) and job.tags["spider.rule"] == "train":
-            found[job.tags["spider.name"].partition("/")[2]] = waiting[0]
+        while waiting and (job := waiting[0].job) and job.rule == "train":
+            found[job.of.partition("/")[2]] = waiting[0]
             waiting = [one for one in lineage.inputs(waiting[0]) if one.path.endswith("/train.json")]
         return found
 
@@ -150,7 +150,7 @@ class Comparison:
             ("setting", _settings(one.job), _settings(other.job)),
             ("module", *_shared(self.one.code(one.job), self.other.code(other.job))),
             ("package", self.one.packages(one.job), self.other.packages(other.job)),
-            ("", _machine(one.job.tags), _machine(other.job.tags)),
+            ("", _machine(one.job), _machine(other.job)),
         ):
             values = {what: (str(a.get(what, _ABSENT)), str(b.get(what, _ABSENT))) for what in {**a, **b}}
             changed = {what: pair for what, pair in values.items() if pair[0] != pair[1]}
@@ -160,10 +160,14 @@ class Comparison:
                     yield Cause(kind or what, what if kind else "", *pair, rules)
 
 
-def _settings(job: Run) -> dict[str, Any]:
+def _settings(job: Job) -> dict[str, Any]:
     """Return the parameters of a job by their keys in the configuration, without names."""
-    block = _BLOCKS.get(job.tags["spider.rule"], "")
-    plain = {key.removeprefix("settings."): value for key, value in flatten(job.params).items()}
+    block = _BLOCKS.get(job.rule, "")
+    # `settings` says what a digest in `identity` stands for.
+    shown = job.params.get("settings") or job.params.get("identity")
+    others = {name: value for name, value in job.params.items() if name not in ("settings", "identity")}
+    plain = flatten(others | shown if isinstance(shown, dict) else others)
+    plain = {key.removeprefix("settings."): value for key, value in plain.items()}
     return {f"{block}{key}": value for key, value in plain.items() if not _NAMES.fullmatch(key)}
 
 
@@ -174,8 +178,9 @@ def _shared(one: dict[str, Any], other: dict[str, Any]) -> tuple[dict[str, str],
     return {name: a[name] for name in a if name in both}, {name: b[name] for name in b if name in both}
 
 
-def _machine(tags: dict[str, str]) -> dict[str, str]:
-    return {name: tags[f"spider.{name}"] for name in ("threads", "processor") if f"spider.{name}" in tags}
+def _machine(job: Job) -> dict[str, str]:
+    """Return what a job ran on."""
+    return {"threads": str(job.threads)} | ({"processor": job.processor} if job.processor else {})
 
 
 def _contents(lineage: Lineage, made: Made) -> list[object]:

@@ -1,12 +1,12 @@
 """The lineage of a file: the job that made it, the jobs that made that job's inputs, and so on.
 
-Each job records the digests of its inputs and outputs (`spider.tracking.records`). A file belongs to the job
-that recorded the same path with the same digest. After an edit a file does not belong to any job.
+A record of a job has the digests of its inputs and outputs (`spider.provenance.made`). A file belongs to the
+job that recorded the same path with the same digest. After an edit a file does not belong to any job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any
 
 from spider.codefiles import code_files, short_digest
 from spider.files import read_json, sha256
+from spider.provenance.made import File, Job, Workflow, file_digest, jobs, relative, workflows
 from spider.results import StageFolder
-from spider.tracking import spool
-from spider.tracking.records import File, Run, file_digest, relative
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Made:
 
     path: str
     digest: str | None
-    job: Run | None
+    job: Job | None
     """None: no job of this results folder made it, so it is an origin."""
 
 
@@ -37,14 +36,24 @@ class Lineage:
         self._codes: dict[str | None, dict[str, Any]] = {}
 
     @cached_property
-    def jobs(self) -> list[Run]:
-        """All jobs, the oldest first."""
-        return sorted(spool.jobs(self.root), key=lambda job: job.started)
+    def jobs(self) -> list[Job]:
+        """All finished runs of jobs, the oldest first."""
+        return [job for job in jobs(self.root) if job.status == "finished"]
 
     @cached_property
-    def _makers(self) -> dict[tuple[str, str | None], Run]:
+    def workflows(self) -> dict[str, Workflow]:
+        """All invocations of the workflow, by identity."""
+        return workflows(self.root)
+
+    @cached_property
+    def _makers(self) -> dict[tuple[str, str | None], Job]:
         """The newest job that made each file, by path and digest."""
         return {(file.path, file.digest): job for job in self.jobs for file in job.outputs}
+
+    @cached_property
+    def newest(self) -> dict[str, Job]:
+        """The newest job that made each file, by path."""
+        return {file.path: job for job in self.jobs for file in job.outputs}
 
     def made(self, file: File) -> Made:
         """Return a recorded file with its job."""
@@ -75,6 +84,17 @@ class Lineage:
                     waiting.append(one)
                     yield one
 
+    def behind(self, paths: Iterable[str]) -> list[Job]:
+        """Return the newest jobs that made these files and all that these read, by the time of their end."""
+        found: dict[str, Job] = {}
+        waiting = [*paths]
+        while waiting:
+            job = self.newest.get(waiting.pop())
+            if job is not None and job.outputs[0].path not in found:
+                found[job.outputs[0].path] = job
+                waiting += [file.path for file in job.inputs]
+        return sorted(found.values(), key=lambda job: job.ended or 0.0)
+
     def content(self, made: Made) -> object:
         """Return what files of the same content share: the digest, or that of the weights or the text.
 
@@ -90,19 +110,14 @@ class Lineage:
                 return plain.get("weights") or plain.get("digest") or made.digest
         return made.digest
 
-    def code_name(self, job: Run) -> str | None:
-        """Return the name of the record of a job's code; None for a job of an earlier version."""
-        return job.tags.get("spider.code") or job.tags.get(f"spider.code.{job.tags.get('spider.stage')}")
+    def code(self, job: Job) -> dict[str, Any]:
+        """Return the record of the code of a job, or an empty one if it left none."""
+        if job.code not in self._codes:
+            path = self.root / "code" / f"{job.code}.json"
+            self._codes[job.code] = read_json(path) if job.code and path.is_file() else {}
+        return self._codes[job.code]
 
-    def code(self, job: Run) -> dict[str, Any]:
-        """Return the record of the code of a job, or an empty one for a job of an earlier version."""
-        name = self.code_name(job)
-        if name not in self._codes:
-            path = self.root / "tracking" / "code" / f"{name}.json"
-            self._codes[name] = read_json(path) if name and path.is_file() else {}
-        return self._codes[name]
-
-    def edited(self, job: Run) -> list[str]:
+    def edited(self, job: Job) -> list[str]:
         """Return the modules that a job imported, and that are different now."""
         now = dict(code_files())
         modules = self.code(job).get("modules", {})
@@ -110,18 +125,10 @@ class Lineage:
         now |= {name: short_digest(Path(name)) for name in users}
         return [name for name, digest in modules.items() if now.get(name, digest) != digest]
 
-    def packages(self, job: Run) -> dict[str, str]:
-        """Return the versions of the packages that the invocation of a job recorded."""
-        if job.workflow is None:
-            return {}
-        workflow = spool.read_run(spool.record_path(self.root, "workflows", job.workflow))
-        name = workflow.tags.get("spider.environment") if workflow else None
-        path = self.root / "tracking" / "code" / f"{name}.requirements"
-        if not path.is_file():
-            return {}
-        python, *lines = path.read_text("utf-8").splitlines()
-        pairs = (line.partition("==") for line in lines)
-        return {"Python": python.removeprefix("# Python "), **{name: version for name, _, version in pairs}}
+    def packages(self, job: Job) -> dict[str, str]:
+        """Return the versions of Python and of the packages that were installed, as far as recorded."""
+        workflow = self.workflows.get(job.workflow)
+        return workflow.packages if workflow else {}
 
 
 def result_of(folder: Path) -> Path:

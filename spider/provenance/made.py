@@ -1,9 +1,9 @@
-"""Records of what each output was made from, in the results folder: ``made/{path of the output}.json``.
+"""Records of the jobs of the workflow: ``made/{path of its first output}.json``, one file for each job.
 
-Snakemake keeps such records in ``.snakemake``, where it was started. They are lost with that folder, another
-checkout does not have them, and the user's own files are compared by time only. So the workflow asks these
-records first (`Memory`). An own file is compared by its size and time, and by its digest if these differ. The
-digest is in the record of the job that read the file (`spider.tracking`).
+The process that runs the workflow writes them (`spider.provenance.recorder`). A record has what the output
+that lies there was made from, which decides whether the job runs again, and each run of the job: what it
+read and wrote, by path and digest, and how it ended. So a chain of jobs leads from a score to the raw files
+(`spider.provenance.lineage`). All of this is declared in the rule, and no command repeats it.
 """
 
 from __future__ import annotations
@@ -11,199 +11,165 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 import time
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import psutil
+from pydantic import BaseModel, Field
+
+from spider.files import digest, sha256
 from spider.record import Record
-from spider.tracking import spool
-from spider.tracking.records import file_digest
 
 #: Flag of an input of Snakemake that stands for a file of the user, whose name Snakemake cannot take.
 STANDS_FOR = "spider_stands_for"
 
+#: Name of the file that Snakemake writes into a folder that is the output of a rule.
+TIMESTAMP = ".snakemake_timestamp"
+
 #: Size of a file in bytes, and its time in nanoseconds.
 Stat = tuple[int, int]
+Status = Literal["running", "finished", "failed", "killed"]
+
+
+class File(BaseModel, frozen=True):
+    """An input or output of a job. A path in the results folder is relative to it."""
+
+    path: str
+    digest: str | None = None
+    """`file_digest` of the file with this size and time; None until it is hashed."""
+    stat: Stat | None = None
+    """None if the file did not exist."""
+
+
+class Job(BaseModel, frozen=True):
+    """One run of a job."""
+
+    rule: str
+    wildcards: dict[str, str] = {}
+    workflow: str
+    """Identity of the invocation of the workflow."""
+    params: dict[str, Any] = {}
+    inputs: list[File] = []
+    outputs: list[File] = []
+    command: str = ""
+    """The command line, from the name of the command on."""
+    snapshot: str | None = None
+    """Name of the copy of the configuration in ``configs``."""
+    log: str | None = None
+    benchmark: str | None = None
+    threads: int = 1
+    resources: dict[str, Any] = {}
+    reason: str = ""
+    """Why Snakemake ran it."""
+    started: float
+    ended: float | None = None
+    status: Status = "running"
+    error: str | None = None
+    commit: str | None = None
+    code: str | None = None
+    """Name of the record of the code that it imported, in ``code``."""
+    processor: str | None = None
+
+    @property
+    def of(self) -> str:
+        """Return the values of the wildcards, such as ``demo/000``."""
+        return "/".join(value.strip("/") for value in self.wildcards.values() if value)
+
+    @property
+    def name(self) -> str:
+        return f"{self.rule} {self.of}".strip()
 
 
 class Made(Record):
-    """The settings and files that an output was made from."""
+    """The record of a job."""
 
     WHAT = "a record of what an output was made from"
     REMEDY = "delete it; its output then counts as made from the settings and files of now"
 
     format: int = 1
-    params: list[str]
-    """The params of the job, as Python writes them."""
-    inputs: list[str]
-    """The inputs. Those in the results folder are relative to it, so that it can move."""
-    own: dict[str, Stat]
+    params: list[str] | None = None
+    """The params that the output was made with, as Python writes them. None if it was never made."""
+    inputs: list[str] = Field(default_factory=list)
+    """The inputs that it was made from. Those in the results folder are relative to it, so it can move."""
+    own: dict[str, Stat] = Field(default_factory=dict)
     """The user's own files among them."""
+    jobs: list[Job] = Field(default_factory=list)
+    """All runs of the job, the newest last."""
+
+    def with_job(self, number: int, **changes: Any) -> Made:
+        """Return a copy with changes of one of the jobs."""
+        jobs = [*self.jobs]
+        jobs[number] = jobs[number].model_copy(update=changes)
+        return self.model_copy(update={"jobs": jobs})
 
 
-class Memory:
-    """The records of a results folder, which answer Snakemake's questions instead of its own.
+class Process(BaseModel, frozen=True):
+    """A process, by default the current one."""
 
-    Snakemake documents no interface for this. Its object for records (``workflow.persistence``) has the
-    methods that `METHODS` names, and those of this class take their place. Jobs of another workflow around a
-    module, and outputs without a record here, are left to Snakemake.
-    """
+    host: str = Field(default_factory=socket.gethostname)
+    pid: int = Field(default_factory=os.getpid)
+    created: float = Field(default_factory=lambda: psutil.Process().create_time())
 
-    METHODS = (
-        "has_metadata",
-        "has_outdated_metadata",
-        "params_changed",
-        "input_changed",
-        "started",
-        "finished",
-    )
+    def alive(self) -> bool | None:
+        """Return whether the process still runs, or None for a process on another host.
 
-    def __init__(self, root: Path, persistence: Any, *, write: bool) -> None:
-        """Take the place of the methods of ``persistence``; ``write`` is False in a dry run."""
-        self.root = root
-        self.write = write
-        self._before = {name: getattr(persistence, name) for name in self.METHODS}
-        self._files = OwnFiles(root)
-        self._read: dict[Path, Made | None] = {}
-        self._begun: dict[Path, Made] = {}
-        for name in self.METHODS:
-            setattr(persistence, name, getattr(self, name))
-
-    def has_metadata(self, job: Any) -> bool:
-        """Return whether there is a record. An output without one is taken as it is, and gets a record."""
-        known = self._record(job) is not None or self._before["has_metadata"](job)
-        if not known:
-            self._adopt(job)
-        return known
-
-    def has_outdated_metadata(self, job: Any) -> bool:
-        return self._record(job) is None and self._before["has_outdated_metadata"](job)
-
-    def params_changed(self, job: Any, file: str | None = None) -> Any:
-        """Return the params that differ, in Snakemake's class for them."""
-        made = self._record(job)
-        if made is None:
-            return self._before["params_changed"](job, file=file)
-        from snakemake.persistence import ParamsChange
-
-        old, new = set(made.params), set(self._params(job))
-        return ParamsChange(only_old=old - new, only_new=new - old, files=set(job.output))
-
-    def input_changed(self, job: Any, file: str | None = None) -> Any:
-        """Return the outputs if the job has other inputs by now, or other content in the user's own files."""
-        path, made = self._path(job), self._record(job)
-        if path is None or made is None:
-            changed = self._before["input_changed"](job, file=file)
-            if file is None:
-                changed = list(changed)
-                if not changed and not self._before["params_changed"](job):
-                    self._adopt(job)
-            return changed
-        now = self._now(job)
-        differs = now.inputs != made.inputs or bool(self._files.edited(self._output(job), made, now.own))
-        if not differs and now.own != made.own and self.write:
-            made.model_copy(update={"own": now.own}).write(path)  # spares the digests next time
-        return differs if file is not None else list(job.output) * differs
-
-    def started(self, job: Any, *arguments: Any, **options: Any) -> None:
-        """Remember the user's own files as they are before a job reads them."""
-        if path := self._path(job):
-            self._begun[path] = self._now(job)
-        self._before["started"](job, *arguments, **options)
-
-    async def finished(self, job: Any) -> None:
-        """Record what a job has made its outputs from.
-
-        Snakemake calls this for failed jobs too, and would record the new settings. If files of earlier
-        settings depend on the lost output, the next invocation would have nothing to do.
+        Process ids are reused. So the time of creation must match too, within the drift of an adjusted clock.
         """
-        if not all([await file.exists() for file in job.output]):
-            return
-        if path := self._path(job):
-            self._read[path] = (self._begun.pop(path, None) or self._now(job)).write(path)
-        await self._before["finished"](job)
-
-    def _path(self, job: Any) -> Path | None:
-        """Return the path of the record of a job; None for one without outputs in this results folder."""
-        inside = bool(job.output) and Path(job.output[0]).is_relative_to(self.root)
-        return made_path(self.root, self._output(job)) if inside else None
-
-    def _output(self, job: Any) -> str:
-        return str(Path(job.output[0]).relative_to(self.root))
-
-    def _record(self, job: Any) -> Made | None:
-        from snakemake.exceptions import WorkflowError
-
-        path = self._path(job)
-        if path is not None and path not in self._read:
-            try:
-                self._read[path] = Made.read(path) if path.exists() else None
-            except ValueError as error:
-                raise WorkflowError(str(error)) from None
-        return self._read[path] if path else None
-
-    def _adopt(self, job: Any) -> None:
-        """Record an output that has no record. It counts as made from what is there now."""
-        path = self._path(job)
-        if path and self.write and all(Path(file).exists() for file in job.output):
-            self._read[path] = self._now(job).write(path)
-
-    @staticmethod
-    def _params(job: Any) -> list[str]:
-        return sorted(map(repr, job.non_derived_params))
-
-    def _now(self, job: Any) -> Made:
-        """Return what a job would make its outputs from now."""
-        files = [Path(real(file)) for file in job.input]
-        own = [str(path) for path in files if not path.is_relative_to(self.root)]
-        made = [path.relative_to(self.root).as_posix() for path in files if path.is_relative_to(self.root)]
-        return Made(params=self._params(job), inputs=sorted(made + own), own=stats(own))
+        if self.host != socket.gethostname():
+            return None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 30
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        return False
 
 
-class OwnFiles:
-    """The user's own files, as the jobs of a results folder have read them."""
+class Workflow(Record):
+    """``workflows/{identity}.json``: an invocation of the workflow that ran a job."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    WHAT = "a record of an invocation of the workflow"
+    REMEDY = "delete this record"
 
-    def edited(self, output: str, made: Made, now: Mapping[str, Stat]) -> list[str]:
-        """Return the files whose content differs from what the job of an output has read.
+    format: int = 1
+    identity: str
+    started: float
+    ended: float | None = None
+    status: Status = "running"
+    process: Process
+    config: dict[str, Any]
+    user: str
+    version: str
+    commit: str | None
+    patch: str | None = None
+    """Name of the file in ``code`` with the changes that were not committed."""
+    packages: dict[str, str]
+    """The version of Python and of each installed package."""
 
-        Without a digest in the record of the job, another time counts as another content.
-        """
-        return [
-            name
-            for name, stat in now.items()
-            if stat != made.own.get(name) and not self._same(output, name, made)
-        ]
+    @property
+    def lives(self) -> bool:
+        """Return whether its process may still write records. One on another host is believed to."""
+        return self.status == "running" and self.process.alive() is not False
 
-    def _same(self, output: str, name: str, made: Made) -> bool:
-        if name not in made.own or made.own[name][0] != Path(name).stat().st_size:
-            return False
-        read = self._digests.get(output, {})
-        digests = {digest for path, digest in read.items() if path.endswith(f"/{name.lstrip('/')}")}
-        return bool(digests) and file_digest(Path(name)) in digests
 
-    @cached_property
-    def _digests(self) -> dict[str, dict[str, str | None]]:
-        """The digests of the inputs of the newest job that made each output, by their paths."""
-        found = (spool.read_run(path) for _, path in spool.records(self.root, ["jobs"]))
-        jobs = sorted(filter(None, found), key=lambda job: job.started)
-        return {
-            file.path: {one.path: one.digest for one in job.inputs} for job in jobs for file in job.outputs
-        }
+def workflows(root: Path) -> dict[str, Workflow]:
+    """Return the invocations of a results folder by identity, the oldest first."""
+    found = (Workflow.read(path) for path in sorted((root / "workflows").glob("*.json")))
+    return {one.identity: one for one in found}
 
-    def edited_since(self, dataset: str) -> list[str]:
-        """Return the files of a dataset that were edited since it was encoded."""
-        edited: list[str] = []
-        for path in sorted((self.root / "made/shards" / dataset).glob("*/*.json")):
-            for name in Made.read(path).inputs:
-                if (raw := made_path(self.root, name)).exists():
-                    made = Made.read(raw)
-                    edited += self.edited(name, made, stats(made.own))
-        return edited
+
+def records(root: Path) -> Iterator[Path]:
+    """Yield the paths of the records of all jobs of a results folder."""
+    for folder, _, names in os.walk(root / "made"):
+        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".json") and name[0] != ".")
+
+
+def jobs(root: Path) -> list[Job]:
+    """Return all runs of all jobs of a results folder, the oldest first; `ValueError` for a damaged one."""
+    found = [job for path in records(root) for job in Made.read(path).jobs]
+    return sorted(found, key=lambda job: job.started)
 
 
 def made_path(root: Path, output: str) -> Path:
@@ -211,14 +177,59 @@ def made_path(root: Path, output: str) -> Path:
     return root / "made" / f"{output}.json"
 
 
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    below = (flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items())
+    return {key: leaf for part in below for key, leaf in part.items()}
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+def file_digest(path: Path) -> str | None:
+    """Return what identifies a file or folder by its content; None if it is absent.
+
+    A file is identified by ``sha256:`` and its hash. A folder is identified by ``record:`` and the hash of
+    the small JSON in it that holds its files' hashes, or else by ``files:`` and a digest of names and hashes.
+    `TIMESTAMP` is left out, because Snakemake writes it into a folder after the job that made the folder.
+    """
+    if not path.exists():
+        return None
+    if not path.is_dir():
+        return f"sha256:{sha256(path)}"
+    for name in ("metadata.json", "manifest.json", "config.json"):
+        description = path / name
+        if description.is_file() and b'"sha256"' in description.read_bytes():
+            return f"record:{sha256(description)}"
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != TIMESTAMP)
+    return f"files:{digest([(str(file.relative_to(path)), sha256(file)) for file in files])}"
+
+
+def relative(results: Path, path: Path) -> str:
+    """Return a path for a record: a path in the results folder is relative, so that the folder can move."""
+    absolute, root = path.absolute(), results.absolute()
+    return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
+
+
+def stat_of(path: str | Path) -> Stat | None:
+    """Return the size and the time of a file; None if it does not exist."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def file_at(results: Path, path: str | Path) -> File:
+    """Return a file for a record, without its digest."""
+    return File(path=relative(results, Path(path)), stat=stat_of(path))
+
+
 def stats(files: Iterable[str]) -> dict[str, Stat]:
     """Return the size and the time of each file that exists."""
-    found = {}
-    for file in files:
-        with contextlib.suppress(OSError):
-            one = os.stat(file)
-            found[file] = one.st_size, one.st_mtime_ns
-    return found
+    return {file: found for file in files if (found := stat_of(file))}
 
 
 def real(file: Any) -> str:
@@ -238,3 +249,31 @@ def in_future(files: Iterable[str]) -> list[str]:
         for file, at in times.items()
         if at > time.time() + 60
     ]
+
+
+def edited(made: Made, now: Mapping[str, Stat]) -> list[str]:
+    """Return the user's own files whose content differs from what the job of an output has read.
+
+    Without a digest in the record of the job, another time counts as another content.
+    """
+    newest = next((job for job in reversed(made.jobs) if job.status == "finished"), None)
+
+    def differs(name: str, stat: Stat) -> bool:
+        if name not in made.own or made.own[name][0] != stat[0]:
+            return True
+        # The folder of the project may have moved, with the file in it.
+        of = [one for one in (newest.inputs if newest else []) if one.path.endswith(f"/{name.lstrip('/')}")]
+        return file_digest(Path(name)) not in {one.digest for one in of if one.digest}
+
+    return [name for name, stat in now.items() if stat != made.own.get(name) and differs(name, stat)]
+
+
+def edited_since(root: Path, dataset: str) -> list[str]:
+    """Return the user's own files that were edited since a dataset was encoded from them."""
+    found: list[str] = []
+    for path in sorted((root / "made/shards" / dataset).glob("*/*.json")):
+        for name in Made.read(path).inputs:
+            if (raw := made_path(root, name)).exists():
+                made = Made.read(raw)
+                found += edited(made, stats(made.own))
+    return found

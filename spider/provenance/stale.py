@@ -21,7 +21,7 @@ def other_code(root: Path) -> dict[str, tuple[str, list[str]]]:
         for file in job.outputs:
             found.pop(file.path, None)
             if edited:
-                found[file.path] = (job.tags["spider.rule"], edited)
+                found[file.path] = (job.rule, edited)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from spider import files
-from spider.tracking import code
+from spider.codefiles import ROOT
 
 
 def run_workflow(
@@ -26,7 +26,7 @@ def run_workflow(
         folder: folder that relative paths of the configuration start from.
     """
     files.write_text(file, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(code.ROOT / "Snakefile")]
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
     command += ["--configfile", str(file), *options, "--", *map(str, targets)]
     with subprocess.Popen(command, cwd=folder, stdout=sys.__stderr__) as process:
         try:

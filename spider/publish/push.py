@@ -49,8 +49,8 @@ from spider.data.hub import PATIENCE, Patience, brief, cause_of, status_of
 from spider.errors import CheckpointError
 from spider.publish.export import export
 from spider.report.card import is_edited
+from spider.secrets import redact
 from spider.tokens.stored import TOKENIZER
-from spider.tracking import spool
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ def _refused(error: Exception, repo: str) -> CheckpointError:
 
 def _error(repo: str, wrong: str) -> CheckpointError:
     """Return an error of one line without secrets."""
-    return CheckpointError(str(spool.redact(" ".join(f"{repo}: {wrong}".split()))))
+    return CheckpointError(str(redact(" ".join(f"{repo}: {wrong}".split()))))
 
 
 def _first_line(error: Exception) -> str:

@@ -30,13 +30,15 @@ from spider.data.shards import Metadata
 from spider.evaluation.records import DAGGER, Evaluation, results_of
 from spider.evaluation.result import SECONDS, SIZE, Number, Result, Row, Table, all_rows
 from spider.formatting import printable, quantity
+from spider.provenance.lineage import Lineage
+from spider.provenance.made import relative
 from spider.report.page import settings_of
 from spider.report.stages import StageRecord, read_stages
 from spider.report.summary import Line, join, models, notes
 from spider.report.tables import markdown, markdown_lines
 from spider.results import NEWEST, CompressedFolder, Results, StageFolder
+from spider.secrets import redact
 from spider.tokens import Tokens
-from spider.tracking import spool
 from spider.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -253,7 +255,7 @@ def _data(subject: Subject) -> Iterator[list[str]]:
     for name, digest in subject.datasets.items():
         source, license, language = "", "", ""
         if one := settings.get(name):
-            source = spool.redact(one.source.description) + _without(subject, name, digest)
+            source = redact(one.source.description) + _without(subject, name, digest)
             license = one.license or "not specified"
             language = one.language or ""
         yield [_cell(name), _cell(source), license, language, f"`{digest}`"]
@@ -338,10 +340,9 @@ def _commit(subject: Subject) -> str | None:
     """Return the commit of the code that trained the stage."""
     if subject.results is None:
         return None
-    wanted = {"spider.rule": "train", "spider.name": f"{subject.manifest.run}/{subject.manifest.stage}"}
-    own = [job for job in spool.jobs(subject.results.root) if wanted.items() <= job.tags.items()]
-    last = max(own, key=lambda job: job.started, default=None)
-    return last.tags.get("git.commit") if last else None
+    receipt = subject.results.stage(subject.manifest.run, subject.manifest.stage).receipt
+    job = Lineage(subject.results.root).newest.get(relative(subject.results.root, receipt))
+    return job.commit if job else None
 
 
 def _fence(text: str) -> str:

@@ -33,14 +33,14 @@ from spider.evaluation.result import (
     legends,
 )
 from spider.formatting import duration, number, printable, quantity
+from spider.provenance.made import Job
 from spider.report import figures
-from spider.report.costs import Needed, RuleCost, commands, costs
+from spider.report.costs import RuleCost, commands, costs, jobs_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import StageRecord, read_log, read_stages
 from spider.report.summary import ComparedRun, Summary, by_text, join, leading, marked, models, verdicts
 from spider.results import Results, StageFolder
-from spider.tracking import spool
-from spider.tracking.records import Run
+from spider.secrets import redact
 from spider.version import VERSION
 
 _HERE = Path(__file__).parent
@@ -198,12 +198,11 @@ def _made(config: Config, results: Results, run: str, stages: list[StageRecord])
     """Return what the page shows of the jobs that made the run."""
     datasets = read_datasets(results, stages)
     names = [data.name for data in datasets]
-    needed = Needed.of(config, run, [(stage.name, stage.spec) for stage in stages], names)
-    jobs = needed.jobs(spool.jobs(results.root))
+    jobs = jobs_of(results.root, run, [stage.name for stage in stages])
     return {
         "datasets": datasets,
         "links": chain(stages, datasets),
-        "costs": _cost_table(costs(results, needed, jobs)),
+        "costs": _cost_table(costs(results.root, jobs)),
         "commits": _commits(jobs),
         "versions": _versions(results, run, stages),
         "config": _configuration(config, run, names) if run in config.runs else None,
@@ -236,12 +235,11 @@ def _cost_table(found: Sequence[RuleCost]) -> Table:
     return Table(title="", head="rule", value="jobs", rows=rows, notes=[note])
 
 
-def _commits(jobs: Sequence[Run]) -> dict[str, list[str]]:
+def _commits(jobs: Sequence[Job]) -> dict[str, list[str]]:
     """Return the rules that ran at each commit."""
     commits: dict[str, dict[str, None]] = {}
     for job in jobs:
-        commit = job.tags.get("git.commit", "not in a git checkout")
-        commits.setdefault(commit, {})[job.tags["spider.rule"]] = None
+        commits.setdefault(job.commit or "not in a git checkout", {})[job.rule] = None
     return {commit: [*rules] for commit, rules in commits.items()}
 
 
@@ -276,7 +274,7 @@ def settings_of(config: Config, run: str, datasets: Iterable[str]) -> str:
     if learned:
         settings["tokenizers"] = learned
     settings["runs"] = {run: written["runs"][run]}
-    redacted = spool.redact(settings)
+    redacted = redact(settings)
     text = yaml.safe_dump(redacted, sort_keys=False, allow_unicode=True, width=100)
     if printable(text) == text:
         return text

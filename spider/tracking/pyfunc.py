@@ -82,8 +82,8 @@ def _load_pyfunc(path: str, model_config: dict[str, Any]) -> Predictor:
         source = copied
     remedies = (
         "Name the present path of the checkpoint, its stage's folder or an export: load_model(..., "
-        "model_config={'checkpoint': PATH}). If the results folder was moved, delete tracking/sent.json and "
-        "run `spider track sync`. With `tracking: {copy_weights: true}` the store keeps the weights itself"
+        "model_config={'checkpoint': PATH}). If the results folder was moved, run "
+        "`spider track sync`. With `tracking: {copy_weights: true}` the store keeps the weights itself"
     )
     if not source.exists():
         raise CheckpointError(

@@ -1,11 +1,11 @@
 """The model registry: each run is a registered model, each stage a version, and ``best`` an alias.
 
-The registry is updated run by run after all other records were sent. So the rest of tracking works without a
-registry, or with a read-only one.
+The registry is updated run by run after all other items were sent. So the rest works without a registry, or
+with a read-only one.
 
-A registered model is found by its tag ``spider.identity``, even after it was renamed. A version is found by
-its model in the store. Changes by people stay: what they deleted is not created again, and an alias that they
-moved or a description that they wrote is kept. Tags record what Spider wrote.
+A registered model is found by its tag, even after it was renamed. A version is found by its model in the
+store. Changes by people stay: what they deleted is not created again, and an alias that they moved is kept.
+Tags record what Spider wrote.
 """
 
 from __future__ import annotations
@@ -14,98 +14,142 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spider.checkpoints.records import COMPRESSED
 from spider.errors import CheckpointError
 from spider.files import digest
+from spider.provenance.made import stat_of
+from spider.report.summary import Summary
+from spider.results import Results
+from spider.tracking.jobs import Item
 from spider.tracking.pyfunc import PARAMS, describe
-from spider.tracking.records import RefusedError
-from spider.tracking.store import Store
-from spider.tracking.target import copies_weights, explain, is_server, prefix
-from spider.tracking.versions import Line, Version, about_run, about_version
+from spider.tracking.store import IDENTITY, REFUSALS, Store
+from spider.tracking.target import explain, is_server, prefix
+from spider.tracking.trainings import Model, stages_of
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 log = logging.getLogger(__name__)
 
 BEST = "best"
-#: Tag of a registered model: its identity.
-_IDENTITY = "spider.identity"
+#: The beginning of a tag of a run that a model of it has.
+_SENT = "spider.sent."
 #: Tag of a version: the id of its model in the store.
 _MODEL = "spider.model"
 #: Tag of a model in the store: the name and the number of its version.
 _REGISTERED = "spider.registered"
 #: Tag of a model in the store: the digest of the settings that it is loaded with.
 _LOADED = "spider.loaded"
-#: Tag of a registered model or version: digests of the descriptions that Spider wrote.
-_DESCRIBED = "spider.description"
-
-Registered = tuple[Version, "ModelVersion"]
 
 
 class Registry:
     """The model registry of a store."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, results: Results) -> None:
+        self.store, self.results = store, results
         self.client = store.client
+        self._seen: dict[str, object] = {}
 
-    def explain(self, failure: Exception) -> str:
-        """Return one line on why models cannot be registered; it may hold secrets."""
-        import mlflow
+    def items(self) -> Iterator[Item]:
+        """Yield the runs with a finished stage."""
+        summary = self.results.report / "summary.json"
+        compared = Summary.read(summary).runs if summary.is_file() else {}
+        for run in self.results.runs:
+            shown = self.store.newest("Training", run)
+            sent = {key: value for key, value in shown.tags.items() if _SENT in key} if shown else {}
+            state = [sent, stat_of(summary)]
+            if not sent or self._seen.get(run) == state:
+                continue
+            models = [model for stage in stages_of(self.results, run) for model in stage.models]
+            models = sorted(models, key=lambda one: (one.receipt.global_step, one.where))
+            models = [one for one in models if _SENT + one.where in sent]
+            best = compared[run].best if run in compared else None
+            weights = compared[run].stages[best].weights if best else None
+            chosen = next((one for one in models if (one.where, one.weights) == (best, weights)), None)
+            yield Item("registered models", run, partial(self._publish, run, models, chosen))
+            self._seen[run] = state
 
-        return (
-            f"no model registry: {explain(failure, mlflow.get_registry_uri())}. All other records were sent; "
-            "`spider track sync` registers the models later, `tracking: {registry: false}` switches this off"
-        )
-
-    def publish(self, line: Line) -> None:
-        """Update the registered model of a run, its versions, their descriptions and the alias.
-
-        The call can be repeated.
+    def _publish(self, run: str, versions: list[Model], best: Model | None) -> int:
+        """Update the registered model of a run, its versions and the alias of the best one.
 
         Raises:
-            RefusedError: the model of this run cannot be registered.
+            ValueError: no model, or not that of this run, can be registered.
         """
-        found = [(version, self.store.find_model(version.record.identity)) for version in line.versions]
+        content = [one.tags(self.results.root) for one in versions]
+        place = str(self.results.root.resolve())  # models are loaded from there
+        state = digest([content, best and best.identity, self._copies, place])
+        shown = self.store.newest("Training", run)
+        if shown is None or shown.deleted or shown.tags.get(_REGISTERED) == state:
+            return 0
+        try:
+            self._update_all(run, versions, best)
+        except Exception as failure:
+            if isinstance(failure, ValueError) or getattr(failure, "error_code", None) in REFUSALS:
+                raise
+            import mlflow
+
+            raise ValueError(
+                f"no model registry: {explain(failure, mlflow.get_registry_uri())}. All else was sent; "
+                "`spider track sync` registers the models later, `tracking: {registry: false}` switches "
+                "this off"
+            ) from failure
+        self.store.note(shown, {_REGISTERED: state})
+        return 1
+
+    @property
+    def _copies(self) -> bool:
+        return self.store.settings.copy_weights
+
+    def _update_all(self, run: str, versions: list[Model], best: Model | None) -> None:
+        found = [(version, self.store.find_model(version.identity)) for version in versions]
         models = [(version, model) for version, model in found if model]  # without those that were deleted
         for version, model in models:
             self._make_loadable(version, model)
-        registered = self._find(line.run)
+        tagged = f"tags.`{IDENTITY}` = '{self._identity(run)}'"
+        registered = next(iter(self.client.search_registered_models(tagged, max_results=1)), None)
         if registered is None and all(_REGISTERED in model.tags for _, model in models):
-            return log.info("run %s: its registered model was deleted in MLflow and stays deleted", line.run)
-        name = registered.name if registered else self._create(line.run)
+            return log.info("run %s: its registered model was deleted in MLflow and stays deleted", run)
+        name = registered.name if registered else self._create(run)
         known = {v.tags.get(_MODEL): v for v in self.client.search_model_versions(f"name = '{name}'")}
-        versions: list[Registered] = []
         for version, model in models:
             entry = known.get(model.model_id)
             if entry is None and _REGISTERED in model.tags:
                 log.info("%s: its version of %s was deleted in MLflow and stays deleted", name, model.name)
                 continue
-            entry = entry or self._create_version(name, version, model)
-            self._update(version, model, entry)
-            versions.append((version, entry))
-        registered = self.client.get_registered_model(name)
-        best = self._choose(registered, line, versions)
-        numbered = [(str(entry.version), entry.run_id, version) for version, entry in versions]
-        description = about_run(line, numbered, name, best)
-        digests = _description_tag(registered, description)
-        if digests is not None:
-            self.client.set_registered_model_tag(name, _DESCRIBED, digests)
-            self.client.update_registered_model(name, description)
+            if entry is None:
+                entry = self.client.create_model_version(
+                    name,
+                    source=f"models:/{model.model_id}",
+                    run_id=model.source_run_id,
+                    tags=version.tags(self.results.root) | {_MODEL: model.model_id},
+                    model_id=model.model_id,
+                )
+            for key, value in version.tags(self.results.root).items():
+                if entry.tags.get(key) != value:
+                    self.client.set_model_version_tag(name, str(entry.version), key, value)
+            if _REGISTERED not in model.tags:
+                tags = {_REGISTERED: f"{name}/{entry.version}"}
+                if not is_server(self.store.uri):  # a server sets this tag itself
+                    shown = [{"name": name, "version": str(entry.version)}]
+                    tags["mlflow.modelVersions"] = json.dumps(shown)
+                self.client.set_logged_model_tags(model.model_id, tags)
+            if best is version:
+                self._choose(name, str(entry.version))
+        return None
 
-    def _make_loadable(self, version: Version, model: LoggedModel) -> None:
+    def _make_loadable(self, version: Model, model: LoggedModel) -> None:
         """Log the ``MLmodel`` of the checkpoint, and a copy of the weights with ``copy_weights``."""
-        path = (self.store.results / version.record.params["path"]).resolve()
+        path = version.path.resolve()
         config = {
-            "model": f"{version.run}/{version.stage}",
+            "model": f"{version.receipt.run}/{version.where}",
             "weights": version.weights,
             "checkpoint": str(path),
-            "copied": f"weights/{path.name}" if copies_weights() else "",
+            "copied": f"weights/{path.name}" if self._copies else "",
         }
         settings = digest([config, PARAMS])
         if model.tags.get(_LOADED) == settings:
@@ -118,11 +162,7 @@ class Registry:
         self.client.set_logged_model_tags(model.model_id, {_LOADED: settings})
 
     def _identity(self, run: str) -> str:
-        return f"{self.store.folder}/{prefix()}{run}"
-
-    def _find(self, run: str) -> RegisteredModel | None:
-        tagged = f"tags.`{_IDENTITY}` = '{self._identity(run)}'"
-        return next(iter(self.client.search_registered_models(tagged, max_results=1)), None)
+        return f"{self.store.folder}/{prefix(self.store.settings)}{run}"
 
     def _create(self, run: str) -> str:
         """Create a registered model and return its name: the prefix of the experiments and the run.
@@ -131,9 +171,10 @@ class Registry:
         """
         from mlflow.exceptions import MlflowException
 
-        plain = f"{prefix()}{run}".replace("/", ".")  # MLflow forbids slashes, and names of runs lack dots
+        # MLflow forbids slashes, and names of runs lack dots.
+        plain = f"{prefix(self.store.settings)}{run}".replace("/", ".")
         names = (plain, f"{plain}-{self.store.folder[:6]}")
-        tags = {_IDENTITY: self._identity(run), "spider.run": run}
+        tags = {IDENTITY: self._identity(run), "spider.run": run}
         for name in names:
             try:
                 self.client.create_registered_model(name, tags)
@@ -141,75 +182,21 @@ class Registry:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-        raise RefusedError(f"other registered models are named {' and '.join(names)}; rename one of them")
+        raise ValueError(f"other registered models are named {' and '.join(names)}; rename one of them")
 
-    def _create_version(self, name: str, version: Version, model: LoggedModel) -> ModelVersion:
-        tags = version.tags() | {_MODEL: model.model_id}
-        return self.client.create_model_version(
-            name,
-            source=f"models:/{model.model_id}",
-            run_id=model.source_run_id,
-            tags=tags,
-            model_id=model.model_id,
-        )
-
-    def _update(self, version: Version, model: LoggedModel, entry: ModelVersion) -> None:
-        """Update the tags and the description of a version, and note the version on its model."""
-        name = entry.name
-        number = str(entry.version)
-        for key, value in version.tags().items():
-            if entry.tags.get(key) != value:
-                self.client.set_model_version_tag(name, number, key, value)
-        if _REGISTERED not in model.tags:
-            tags = {_REGISTERED: f"{name}/{number}"}
-            if not is_server(self.store.uri):  # a server sets this tag itself
-                tags["mlflow.modelVersions"] = json.dumps([{"name": name, "version": number}])
-            self.client.set_logged_model_tags(model.model_id, tags)
-        description = about_version(version, f"{name}/{number}", entry.run_id)
-        digests = _description_tag(entry, description)
-        if digests is not None:
-            self.client.set_model_version_tag(name, number, _DESCRIBED, digests)
-            self.client.update_model_version(name, number, description)
-
-    def _choose(self, registered: RegisteredModel, line: Line, versions: list[Registered]) -> str | None:
-        """Move the alias to the best stage, unless a person moved it; return its version."""
-        name = registered.name
-        choice = line.choice
-        noted = registered.tags.get("spider.best")
+    def _choose(self, name: str, best: str) -> None:
+        """Move the alias to the best version, unless a person moved it."""
+        registered = self.client.get_registered_model(name)
         now = str(registered.aliases[BEST]) if BEST in registered.aliases else None
-        best = [
-            str(entry.version)
-            for one, entry in versions
-            if choice and (one.stage, one.weights) == (choice.stage, choice.weights)
-        ]
-        if choice is None or now in best:
-            pass
-        elif not best:
-            log.warning("%s: has no version of its best stage by comparison, %s", name, choice.stage)
-        elif now not in (None, noted):
+        if now not in (None, best, registered.tags.get("spider.best")):
             log.warning(
                 "%s: the alias best was moved to version %s in MLflow and stays there; by comparison version "
-                "%s is the best. To reset it, delete that alias and tracking/sent.json, and sync",
-                name, now, best[-1],
+                "%s is the best. To reset it, delete that alias", name, now, best
             )  # fmt: skip
-        else:
-            now = best[-1]
-            self.client.set_registered_model_alias(name, BEST, now)
-        if now in best and now != noted:
-            self.client.set_registered_model_tag(name, "spider.best", now)
-        return now
-
-
-def _description_tag(entry: RegisteredModel | ModelVersion, description: str) -> str | None:
-    """Return the digests of the present and the new description, for the tag to set before the new one.
-
-    Return None if the description is up to date or a person wrote it.
-    """
-    present = entry.description or ""
-    written = entry.tags.get(_DESCRIBED, "").split()
-    if present == description or (present and digest(present) not in written):
-        return None
-    return f"{digest(present)} {digest(description)}"
+            return
+        if now != best:
+            self.client.set_registered_model_alias(name, BEST, best)
+        self.client.set_registered_model_tag(name, "spider.best", best)
 
 
 def _copy(path: Path, output: Path, weights: str) -> None:

@@ -1,15 +1,8 @@
-"""Write records of the spool into an MLflow store, and start MLflow's pages.
+"""Connect to the MLflow store of a results folder, and start MLflow's pages.
 
-Each call can be repeated. Runs and models are found by their tag ``spider.identity``. Params are written
-once, because MLflow never changes them. Tags and states are overwritten. Metrics can be sent again, because
-MLflow stores an identical (key, step, timestamp, value) once. So a record may be sent twice, or in part and
-then as a whole.
-
-The same job of two people in one store stays apart: the identity of their results folder precedes that of a
-job or a model. The identity of a training run is random and needs no prefix.
-
-Runs become MLflow runs, with jobs nested below their workflow. Checkpoints become external LoggedModels (path
-and digest, no weights), and their scores become metrics of these. mlflow is imported only to send records.
+Each call can be repeated. Runs and models are found by their tag `IDENTITY`, params are written once, and an
+identical (key, step, timestamp, value) of a metric is stored once. mlflow is imported only here and where a
+model is described.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import re
 import secrets
@@ -25,27 +17,19 @@ import shlex
 import socket
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
+from spider.config.run import TrackingConfig
 from spider.files import read_json, replacing, write_json
-from spider.tracking import spool
-from spider.tracking.records import (
-    Checkpoint,
-    Dataset,
-    Evaluation,
-    File,
-    RefusedError,
-    Run,
-    TrackingRecord,
-    file_digest,
-    flatten,
-)
-from spider.tracking.target import is_server, prefix, store_key, store_uri
+from spider.results import Results
+from spider.secrets import redact
+from spider.tracking.target import is_server, prefix, store_uri
 from spider.tracking.views import TAG, comparison, opening
 
 if TYPE_CHECKING:
@@ -54,13 +38,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The tag of a run, a model or a registered model that names what it shows.
+IDENTITY = "spider.identity"
+#: The tag of a run that names its results folder.
+_FOLDER = "spider.folder"
+#: The tag of a run with the digest of what was sent of it.
+_STATE = "spider.state"
+#: Size of the largest file that is uploaded, in bytes.
+ARTIFACT_LIMIT = 10 << 20
 #: The folder beside a database that holds its artifacts.
 _ARTIFACTS = "mlartifacts"
 #: Metrics that rank checkpoints, without a prefix.
 RANKING = ("bpb", "bpb_strict")
 #: Name of the curve of bits per byte over training steps, through all scored checkpoints of a run.
 HELD_OUT = "heldout/bpb"
-EXPERIMENTS = {"workflow": "Pipeline", "job": "Pipeline", "training": "Training"}
 #: The tag that MLflow shows as a description.
 _NOTE = "mlflow.note.content"
 #: The descriptions of the experiments. An edited description is kept.
@@ -188,6 +179,19 @@ def relocate_artifacts(database: Path) -> None:
                 )
 
 
+@dataclass
+class Shown:
+    """A run in the store, as far as it is known here."""
+
+    run_id: str
+    status: tuple[str, int | None]
+    """Its status, and the end in milliseconds since 1970."""
+    tags: dict[str, str]
+    params: dict[str, str]
+    deleted: bool = False
+    """Whether somebody deleted it in MLflow. It stays deleted."""
+
+
 class Store:
     """A connection to the MLflow store of a results folder, with the two experiments of Spider.
 
@@ -195,15 +199,13 @@ class Store:
     database cannot hold them.
     """
 
-    def __init__(self, results: Path) -> None:
+    def __init__(self, results: Results, settings: TrackingConfig) -> None:
         quiet()
-        uri = store_uri(results)
-        self.uri = uri
-        self.key = store_key(results)
-        self.results = results
+        self.root, self.settings = results.root, settings
+        self.writes = 0  # how often something was sent
+        self.uri = uri = store_uri(self.root, settings)
         kind, _, path = uri.partition(":///")
-        database = Path(path) if kind == "sqlite" else None
-        self.database = database
+        self.database = database = Path(path) if kind == "sqlite" else None
         if database is not None:
             # A pooled connection would continue to write into a file that was deleted or replaced.
             os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
@@ -223,26 +225,24 @@ class Store:
         if before is not None:
             os.environ["MLFLOW_TRACKING_URI"] = before
         self.client: MlflowClient = mlflow.MlflowClient(uri)
-        identity = results / "tracking" / "folder.json"
+        identity = self.root / "tracking" / "folder.json"
         if not identity.exists():  # only one process runs this, because `sync` holds a lock
             write_json(identity, {"format": 1, "identity": secrets.token_hex(6)})
-        self.folder = read_json(identity)["identity"]  # stays the same when the folder moves
-        beside = database.parent if database is not None else results.absolute()
+        self.folder: str = read_json(identity)["identity"]  # stays the same when the folder moves
+        beside = database.parent if database is not None else self.root.absolute()
         artifacts = None if is_server(uri) else (beside / _ARTIFACTS).as_uri()
-        experiments = {n: self._experiment(prefix() + n, artifacts) for n in sorted({*EXPERIMENTS.values()})}
-        self.experiments = {name: one.experiment_id for name, one in experiments.items()}
-        # Changes if the store at this URI is created again.
-        self.fingerprint = [[one.experiment_id, one.creation_time] for one in experiments.values()]
-        self._runs: dict[str, str] = {}
+        self.experiments = {name: self._experiment(name, artifacts) for name in _ABOUT}
+        self.runs = {name: self._runs_of(experiment) for name, experiment in self.experiments.items()}
 
     def stale(self) -> bool:
         """Return whether the SQLite file was removed."""
         return self.database is not None and not self.database.exists()
 
-    def _experiment(self, name: str, artifacts: str | None) -> Any:
-        """Return the experiment of this name; create and describe it if it does not exist."""
+    def _experiment(self, kind: str, artifacts: str | None) -> str:
+        """Return the id of an experiment; create and describe it if it does not exist."""
         from mlflow.exceptions import MlflowException
 
+        name = prefix(self.settings) + kind
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             try:
@@ -252,147 +252,173 @@ class Store:
                     raise
             experiment = self.client.get_experiment_by_name(name)
         assert experiment is not None
-        kind = name.removeprefix(prefix())
-        tags = {_NOTE: _ABOUT[kind]}
-        if kind == "Training":
-            tags[TAG] = comparison(experiment.creation_time or 0)
-        for tag, value in tags.items():
-            if experiment.lifecycle_stage == "active" and tag not in experiment.tags:
-                self.client.set_experiment_tag(experiment.experiment_id, tag, value)
         if experiment.lifecycle_stage != "active":
             raise ValueError(
                 f"{self.uri}: the experiment {name!r} was deleted in MLflow; restore it there (`mlflow "
                 f"experiments restore --experiment-id {experiment.experiment_id}`, MLFLOW_TRACKING_URI set "
                 "to that address), or log to another: `tracking: {experiment: NAME}`"
             )
-        return experiment
+        tags = {_NOTE: _ABOUT[kind]}
+        if kind == "Training":
+            tags[TAG] = comparison(experiment.creation_time or 0)
+        for tag, value in tags.items():
+            if tag not in experiment.tags:
+                self.client.set_experiment_tag(experiment.experiment_id, tag, value)
+        return str(experiment.experiment_id)
 
-    def _tag(self, identity: str, experiment: str = "") -> str:
-        """Return the value of the tag ``spider.identity``."""
-        return identity if experiment == "Training" else f"{self.folder}/{identity}"
+    def _runs_of(self, experiment: str) -> dict[str, list[Shown]]:
+        """Return the runs of this results folder by identity, the newest first."""
+        from mlflow.entities import ViewType
 
-    def find_run(self, identity: str, experiment: str) -> str | None:
-        """Return the MLflow id of the run with this identity, or None if it does not exist."""
-        if identity not in self._runs:
-            tagged = f"tags.`spider.identity` = '{self._tag(identity, experiment)}'"
-            matches = self.client.search_runs([self.experiments[experiment]], tagged, max_results=1)
-            if not matches:
-                return None
-            self._runs[identity] = matches[0].info.run_id
-        return self._runs[identity]
+        found: dict[str, list[Shown]] = {}
+        query, token = f"tags.`{_FOLDER}` = '{self.folder}'", None
+        while True:
+            page = self.client.search_runs([experiment], query, ViewType.ALL, 1000, page_token=token)
+            for run in page:
+                deleted = run.info.lifecycle_stage == "deleted"
+                status = run.info.status, run.info.end_time
+                one = Shown(run.info.run_id, status, run.data.tags, run.data.params, deleted)
+                found.setdefault(run.data.tags[IDENTITY], []).append(one)
+            token = page.token
+            if not token:
+                return found
 
-    def training_run(self, key: str) -> tuple[str, bool]:
-        """Return the MLflow id of a training run, and whether it was created now."""
-        if run_id := self.find_run(key, "Training"):
-            return run_id, False
-        return self._send_run(Run.read(spool.record_path(self.results, "training", key))), True
+    def show(
+        self,
+        experiment: str,
+        identity: str,
+        *,
+        name: str,
+        start: float,
+        tags: Mapping[str, object],
+        params: Mapping[str, object],
+        fits: Callable[[Shown], bool] = lambda one: True,
+    ) -> Shown:
+        """Create or update the run with this identity, and return it.
 
-    def send(self, record: TrackingRecord) -> None:
-        """Create or update the run, the model or the scores of a record.
-
-        Raises:
-            RefusedError: the store lacks the model of these scores.
+        Args:
+            start: Seconds since 1970.
+            fits: Whether a run of this identity is this one.
         """
-        if isinstance(record, Run):
-            self._send_run(record)
-        elif isinstance(record, Checkpoint):
-            self._send_model(record)
-        elif isinstance(record, Evaluation):
-            self._send_evaluation(record)
-
-    def _send_run(self, run: Run) -> str:
         from mlflow.entities import Param, RunTag
 
-        experiment = EXPERIMENTS[run.kind]
-        self._runs.pop(run.identity, None)  # it may have been deleted in the meantime
-        tags = self._tags(run)
-        known: dict[str, str] = {}
-        if run_id := self.find_run(run.identity, experiment):
-            known = self.client.get_run(run_id).data.params
-        else:
-            created = self.client.create_run(
-                self.experiments[experiment], int(run.started * 1000), tags, run_name=run.name
+        plain = {_key(k): str(v)[:5000] for k, v in tags.items() if v not in (None, "")}
+        plain |= {IDENTITY: f"{self.folder}/{identity}", _FOLDER: self.folder, "mlflow.source.type": "LOCAL"}
+        known = self.runs[experiment].setdefault(f"{self.folder}/{identity}", [])
+        one = next((one for one in known if fits(one)), None)
+        if one is None:
+            run = self.client.create_run(
+                self.experiments[experiment], int(start * 1000), plain, run_name=name
             )
-            run_id = created.info.run_id
-            self._runs[run.identity] = run_id
+            one = Shown(run.info.run_id, ("RUNNING", None), dict(run.data.tags), {})
+            known.insert(0, one)
+        if one.deleted:
+            return one
         # A parameter cannot change in MLflow, so a changed one becomes a tag.
-        params = {_key(k): _text(v) for k, v in flatten(run.params).items()}
-        tags |= {f"changed.{k}"[:250]: v for k, v in params.items() if known.get(k, v) != v}
-        new = [Param(k, v) for k, v in params.items() if k not in known]
-        self.client.log_batch(run_id, params=new, tags=[RunTag(k, v) for k, v in tags.items()])
-        self.log_points(run_id, [(m.key, m.value, int(m.time * 1000), m.step) for m in run.metrics])
-        self._log_datasets(run_id, run.datasets)
-        for entry in run.artifacts:
-            self._log_artifact(run_id, entry)
-        self.client.log_dict(run_id, run.model_dump(mode="json", exclude={"metrics"}), "record.json")
-        if run.ended is None:
-            self.client.update_run(run_id, status="RUNNING")
+        values = {_key(k): _text(v) for k, v in params.items()}
+        plain |= {f"changed.{k}"[:250]: v for k, v in values.items() if one.params.get(k, v) != v}
+        new = [Param(k, v) for k, v in values.items() if k not in one.params]
+        changed = [RunTag(k, v) for k, v in plain.items() if one.tags.get(k) != v]
+        if new or changed:
+            self.writes += 1
+            self.client.log_batch(one.run_id, params=new, tags=changed)
+        one.params |= {param.key: param.value for param in new}
+        one.tags |= {tag.key: tag.value for tag in changed}
+        return one
+
+    def note(self, one: Shown, tags: Mapping[str, str]) -> None:
+        """Set tags of a run that say what was sent."""
+        from mlflow.entities import RunTag
+
+        changed = [RunTag(_key(k), v) for k, v in tags.items() if one.tags.get(_key(k)) != v]
+        if changed:
+            self.writes += 1
+            self.client.log_batch(one.run_id, tags=changed)
+            one.tags |= {tag.key: tag.value for tag in changed}
+
+    def newest(self, experiment: str, identity: str) -> Shown | None:
+        """Return the newest run with this identity, or None."""
+        return next(iter(self.runs[experiment].get(f"{self.folder}/{identity}", [])), None)
+
+    def is_sent(self, experiment: str, identity: str, state: str) -> bool:
+        """Return whether a run was sent in this state (`close`), or deleted in MLflow."""
+        one = self.newest(experiment, identity)
+        return one is not None and (one.deleted or one.tags.get(_STATE) == state)
+
+    def close(self, one: Shown, state: str, status: str, ended: float | None, record: Any) -> int:
+        """Upload the record of a run and set its status; note the state that all of this shows."""
+        self.client.log_dict(one.run_id, redact(record), "record.json")
+        self.set_status(one, status, ended)
+        self.note_state(one, state)
+        return 1
+
+    def set_status(self, one: Shown, status: str, ended: float | None) -> None:
+        """Set the status of a run, and the time of its end if it has ended."""
+        new = status.upper(), None if ended is None else int(ended * 1000)
+        if new == one.status:
+            return
+        if ended is None:
+            self.client.update_run(one.run_id, status="RUNNING")
         else:
-            self.client.set_terminated(run_id, run.status.upper(), int(run.ended * 1000))
-        return run_id
+            self.client.set_terminated(one.run_id, *new)
+        one.status = new
+        self.writes += 1
 
-    def _tags(self, run: Run) -> dict[str, str]:
-        own = {
-            "spider.identity": self._tag(run.identity, EXPERIMENTS[run.kind]),
-            "spider.kind": run.kind,
-            "spider.error": run.error,
-            "spider.inputs": "\n".join(f"{file.path} {file.digest}" for file in run.inputs),
-            "spider.outputs": "\n".join(f"{file.path} {file.digest}" for file in run.outputs),
-            "spider.workflow": run.workflow,
-            "spider.command": run.command,
-            "mlflow.source.name": f"spider {run.command}" if run.kind == "training" and run.command else None,
-            "mlflow.parentRunId": self.find_run(run.workflow, "Pipeline") if run.workflow else None,
-        }
-        tags = run.tags | _origin(run.name, run.tags, run.kind) | {k: v for k, v in own.items() if v}
-        return {_key(k): str(v)[:5000] for k, v in tags.items()}
+    def note_state(self, one: Shown, state: str) -> None:
+        self.note(one, {_STATE: state})
 
-    def log_points(self, run_id: str, points: Sequence[Point], **on: str) -> None:
+    def log_points(self, run_id: str, points: Iterable[Point], **on: str) -> None:
         """Log points for a run, and for the model and the dataset that ``on`` names."""
         from mlflow.entities import Metric
 
         metrics = [Metric(_key(key), value, at, step, **on) for key, value, at, step in points]
-        self.client.log_batch(run_id, metrics=metrics)
+        for first in range(0, len(metrics), 1000):
+            self.client.log_batch(run_id, metrics=metrics[first : first + 1000])
 
-    def _log_datasets(self, run_id: str, datasets: Sequence[Dataset]) -> None:
+    def log_dataset(self, run_id: str, name: str, digest: str, source: str, context: str) -> None:
         from mlflow import entities
 
-        for d in datasets:
-            dataset = entities.Dataset(d.name, d.digest[:36], "spider", json.dumps({"uri": d.source}))
-            context = entities.InputTag("mlflow.data.context", d.context)
-            self.client.log_inputs(run_id, [entities.DatasetInput(dataset, [context])])
+        dataset = entities.Dataset(name, digest[:36], "spider", json.dumps({"uri": source}))
+        tag = entities.InputTag("mlflow.data.context", context)
+        self.client.log_inputs(run_id, [entities.DatasetInput(dataset, [tag])])
 
-    def _log_artifact(self, run_id: str, entry: File, under: str = "") -> None:
-        """Upload a small file without secrets, unless it has changed since the job wrote it."""
-        path = self.results / entry.path
-        if file_digest(path) != entry.digest:
-            log.info("%s: changed or removed since its job, not uploaded", path)
+    def upload(self, run_id: str, path: Path, under: str = "") -> None:
+        """Upload a small file, without secrets."""
+        if path.stat().st_size > ARTIFACT_LIMIT:
             return
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             self.client.log_artifact(run_id, str(path), under or None)
         else:
-            self.client.log_text(run_id, spool.redact(text), f"{under}/{path.name}".lstrip("/"))
+            self.client.log_text(run_id, redact(text), f"{under}/{path.name}".lstrip("/"))
 
     def find_model(self, identity: str) -> LoggedModel | None:
-        """Return the model of the checkpoint with this identity, or None."""
-        tagged = f"tags.`spider.identity` = '{self._tag(identity)}'"
+        """Return the model of a checkpoint, or None."""
+        tagged = f"tags.`{IDENTITY}` = '{self.folder}/{identity}'"
         return next(iter(self.client.search_logged_models([self.experiments["Training"]], tagged)), None)
 
-    def _send_model(self, record: Checkpoint) -> None:
-        """Create the LoggedModel of a checkpoint as an output of its training run."""
+    def show_model(
+        self,
+        identity: str,
+        run_id: str,
+        *,
+        name: str,
+        step: int,
+        tags: dict[str, str],
+        params: Mapping[str, Any],
+    ) -> LoggedModel:
+        """Create the model of a checkpoint, without its weights, as an output of its training run."""
         import mlflow
         from mlflow.entities import LoggedModelOutput
 
-        run_id, _ = self.training_run(record.training)
-        model = self.find_model(record.identity)
+        model = self.find_model(identity)
         if model is None:
-            tags = record.tags | {"spider.identity": self._tag(record.identity)}
             model = mlflow.create_external_model(
-                name=record.name,
+                name=name,
                 source_run_id=run_id,
-                tags=tags | _origin(record.name, record.tags),
-                params={_key(k): _text(v) for k, v in record.params.items()},
+                tags=tags | {IDENTITY: f"{self.folder}/{identity}"},
+                params={_key(k): _text(v) for k, v in params.items()},
                 model_type="checkpoint",
                 experiment_id=self.experiments["Training"],
             )
@@ -400,48 +426,8 @@ class Store:
             self.client.finalize_logged_model(model.model_id, "READY")
         outputs = self.client.get_run(run_id).outputs
         if model.model_id not in [m.model_id for m in (outputs.model_outputs if outputs else [])]:
-            self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, record.step)])
-
-    def _send_evaluation(self, record: Evaluation) -> None:
-        """Log the scores of a checkpoint for its model, with the dataset.
-
-        Metrics of a model also appear on its run, at the last step of the stage. MLflow groups charts by the
-        part of the name before the slash. The ranking scores and the costs lack a slash and come first. A
-        curve whose steps are not training steps has the stage in its name, so that the curves of a run's
-        stages stay apart.
-        """
-        run_id, _ = self.training_run(record.training)
-        model = self.find_model(record.model)
-        if model is None:
-            raise RefusedError(f"the model {record.model} is not in the store yet")
-        on = {"model_id": model.model_id}
-        if record.dataset:
-            name, digest, source = record.dataset
-            on |= {"dataset_name": name, "dataset_digest": digest[:36]}
-            scored = Dataset(name=name, digest=digest, source=source, context="validation")
-            self._log_datasets(run_id, [scored])
-        at, step = int(record.time * 1000), record.step
-        points = [(k if k in RANKING else f"val/{k}", v, at, step) for k, v in record.metrics.items()]
-        points += [(name, value, at, step) for name, value in record.costs.items()]
-        if "bpb" in record.metrics:
-            points.append((HELD_OUT, record.metrics["bpb"], at, step))
-        for curve, steps in record.curves.items():
-            points += [(f"val/{curve}/{record.stage}", value, at, n) for n, value in steps]
-        # MLflow would store a NaN of a model as 0, which ranks first. That of a run stays NaN and ranks last.
-        self.log_points(run_id, [point for point in points if not math.isnan(point[1])], **on)
-        if unknown := [point for point in points if math.isnan(point[1])]:
-            self.log_points(run_id, unknown)
-        for entry in record.artifacts:
-            self._log_artifact(run_id, entry, under=record.stage)
-
-
-def _origin(name: str, tags: dict[str, str], kind: str = "training") -> dict[str, str]:
-    """Return the tags for the user, the command and the commit on MLflow's pages."""
-    name = name.replace("/", " ")  # MLflow shows only the part after the last slash
-    made_by = {"workflow": "snakemake", "job": f"spider {name}", "training": f"spider train {name}"}
-    shown = {"mlflow.user": tags.get("spider.user"), "mlflow.source.name": made_by[kind]}
-    shown["mlflow.source.git.commit"] = tags.get("git.commit", "").removesuffix("-dirty")
-    return {key: text for key, text in shown.items() if text} | {"mlflow.source.type": "LOCAL"}
+            self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+        return model
 
 
 def _key(name: str) -> str:
@@ -458,7 +444,7 @@ def _text(value: Any) -> str:
 HOST = "127.0.0.1"
 
 
-def serve(results: Path, port: int, experiment: str | None) -> None:
+def serve(results: Results, settings: TrackingConfig, port: int, experiment: str | None) -> None:
     """Replace this process by MLflow's server on loopback; if the store is a server, log its address.
 
     ``experiment`` is the id of the experiment *Training*, whose comparison the logged address opens.
@@ -468,9 +454,9 @@ def serve(results: Path, port: int, experiment: str | None) -> None:
     Raises:
         ValueError: the port is taken.
     """
-    uri = store_uri(results)
+    uri = store_uri(results.root, settings)
     if is_server(uri):
-        return _announce("the store is a server", spool.redact(uri.rstrip("/")), experiment)
+        return _announce("the store is a server", redact(uri.rstrip("/")), experiment)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -481,7 +467,7 @@ def serve(results: Path, port: int, experiment: str | None) -> None:
     quiet()
     os.environ |= {
         "MLFLOW_BACKEND_STORE_URI": uri,
-        "MLFLOW_ARTIFACTS_DESTINATION": str((results / _ARTIFACTS).absolute()),
+        "MLFLOW_ARTIFACTS_DESTINATION": str((results.root / _ARTIFACTS).absolute()),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     _announce("MLflow starts (Ctrl-C ends it); in some seconds", f"http://{HOST}:{port}", experiment)

@@ -1,8 +1,7 @@
-"""The settings of tracking (the store, its experiments, on or off), and explanations of a store's errors.
+"""The MLflow store of a results folder, and explanations of its errors.
 
-Environment variables hold the settings, so that a workflow passes them to all its jobs. The variable of
-MLflow takes precedence over the configuration's ``tracking:`` block. The default is a file in the results
-folder.
+The variables of MLflow take precedence over the configuration's ``tracking:`` block. The default is a file in
+the results folder.
 
 Errors of a store come from MLflow, requests, SQLAlchemy and drivers. They are recognized by an HTTP status,
 an error code, or a text that has been stable for years. Other errors are shortened to one line.
@@ -13,41 +12,21 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from spider.config.run import not_a_store
-from spider.files import digest
+from spider.config.run import TrackingConfig, not_a_store
 
 
-def enabled() -> bool:
-    """Return whether jobs are recorded and sent."""
-    return os.environ.get("SPIDER_TRACKING", "").lower() != "off"
+def enabled(settings: TrackingConfig) -> bool:
+    """Return whether anything is sent to MLflow."""
+    return settings.enabled and os.environ.get("SPIDER_TRACKING", "").lower() != "off"
 
 
-def registers() -> bool:
-    """Return whether models are registered."""
-    return os.environ.get("SPIDER_TRACKING_REGISTRY", "").lower() != "off"
-
-
-def copies_weights() -> bool:
-    """Return whether the store gets a copy of the weights of each stage."""
-    return os.environ.get("SPIDER_TRACKING_COPY_WEIGHTS", "").lower() == "on"
-
-
-def workflow() -> str | None:
-    """Return the invocation of the workflow that this process is a job of, or None."""
-    return os.environ.get("SPIDER_WORKFLOW") or None
-
-
-def prefix() -> str:
+def prefix(settings: TrackingConfig) -> str:
     """Return the prefix of the names of the experiments."""
-    name = os.environ.get("SPIDER_TRACKING_EXPERIMENT")
-    return f"{name}/" if name else ""
+    return f"{settings.experiment}/" if settings.experiment else ""
 
 
-def store_uri(results: Path) -> str:
+def store_uri(results: Path, settings: TrackingConfig) -> str:
     """Return the MLflow tracking URI of a results folder.
 
     A relative path of a SQLite file begins at the working folder, as MLflow's does.
@@ -57,7 +36,7 @@ def store_uri(results: Path) -> str:
     """
     path = results.absolute() / "mlflow.db"
     variable = os.environ.get("MLFLOW_TRACKING_URI")
-    uri = variable or os.environ.get("SPIDER_TRACKING_URI")
+    uri = variable or settings.uri
     if uri and (problem := not_a_store(uri)):
         raise ValueError(f"{'MLFLOW_TRACKING_URI' if variable else 'tracking.uri'}: {problem}")
     if not uri and "?" in str(path):  # "?" ends the path in a database URI
@@ -65,29 +44,6 @@ def store_uri(results: Path) -> str:
     # Do not quote spaces, % and #: neither MLflow nor SQLAlchemy unquotes the path of a SQLite URI.
     kind, _, database = (uri or f"sqlite:///{path}").partition(":///")
     return f"{kind}:///{Path(database).absolute()}" if kind == "sqlite" else str(uri)
-
-
-def store_key(results: Path) -> str:
-    """Return the key of this store and these experiments in ``sent.json``."""
-    return digest([store_uri(results), prefix()])
-
-
-def configure(config: Any) -> None:
-    """Set the environment variables of a configuration's ``tracking:`` block, unless they are set already.
-
-    ``config`` is a `spider.config.Config` or a mapping as in YAML.
-    """
-    block = to_jsonable_python(config).get("tracking") or {}
-    variables = {
-        "_URI": block.get("uri"),
-        "_EXPERIMENT": block.get("experiment"),
-        "": "" if block.get("enabled", True) else "off",
-        "_REGISTRY": "" if block.get("registry", True) else "off",
-        "_COPY_WEIGHTS": "on" if block.get("copy_weights") else "",
-    }
-    for name, value in variables.items():
-        if value:
-            os.environ.setdefault(f"SPIDER_TRACKING{name}", value)
 
 
 def is_server(uri: str) -> bool:

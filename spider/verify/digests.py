@@ -16,8 +16,8 @@ from pathlib import Path
 from spider.checkpoints.records import MANIFEST
 from spider.files import read_json
 from spider.provenance.lineage import Lineage
+from spider.provenance.made import Job, file_digest, relative
 from spider.sealed import SealedFile, content_digest, damage
-from spider.tracking.records import Run, file_digest, relative
 from spider.verify.claim import Claim, Finding
 
 #: Bytes that a quick check reads.
@@ -32,12 +32,12 @@ def check(claim: Claim, quick: bool) -> Finding:
     shards = [*claim.datasets.values(), claim.results.shards(claim.held_out)]
     ends = [claim.folder.evaluation, claim.folder.receipt, *(one.receipt for one in folders)]
     ends += [path for one in shards for path in one.glob("*.json")]  # trainings do not record all they read
-    newest = _newest(claim.lineage)
+    newest = claim.lineage.newest
     waiting = [newest.get(relative(claim.results.root, path)) for path in ends]
-    jobs: dict[str, Run] = {}
+    jobs: dict[str, Job] = {}
     for job in waiting:  # grows
-        if job and job.identity not in jobs:
-            jobs[job.identity] = job
+        if job and job.outputs[0].path not in jobs:
+            jobs[job.outputs[0].path] = job
             waiting += [claim.lineage.made(file).job for file in job.inputs]
     links = _Links(claim.results.root, quick)
     links.compare(jobs.values())
@@ -51,15 +51,10 @@ def check(claim: Claim, quick: bool) -> Finding:
 def check_folder(root: Path, quick: bool) -> Finding:
     """Compare all files of a results folder with the records of the jobs that made them last."""
     links = _Links(root, quick)
-    links.compare({job.identity: job for job in _newest(Lineage(root)).values()}.values())
+    links.compare({job.outputs[0].path: job for job in Lineage(root).newest.values()}.values())
     for path in sorted(root.glob(f"runs/*/*/checkpoints/*/{MANIFEST}")):
         links.whole(path)
     return links.finding()
-
-
-def _newest(lineage: Lineage) -> dict[str, Run]:
-    """Return the last job that made each file."""
-    return {file.path: job for job in lineage.jobs for file in job.outputs if file.digest}
 
 
 class _Links:
@@ -74,7 +69,7 @@ class _Links:
         self.left_out: set[str] = set()
         self._users: dict[str, set[str]] = defaultdict(set)
 
-    def compare(self, jobs: Iterable[Run]) -> None:
+    def compare(self, jobs: Iterable[Job]) -> None:
         """Compare what jobs read and wrote with the files that are here now."""
         known: dict[tuple[str, str], str] = {}
         for job in jobs:

@@ -15,20 +15,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from mlflow import MlflowClient
 
-from spider.tracking import spool
-from spider.tracking.store import Store, reach, serve
-from spider.tracking.sync import sync
+from spider.config.run import TrackingConfig
+from spider.files import read_json
+from spider.results import Results
+from spider.tracking.store import reach, serve
 from spider.tracking.target import explain, store_uri
 from tests.servers import postgresql
 from tests.unit.tracking.conftest import (  # noqa: F401 (fixtures)
     empty_database,
-    in_workflow,
+    make_folder,
     no_tracking_environment,
     results,
-    store,
 )
-from tests.unit.tracking.test_explain import record_something
-from tests.unit.tracking.test_registry import client, demo, weights  # noqa: F401 (fixtures)
+from tests.unit.tracking.test_registry import demo, versions, weights  # noqa: F401 (fixtures)
 
 from .followed import advised, refused
 
@@ -38,51 +37,50 @@ def test_a_folder_with_a_question_mark_is_renamed(tmp_path):
     with refused(
         "tracking/target.py", "a SQLite store cannot be in a folder with '?' in its name; rename it"
     ):
-        store_uri(tmp_path / "what?")
-    store_uri((tmp_path / "what?").rename(tmp_path / "what"))
+        store_uri(tmp_path / "what?", TrackingConfig())
+    store_uri((tmp_path / "what?").rename(tmp_path / "what"), TrackingConfig())
 
 
-def test_a_folder_of_an_older_mlflow_is_copied_into_a_database(tmp_path, in_workflow, monkeypatch):  # noqa: F811
+def test_a_folder_of_an_older_mlflow_is_copied_into_a_database(results, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     theirs = MlflowClient("file:./my%20runs")
     theirs.create_run(theirs.create_experiment("theirs"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./my%20runs")
-    record_something(tmp_path / "results")
-    said = sync(tmp_path / "results").error
+    results.workflow()
+    said = results.sync().error
     advised(said, "config/run.py", "set sqlite:///mlflow.db, which `{}` makes of a folder")
     (command,) = re.findall("`(.*)`", said)
     subprocess.run([sys.executable, "-m", *shlex.split(command)], check=True, capture_output=True)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-    assert sync(tmp_path / "results").sent == {"jobs": 1}
+    assert results.sync().sent == {"workflows": 1}
     names = {one.name for one in MlflowClient("sqlite:///mlflow.db").search_experiments()}
     assert {"theirs", "Pipeline", "Training"} <= names
 
 
-def test_a_damaged_store_is_moved_away(results, in_workflow):  # noqa: F811
-    (results / "mlflow.db").write_bytes(b"not a database at all" * 100)
-    record_something(results)
-    said = sync(results).error
+def test_a_damaged_store_is_moved_away(results):  # noqa: F811
+    (results.root / "mlflow.db").write_bytes(b"not a database at all" * 100)
+    results.workflow()
+    said = results.sync().error
     advised(
         said,
         "tracking/target.py",
         "the file is damaged or not a SQLite database; move it away and sync again",
     )
-    (results / "mlflow.db").rename(results / "aside")
-    assert sync(results).pending == 0
+    (results.root / "mlflow.db").rename(results.root / "aside")
+    assert results.sync().error is None
 
 
-def test_a_deleted_experiment_is_restored_or_another_is_named(results, store, in_workflow, monkeypatch):  # noqa: F811
-    record_something(results)
-    connection = store()
-    connection.client.delete_experiment(experiment := connection.experiments["Pipeline"])
-    said = sync(results).error
+def test_a_deleted_experiment_is_restored_or_another_is_named(results):  # noqa: F811
+    results.sync()
+    experiment = results.client.get_experiment_by_name("Pipeline").experiment_id
+    results.client.delete_experiment(experiment)
+    results.workflow()
+    said = results.sync().error
     advised(said, "tracking/store.py", "was deleted in MLflow; restore it there (`mlflow experiments restore")
-    monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", "other")
-    assert sync(results).pending == 0
-    monkeypatch.delenv("SPIDER_TRACKING_EXPERIMENT")
-    connection.client.restore_experiment(experiment)
-    assert sync(results).pending == 0
+    assert results.sync(experiment="other").error is None
+    results.client.restore_experiment(experiment)
+    assert results.sync().error is None
 
 
 def test_the_password_of_a_database_is_set(monkeypatch):
@@ -141,28 +139,15 @@ def test_the_password_or_the_token_of_a_server_is_set(monkeypatch):
         server.server_close()
 
 
-def test_a_registered_model_of_the_same_name_is_renamed(demo, client):  # noqa: F811
-    for name in ("demo", f"demo-{Store(demo).folder[:6]}"):
-        client.create_registered_model(name)
-    advised(sync(demo).error, "tracking/registry.py", "rename one of them")
-    client.rename_registered_model("demo", "theirs")
-    assert sync(demo).pending == 0
-    assert {one.tags["spider.stage"] for one in client.search_model_versions("name = 'demo'")} == {
-        "warmup",
-        "main",
-    }
-
-
-@pytest.mark.parametrize("damage", ["{", '{"format": 99}'])
-def test_a_damaged_record_is_moved_away(results, in_workflow, caplog, tmp_path, damage):  # noqa: F811
-    record_something(results)
-    damaged = spool.record_path(results, "jobs", "0000")
-    damaged.write_text(damage)
-    assert sync(results).pending == 1
-    if damage != "{":
-        advised(caplog.text, "tracking/records.py", "move it away")
-    damaged.rename(tmp_path / "aside")
-    assert sync(results).pending == 0
+def test_a_registered_model_of_the_same_name_is_renamed(demo):  # noqa: F811
+    demo.sync(registry=False)
+    folder = read_json(demo.root / "tracking/folder.json")["identity"]
+    for name in ("demo", f"demo-{folder[:6]}"):
+        demo.client.create_registered_model(name)
+    advised(demo.sync().error, "tracking/registry.py", "rename one of them")
+    demo.client.rename_registered_model("demo", "theirs")
+    assert demo.sync().error is None
+    assert set(versions(demo).values()) == {"warmup", "main"}
 
 
 def test_another_port_is_named(tmp_path, monkeypatch):
@@ -172,4 +157,4 @@ def test_another_port_is_named(tmp_path, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with refused("tracking/store.py", "name another: spider track ui --port {}"):
-            serve(tmp_path, taken.getsockname()[1], None)
+            serve(Results(tmp_path), TrackingConfig(), taken.getsockname()[1], None)

@@ -45,27 +45,27 @@ MOST = {
     "audit": 73,
     "checkpoints": 891,
     "cleaning": 996,
-    "cli": 1885,
+    "cli": 1652,
     "compress": 883,
     "config": 2405,
     "data": 2281,
-    "evaluation": 3410,
+    "evaluation": 3406,
     "extras/lab": 1697,
-    "extras/trust": 1760,
+    "extras/trust": 1722,
     "hf": 447,
     "kernels": 1454,
     "model": 2550,
     "ngram": 1221,
     "processes": 772,
-    "provenance": 544,
+    "provenance": 924,
     "publish": 345,
-    "report": 1699,
+    "report": 1631,
     "sources": 1108,
-    "spider": 1607,
+    "spider": 1700,
     "tokens": 518,
-    "tracking": 1872,
+    "tracking": 1382,
     "training": 2709,
-    "verify": 409,
+    "verify": 407,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
@@ -106,6 +106,7 @@ LAYERS = [
     "version",
     "extras",
     "files",
+    "secrets",
     "pace",
     "errors",
     "formatting",
@@ -127,13 +128,13 @@ LAYERS = [
     "sources",
     "evaluation",
     "training",
-    "tracking",
     "provenance",
     "audit",
     "verify",
     "report",
     "progress",
     "publish",
+    "tracking",
     "hf",
     "describe",
     "doctor",
@@ -146,7 +147,6 @@ LAYERS = [
 EXCEPTIONS = {
     ("spider/checkpoints/load.py", "compress"),  # A path may name a compressed model, which `compress` reads.
     ("spider/data/loader.py", "ngram"),  # The type of an argument.
-    ("spider/tracking/registry.py", "publish"),  # With `copy_weights` the store gets an exported folder.
 }
 
 

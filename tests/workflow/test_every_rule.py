@@ -28,6 +28,7 @@ from spider.files import read_json
 from spider.model.reading import Scoring
 from spider.ngram.store import open_index
 from spider.provenance.lineage import Lineage
+from spider.provenance.made import jobs
 from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
@@ -401,7 +402,7 @@ def test_a_broken_link_is_found_with_what_depends_on_it(everything, tmp_path, mo
     small.write_bytes(content)
 
     made = next(job for job in Lineage(root).jobs if job.name == "evaluate bpe/packed")
-    code = root / "tracking/code" / f"{made.tags['spider.code']}.json"
+    code = root / "code" / f"{made.code}.json"
     content = code.read_bytes()
     edit(code, commit="0" * 40)
     status, printed = verified("bpe", "--only", "code", command="audit")
@@ -443,42 +444,49 @@ def rules() -> set[str]:
     )
 
 
-def declared(workflow: Workflow, *targets: str) -> list[tuple[str, set[str]]]:
-    """Return the rule and the declared outputs of every job of the workflow, finished or not."""
-    printed = workflow("--dry-run", "--forceall", *targets, "--quiet", "host")
+Files = tuple[frozenset[str], frozenset[str]]
+
+
+def declared(workflow: Workflow) -> dict[Files, str]:
+    """Return the rule of every job that Snakemake plans, finished or not, by its inputs and outputs."""
+    printed = workflow("--dry-run", "--forceall", "--quiet", "host")
     blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .+\n)+)", printed, re.M)
-    outputs = {name: re.findall(r"^    output: (.+)$", block, re.M) for name, block in blocks}
-    assert outputs, printed
-    return [
-        (name, set(output.split(", ")))
-        for name, block in blocks
-        for output in re.findall(r"^    output: (.+)$", block, re.M)
-    ]
+    found = {}
+    for name, block in blocks:
+        files = [re.findall(rf"^    {kind}: (.+)$", block, re.M) for kind in ("input", "output")]
+        read, made = (frozenset(line[0].split(", ")) if line else frozenset() for line in files)
+        if made:
+            found[read, made] = name
+    assert found, printed
+    return found
 
 
-def unrecorded(workflow: Workflow, jobs: list[tuple[str, set[str]]]) -> dict[str, set[str]]:
-    """Return by rule the declared outputs that no tracking record lists."""
-    root = str(workflow.results.relative_to(workflow.folder))
-    found = [read_json(path) for path in (workflow.results / "tracking/jobs").glob("*.json")]
-    recorded = [{f"{root}/{file['path']}" for file in record["outputs"]} for record in found]
-    missing = {}
-    for rule, outputs in jobs:
-        if left := min((outputs - one for one in recorded), key=len):
-            missing[rule] = left
-    return missing
+def recorded(workflow: Workflow) -> set[Files]:
+    """Return the inputs and outputs of all jobs by their records, as Snakemake names them."""
+
+    def named(files):
+        paths = (workflow.results / file.path for file in files)
+        assert all(file.digest for file in files)
+        return frozenset(str(path.relative_to(workflow.folder)) for path in paths)
+
+    return {(named(job.inputs), named(job.outputs)) for job in jobs(workflow.results) if job.outputs[0].stat}
 
 
-def test_the_record_of_every_job_lists_all_its_outputs(everything):
-    jobs = declared(everything)
-    # test_store.py runs `download_temp`, which is the rule `download` with another output.
-    assert {rule for rule, _ in jobs} == rules() - {"download_temp"}
-    assert unrecorded(everything, jobs) == {}
+def test_the_record_of_every_job_says_what_snakemake_says(everything):
+    planned = declared(everything)
+    assert {*planned.values()} == rules() - {"download_temp"}
+    known = recorded(everything)
+    assert {rule for files, rule in planned.items() if files not in known} == set()
 
-    scores = [read_json(path) for path in (everything.results / "tracking/evaluations").glob("*.json")]
+
+def test_mlflow_shows_the_scores_of_a_compressed_model(everything):
     compressed = read_json(everything.results / "runs/bpe/packed/compressed/evaluation.json")
-    (sent,) = [one["metrics"] for one in scores if "compressed/bpb" in one["metrics"]]
-    assert any("compressed/bytes" in one["metrics"] for one in scores)
-    assert sent["compressed/ttt/bpb_carried"] == compressed["results"]["adapt"]["rows"][0]["carried"]["value"]
+    client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
+    training = client.get_experiment_by_name("Training").experiment_id
+    (model,) = client.search_logged_models([training], "name = 'bpe-packed-compressed'")
+    sent = {one.key: one.value for one in model.metrics}
+    expected = compressed["results"]["adapt"]["rows"][0]["carried"]["value"]
+    assert sent["val/compressed/ttt/bpb_carried"] == expected and sent["val/compressed/bytes"] > 0
 
 
 @pytest.mark.long

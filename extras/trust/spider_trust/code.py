@@ -10,9 +10,9 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import distributions
 
-from spider.files import digest, read_json, sha256
+from spider.files import digest, read_json
+from spider.provenance.made import Job
 from spider.provenance.stale import by_rule
-from spider.tracking.records import Run
 from spider.verify.claim import Claim, Finding
 
 
@@ -21,13 +21,13 @@ def check(claim: Claim, quick: bool) -> Finding:
     lineage = claim.lineage
     end = lineage.of(claim.folder.evaluation)
     made = [one for one in (end, *lineage.ancestry(end)) if one.job]
-    jobs = [one.job for one in made if one.job and lineage.code_name(one.job)]
+    jobs = [one.job for one in made if one.job and one.job.code]
     if not jobs:
         reason = "no job recorded its code: it was untracked, or run by an earlier version of Spider"
         return Finding("skipped", reason)
     if broken := list(dict.fromkeys(line for job in jobs for line in _damage(claim, job))):
         return Finding("failed", broken[0], broken)
-    edited = by_rule((job.tags["spider.rule"], names) for job in jobs if (names := lineage.edited(job)))
+    edited = by_rule((job.rule, names) for job in jobs if (names := lineage.edited(job)))
     now = {one.name: one.version for one in distributions()} | {"Python": platform.python_version()}
     packages = {
         f"package {name}: {version} then, {now.get(name, 'not installed')} now"
@@ -44,14 +44,8 @@ def check(claim: Claim, quick: bool) -> Finding:
     return Finding("passed", reason, details)
 
 
-def _damage(claim: Claim, job: Run) -> Iterator[str]:
+def _damage(claim: Claim, job: Job) -> Iterator[str]:
     """Yield what is wrong with the record of the code of a job."""
-    folder, name = claim.results.root / "tracking" / "code", claim.lineage.code_name(job)
-    path = folder / f"{name}.json"
-    plain = read_json(path) if path.is_file() else {}
-    if digest(plain) != name:
+    path = claim.results.root / "code" / f"{job.code}.json"
+    if not path.is_file() or digest(read_json(path)) != job.code:
         yield f"{path}: is missing or was edited, so the code of `{job.name}` is unknown"
-    elif plain.get("patch"):
-        patch = folder / f"{plain['patch']}.patch"
-        if not patch.is_file() or sha256(patch)[:16] != patch.stem:
-            yield f"{patch}: is missing or was edited, so the changes of the code of `{job.name}` are unknown"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spider import tracking
 from spider.checkpoints.records import COMPRESSED, Exported
 from spider.cli.session import (
     COUNT,
@@ -20,7 +19,6 @@ from spider.cli.session import (
     THREADS,
     Session,
     command,
-    command_line,
     log,
     prepare_torch,
     take_gpu,
@@ -83,33 +81,12 @@ def audit(
     own = claim.folder.path / "audit.json"
     output = output or (None if exported else own)
     label = claim.folder.path.relative_to(claim.results.root / "runs").as_posix()
-    tracking.configure(claim.config)
     take_gpu(claim.config, claim.run)
     prepare_torch(threads)
     chosen = checks(claim, quick, exported)  # forks before the job starts threads
-    with tracking.job(
-        "audit",
-        label,
-        results=claim.results.root,
-        params={"quick": quick, "only": only.split(",") if only else []},
-        inputs=[
-            claim.folder.receipt,
-            claim.folder.evaluation,
-            claim.results.shards(claim.held_out) / "metadata.json",
-        ],
-        outputs=[output] if output else [],
-        command=command_line(),
-    ) as job:
-        found = run_checks(chosen, only, as_json)
-        counts = {f"audit/{how}": float(sum(one.status == how for one in found)) for how in _STATUSES}
-        for metric, count in counts.items():
-            job.metric(metric, count)
-        if output:
-            audited = record(claim, quick, found).write(output)
-            job.artifact(output)
-            if output == own:
-                shown = audited.results
-                tracking.log_scores(claim.results.root, claim.folder, shown, [own], of="audit")
+    found = run_checks(chosen, only, as_json)
+    if output:
+        record(claim, quick, found).write(output)
     if any(one.status == "failed" for one in found):
         log.warning("%s: the audit FAILED%s", label, f"; {output} has the details" if output else "")
         if not warn:
@@ -127,10 +104,7 @@ def index_text(session: Session, dataset: str, part: str, output: Path) -> None:
 
     session.config.dataset(dataset)
     folder = session.results.shards(dataset)
-    inputs = [folder / "metadata.json"]
-    with session.tracked("index_text", f"{dataset}/{part}", {}, inputs, [output]) as job:
-        built = build(folder, part, output)
-        job.metric("bytes", built.size)
+    built = build(folder, part, output)
     text = sum(piece.bytes for piece in built.pieces)
     log.info("%s: %s bytes of text, %.0f MB", output, f"{text:,}", built.size / 1e6)
 
@@ -156,7 +130,6 @@ def trace(
     """
     from spider.evaluation.records import Sample
     from spider_trust import trace as tracing
-    from spider_trust.text_index import described
 
     sampled = re.fullmatch(r"([\w-]+)/([\w-]+)", text)
     sample = None
@@ -169,12 +142,7 @@ def trace(
     if output is None:
         found = tracing.trace(raw, sources, least, run, stage)
     else:
-        parts = [described(session.results, one.dataset, part) for one in sources for part in one.parts]
-        inputs = [sample, *parts] if sample else parts
-        with session.tracked("trace", name or "text", {"least": least}, inputs, [output]) as job:
-            found = tracing.trace(raw, sources, least, run, stage).write(output)
-            job.metric("share", found.share)
-            job.artifact(output)
+        found = tracing.trace(raw, sources, least, run, stage).write(output)
         log.info("%s: %.0f%% of the text stands in the training text", output, 100 * found.share)
         return
     if as_json:

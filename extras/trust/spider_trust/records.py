@@ -13,7 +13,7 @@ from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, CompressedReceipt, Manifest, Origin, Receipt
 from spider.data.shards import load_metadata
 from spider.model.interface import model_tensors, weights_digest
-from spider.tracking.records import relative
+from spider.provenance.made import relative
 from spider.training.stage import data_digest
 from spider.verify import digests
 from spider.verify.claim import Claim, Finding

@@ -24,12 +24,12 @@ import torch
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Manifest, Receipt, steps
+from spider.codefiles import processor
 from spider.config import StageSpec
 from spider.config.spec import windows_of
 from spider.errors import CheckpointError
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE
-from spider.tracking.machine import processor
 from spider.training.loop import Trainer
 from spider.training.precision import device_name
 from spider.training.stage import data_digest
@@ -150,7 +150,7 @@ def _obstacle(claim: Claim, manifest: Manifest) -> str | None:
     """Return why equal bytes cannot be expected here, or None."""
     receipt = claim.trained.receipt
     job = claim.lineage.of(receipt).job
-    trained_on = job.tags.get("spider.processor") if job else None
+    trained_on = job.processor if job else None
     here = {"device": device_name(ALONE.device), "torch": torch.__version__, "processes": 1}
     for name, value in here.items():
         if getattr(manifest, name) != value:

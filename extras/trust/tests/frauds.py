@@ -8,9 +8,9 @@ from typing import Any
 
 from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
 from spider.files import write_json
+from spider.provenance.made import file_digest, records, stat_of
 from spider.results import StageFolder
 from spider.sealed import content_digest
-from spider.tracking.records import file_digest
 
 FAMILY = """
 import torch
@@ -86,11 +86,11 @@ def receipt_of(folder: StageFolder) -> None:
 
 def recorded_again(results: Path, *paths: Path) -> None:
     """Write the digests that these files have now into the records of all jobs that read or made them."""
-    for record in (results / "tracking/jobs").glob("*.json"):
+    for record in records(results):
         plain = json.loads(record.read_text())
         for path in paths:
             name = path.relative_to(results).as_posix()
-            for one in [*plain["inputs"], *plain["outputs"]]:
+            for one in [file for job in plain["jobs"] for file in (*job["inputs"], *job["outputs"])]:
                 if one["path"] == name:
-                    one["digest"] = file_digest(path)
+                    one |= {"digest": file_digest(path), "stat": stat_of(path)}
         write_json(record, plain)

@@ -39,7 +39,6 @@ VARIABLES = ("SEQ_LEN", "MICRO_BATCH", "GRAD_ACCUM", "N_LOOPS", "LR", "TARGET_TO
 def quiet(monkeypatch):
     """No tracking, and no setting that the machine happens to have in its environment."""
     monkeypatch.setenv("SPIDER_TRACKING", "off")
-    monkeypatch.setenv("SPIDER_WORKFLOW", "")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -79,11 +78,13 @@ class Project:
         """Stage folders of all runs that are not the configuration's."""
         return [f for f in sorted(self.folder.glob("results/runs/r-*/*")) if f.is_dir()]
 
-    def train(self, *arguments: object, **environment: str) -> Result:
+    def train(self, *arguments: object, log: str = "", **environment: str) -> Result:
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump(self.plain))
         said = CliRunner().invoke(
-            cli, ["--config", str(path), "train", *map(str, arguments)], env=dict(environment)
+            cli,
+            ["--config", str(path), *(["--log", log] if log else []), "train", *map(str, arguments)],
+            env=dict(environment),
         )
         if said.exception and not isinstance(said.exception, (SystemExit, ValueError)):
             raise said.exception
@@ -341,7 +342,7 @@ def test_minutes_between_checkpoints_that_are_given_beside_steps_are_kept(projec
 
 
 def test_a_job_of_a_workflow_takes_nothing_from_the_environment_and_says_so_once(project):
-    said = project.train("r/a", SPIDER_WORKFLOW="20260101-000000-abcdef", LR="0.5", SEQ_LEN="no number")
+    said = project.train("r/a", log=str(project.folder / "a.log"), LR="0.5", SEQ_LEN="no number")
     assert said.exit_code == 0, said.output
     assert said.output.count("SEQ_LEN, LR: set in the environment and ignored") == 1
     assert manifest(project.configured)["identity"] == project.config.stage("r", "a").identity

@@ -26,6 +26,7 @@ from spider.results import CompressedFolder, Results
 from spider.training.stage import train
 from tests.unit.data.model_hub import TOKEN, problems_of_card, serving_models
 from tests.unit.evaluation.stages import write_stage
+from tests.unit.records import write_job
 from tests.unit.small_training import DEFAULTS, MODEL
 
 HOSTILE = "</table><img src=x> | `a` \\ \x1b[31m\nline"
@@ -65,9 +66,7 @@ def made(tmp_path_factory, shards):
         train(config.stage("small", name), folder.path, shards, previous=before)
         before = folder.receipt
         score(results, name)
-    tags = {"spider.rule": "train", "spider.name": "small/b", "git.commit": "0123abc-dirty"}
-    job = {"format": 1, "kind": "job", "identity": "x", "name": "train", "tags": tags}
-    files.write_json(results.root / "tracking/jobs/x.json", job)
+    write_job(results.root, "runs/small/b/train.json", rule="train", commit="0123abc-dirty")
     return results
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from spider.evaluation.evaluate import evaluate
 from spider.evaluation.overlap import find_overlap
 from spider.evaluation.sample import sample
 from spider.evaluation.training_text import LearnedFrom
-from spider.files import sha256, write_json
+from spider.files import sha256
 from spider.report.page import draw_stage
 from spider.results import Results
 from spider.training.stage import train
+from tests.unit.records import write_job
 from tests.unit.small_datasets import dataset
 
 HOSTILE = "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -101,30 +101,16 @@ def train_stage(
         write_job_files(results, "evaluate", f"{run}/{stage}", 2.25)
 
 
-def write_job_files(
-    results: Results, rule: str, name: str, seconds: float, joules: float = 0, command: str | None = None
-) -> None:
-    """Write the benchmark file and the tracking record of a job of a stage."""
-    made = Path(f"runs/{name}") / {"train": "train.json", "evaluate": "evaluation.json"}[rule]
-    benchmark = results.root / "benchmarks" / rule / made.with_suffix(".tsv")
-    benchmark.parent.mkdir(parents=True, exist_ok=True)
+def write_job_files(results: Results, rule: str, name: str, seconds: float, command: str = "") -> None:
+    """Write the benchmark file and the record of a job of a stage."""
+    made = f"runs/{name}/" + {"train": "train.json", "evaluate": "evaluation.json"}[rule]
+    benchmark = f"benchmarks/{rule}/{Path(made).with_suffix('.tsv')}"
+    (results.root / benchmark).parent.mkdir(parents=True, exist_ok=True)
     head = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"
-    benchmark.write_text(f"{head}\n{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}\n")
-    metrics = [{"key": "system/gpu_energy_joules", "value": joules, "step": 0, "time": 0}] if joules else []
-    tags = {"spider.rule": rule, "spider.name": name, "git.commit": "0123456789abcdef-dirty"}
-    record = {
-        "format": 1,
-        "kind": "job",
-        "identity": rule,
-        "name": name,
-        "tags": tags,
-        "metrics": metrics,
-        "status": "finished",
-        "started": time.time(),
-    }
-    record |= {"outputs": [{"path": made.as_posix(), "digest": "d"}]}
-    record |= {"command": command} if command else {}
-    write_json(results.root / "tracking/jobs" / f"{rule}-{name.replace('/', '-')}.json", record)
+    row = f"{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}"
+    (results.root / benchmark).write_text(f"{head}\n{row}\n")
+    own = {"rule": rule, "commit": "0123456789abcdef-dirty", "benchmark": benchmark, "command": command}
+    write_job(results.root, made, **own)
 
 
 def finished_run(folder: Path) -> tuple[Config, Results]:

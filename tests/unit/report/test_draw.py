@@ -1,7 +1,5 @@
 """Run `spider report draw` in a process that cannot import torch."""
 
-import json
-import shutil
 import subprocess
 import sys
 
@@ -21,22 +19,18 @@ main()
 """
 
 
-def test_figures_are_drawn_again_without_torch_and_the_job_is_recorded(tmp_path):
+def test_figures_are_drawn_again_without_torch_and_the_job_notes_its_code(tmp_path):
     _, results = finished_run(tmp_path / "results")
     folder = results.stage("small", "second")
     figures = [folder.path / name for name in FIGURES]
     before = [path.read_bytes() for path in figures]
     for path in figures:
         path.unlink()
-    shutil.rmtree(results.root / "tracking")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_of(results.root)))
     words = [sys.executable, "-c", DRAW, "--log", "draw.log", "report", "draw", "small/second"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [path.read_bytes() for path in figures] == before
-    (job,) = (read_json(path) for path in (results.root / "tracking/jobs").glob("*.json"))
-    assert (job["name"], job["status"]) == ("draw small/second", "finished")
-    assert job["command"] == "report draw small/second"
-    assert {file["path"] for file in job["outputs"]} == {f"runs/small/second/{name}" for name in FIGURES}
-    (scores,) = (read_json(path) for path in (results.root / "tracking/evaluations").glob("*.json"))
-    assert scores["metrics"] == {} and len(scores["artifacts"]) == len(FIGURES), json.dumps(scores)
+    noted = read_json(tmp_path / "draw.json")
+    code = read_json(results.root / f"code/{noted['code']}.json")
+    assert "spider/report/figures.py" in code["modules"] and "spider/model/layers.py" not in code["modules"]

@@ -10,14 +10,8 @@ import sys
 import pytest
 
 from spider.config import ConfigError, load_config
-from spider.tracking import configure, job, sync
 from spider.tracking.target import store_uri
 from tests.servers import free_port
-
-
-def record_something(results):
-    with job("encode", "d", results=results):
-        pass
 
 
 def older_database(path):
@@ -39,88 +33,82 @@ def older_database(path):
     command.upgrade(config, revisions[8].revision)
 
 
-def test_a_database_of_an_older_mlflow_is_not_changed_before_its_owner_upgrades_it(
-    tmp_path, in_workflow, monkeypatch
-):
-    results, old = tmp_path / "results", tmp_path / "old.db"
+def test_a_database_of_an_older_mlflow_is_not_changed_before_its_owner_upgrades_it(results, monkeypatch):
+    old = results.root / "old.db"
     older_database(old)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{old}")
-    record_something(results)
+    results.workflow()
     before = old.read_bytes()
-    report = sync(results)
-    assert report.pending == 1 and report.sent == {} and old.read_bytes() == before
+    report = results.sync()
+    assert report.sent == {} and old.read_bytes() == before
     reason, upgrade = report.error.split("`")[:2]
-    assert "older MLflow" in reason and upgrade.startswith("mlflow db upgrade sqlite:///")
+    assert "older MLflow" in reason and upgrade.startswith("mlflow db upgrade ")
     subprocess.run([sys.executable, "-m", *shlex.split(upgrade)], check=True, capture_output=True)
-    assert sync(results).sent == {"jobs": 1}
+    assert results.sync().sent == {"workflows": 1}
 
 
-def test_a_database_of_a_newer_mlflow_is_named(results, in_workflow):
+def test_a_database_of_a_newer_mlflow_is_named(results):
     import sqlite3
 
-    with sqlite3.connect(results / "mlflow.db") as database:
+    with sqlite3.connect(results.root / "mlflow.db") as database:
         database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
-    record_something(results)
-    report = sync(results)
-    assert report.pending == 1 and "newer MLflow" in report.error
+    results.workflow()
+    report = results.sync()
+    assert "newer MLflow" in report.error
 
 
-def test_a_server_that_does_not_run_is_named(results, in_workflow, monkeypatch):
+def test_a_server_that_does_not_run_is_named(results, monkeypatch):
     uri = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    record_something(results)
-    report = sync(results)
-    assert report.pending == 1
+    results.workflow()
+    report = results.sync()
     assert report.error.startswith(f"{uri}: no answer (ConnectionRefusedError")
 
 
-def test_a_postgresql_that_does_not_run_is_named_without_its_password(results, in_workflow, monkeypatch):
+def test_a_postgresql_that_does_not_run_is_named_without_its_password(results, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://me:sesame@127.0.0.1:{free_port()}/mlflow")
-    record_something(results)
-    report = sync(results)
+    results.workflow()
+    report = results.sync()
     assert "is the database running" in report.error and "sesame" not in report.error
 
 
-def test_a_file_that_is_not_a_database_is_named(results, in_workflow):
-    (results / "mlflow.db").write_bytes(b"not a database at all" * 100)
-    record_something(results)
-    report = sync(results)
-    assert report.pending == 1 and "not a SQLite database" in report.error
+def test_a_file_that_is_not_a_database_is_named(results):
+    (results.root / "mlflow.db").write_bytes(b"not a database at all" * 100)
+    results.workflow()
+    report = results.sync()
+    assert "not a SQLite database" in report.error
 
 
 @pytest.mark.parametrize(
     "uri", ["./mlruns", "file:./mlruns", "mlflow.db", "localhost:5000", "sqlite://mlflow.db"]
 )
 @pytest.mark.parametrize("name", ["MLFLOW_TRACKING_URI", "tracking.uri"])
-def test_an_address_that_is_no_store_is_named_with_where_it_was_set(
-    name, uri, results, in_workflow, monkeypatch, caplog
-):
-    monkeypatch.setenv(name if name[0] == "M" else "SPIDER_TRACKING_URI", uri)
-    record_something(results)
-    report = sync(results)
-    assert report.pending == 1 and report.error.startswith(f"{name}: {uri} is no database and no server")
+def test_an_address_that_is_no_store_is_named_with_where_it_was_set(name, uri, results, monkeypatch):
+    results.workflow()
+    if name == "MLFLOW_TRACKING_URI":
+        monkeypatch.setenv(name, uri)
+        assert results.sync().error.startswith(f"{name}: {uri} is no database and no server")
     with pytest.raises(ConfigError, match=rf"^tracking\.uri: {re.escape(uri)} is no database and no server"):
         load_config(CONFIG | {"tracking": {"uri": uri}})
 
 
-def test_a_relative_path_of_a_database_begins_at_the_working_folder(tmp_path, in_workflow, monkeypatch):
+def test_a_relative_path_of_a_database_begins_at_the_working_folder(results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
-    record_something(tmp_path / "results")
-    assert sync(tmp_path / "results").sent == {"jobs": 1}
-    assert (tmp_path / "own.db").exists() and not (tmp_path / "results/mlflow.db").exists()
+    results.workflow()
+    assert results.sync().sent == {"workflows": 1} and (tmp_path / "own.db").exists()
 
 
-def test_a_deleted_experiment_is_named_and_gets_the_records_once_restored(results, store, in_workflow):
-    record_something(results)
-    connection = store()
-    experiment = connection.experiments["Pipeline"]
-    connection.client.delete_experiment(experiment)
-    report = sync(results)
-    assert report.pending == 1 and "'Pipeline' was deleted in MLflow" in report.error
+def test_a_deleted_experiment_is_named_and_gets_the_records_once_restored(results):
+    results.sync()
+    experiment = results.client.get_experiment_by_name("Pipeline").experiment_id
+    results.client.delete_experiment(experiment)
+    results.workflow()
+    report = results.sync()
+    assert "'Pipeline' was deleted in MLflow" in report.error
     assert f"mlflow experiments restore --experiment-id {experiment}" in report.error
-    connection.client.restore_experiment(experiment)
-    assert sync(results).sent == {"jobs": 1}
+    results.client.restore_experiment(experiment)
+    assert results.sync().sent == {"workflows": 1}
 
 
 CONFIG = {
@@ -138,11 +126,8 @@ def test_a_password_in_the_configuration_is_refused_and_not_repeated(uri):
     assert "sesame" not in str(refused.value)
 
 
-def test_configure_sets_the_address_and_the_experiment(tmp_path, monkeypatch):
-    for name in ("SPIDER_TRACKING_URI", "SPIDER_TRACKING_EXPERIMENT"):
-        monkeypatch.setenv(name, "")  # so that the change below is undone
-        monkeypatch.delenv(name)
-    configure(load_config(CONFIG | {"tracking": {"uri": "postgresql://me@host/db", "experiment": "ada"}}))
-    assert store_uri(tmp_path) == "postgresql://me@host/db"
+def test_the_configuration_names_the_store_and_the_experiment(tmp_path):
+    tracking = {"uri": "postgresql://me@host/db", "experiment": "ada"}
+    assert store_uri(tmp_path, load_config(CONFIG | {"tracking": tracking}).tracking) == tracking["uri"]
     with pytest.raises(ValueError, match="letters, digits"):
         load_config(CONFIG | {"tracking": {"experiment": "ada/training"}})

@@ -14,26 +14,25 @@ import pytest
 import torch
 
 from spider.checkpoints.load import Checkpoint as Loaded
+from spider.checkpoints.records import Origin
 from spider.checkpoints.save import save
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
-from spider.evaluation.result import BITS, BYTES, Number, Result, Row
-from spider.files import write_json
+from spider.evaluation.result import Result, Row
+from spider.files import read_json, write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
-from spider.results import CompressedFolder, Results
-from spider.tracking import log_checkpoint, log_choice, log_scores, sync
-from spider.tracking.records import Checkpoint, Choice, Evaluation
-from spider.tracking.store import Store
-from spider.tracking.versions import Line, Version, about_run
+from spider.report.tables import compare
+from spider.results import CompressedFolder
+from tests.unit.evaluation.stages import write_stage
 from tests.unit.records import receipt, saved
 from tests.unit.small_training import MODEL
 
-DATA = ("text", "0123456789abcdef", "local")
 BPB = {"warmup": 2.5, "main": 2.1}
 SCORE = {"task": "score"}
+CLOZE = Result(title="", rows=[Row(name="tasks/cloze", label="task cloze", value=0.25)])
 
 
 @pytest.fixture(scope="module")
@@ -51,210 +50,184 @@ def weights(tmp_path_factory):
     return checkpoints
 
 
-def train(results, stage, weights, run="demo", step=None):
-    """Write the receipt, the checkpoint and the record of a training."""
-    folder = Results(results).stage(run, stage)
-    path, digest = weights[stage]
-    shutil.copytree(path, folder.checkpoints / path.name, dirs_exist_ok=True)
-    step = step or 1 + list(BPB).index(stage)
-    fields = {"stage": stage, "global_step": step, "checkpoint": f"checkpoints/{path.name}"}
-    write_json(folder.receipt, receipt(run=run, weights=digest, **fields))
-    log_checkpoint(results, folder)
-
-
-def measure(results, stage, run="demo", **more):
-    folder = Results(results).stage(run, stage)
-    picture = folder.path / "loss.svg"
-    picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
-    carried = Number(value=BPB[stage] - 0.5, unit=BITS)
-    zpaq = Number(value=1.3, unit=BITS)
-    rows = [
-        Row(name="bpb", label="bits per byte", value=BPB[stage], carried=carried, unit=BITS),
-        Row(name="bpb_strict", label="strict", value=BPB[stage] + 0.01, unit=BITS),
-        Row(name="compressors/xz", label="xz", value=2.4, unit=BITS, baseline=True),
-        Row(name="compressors/zlib", label="zlib", value=2.9, unit=BITS, baseline=True),
-        Row(name="compressors/zpaq", label="zpaq", value=None, carried=zpaq, unit=BITS, baseline=True),
-        Row(name="tasks/cloze", label="task cloze", value=0.25),
-    ]
-    found = {"score": Result(title="", rows=rows, metrics=more)}
-    log_scores(results, folder, found, [picture], dataset=DATA)
-
-
-def choose(results, weights, stage="main", run="demo"):
-    log_choice(results, run, stage, weights[stage][1])
-
-
-def fill(results, weights):
-    """Record a run of two stages with scores and a choice, without sending it."""
-    for stage in BPB:
-        train(results, stage, weights)
-        measure(results, stage)
-    choose(results, weights)
+def fill(results, weights, bpb=BPB):
+    """Write what a workflow leaves of a run with these scores of its stages, and their comparison."""
+    shutil.rmtree(results.run("demo"), ignore_errors=True)
+    scored = []
+    for index, (stage, value) in enumerate(bpb.items()):
+        path, digest = weights[stage]
+        spec = results.spec(stage)
+        scored.append(
+            write_stage(
+                results.root / "runs", "demo", stage, index, value,
+                global_step=index + 1, steps=1, weights=digest, results={"tasks": CLOZE},
+            )
+        )  # fmt: skip
+        folder = results.stage("demo", stage)
+        fields = {**spec.deciding(), "stage": stage, "data_digest": "0123456789abcdef"}
+        Origin(format=Origin.FORMAT, identity=spec.identity, fields=fields).write(folder.origin)
+        shutil.copytree(path, folder.checkpoints / path.name)
+        written = {"stage": stage, "global_step": index + 1, "checkpoint": f"checkpoints/{path.name}"}
+        write_json(folder.receipt, receipt(weights=digest, **written))
+    compare(scored, benchmarks=None, output=results.report)
 
 
 @pytest.fixture
-def demo(results, weights, in_workflow):
+def demo(results, weights):
     fill(results, weights)
     return results
 
 
-@pytest.fixture
-def client(results):
-    """Return a client of the registry."""
-    return mlflow.MlflowClient(f"sqlite:///{results}/mlflow.db")
-
-
-def send_again(results):
-    (results / "tracking/sent.json").unlink(missing_ok=True)
-    report = sync(results)
-    assert (report.error, report.pending) == (None, 0)
-
-
-def versions(client, name="demo"):
+def versions(results, name="demo"):
     """Return the stage of each version."""
-    found = client.search_model_versions(f"name = '{name}'")
+    found = results.client.search_model_versions(f"name = '{name}'")
     return {str(one.version): one.tags["spider.stage"] for one in found}
 
 
-def best_of(client, name="demo"):
-    return client.get_registered_model(name).aliases.get("best")
+def best_of(results, name="demo"):
+    best = results.client.get_registered_model(name).aliases.get("best")
+    return best and str(best)
+
+
+def send_again(results):
+    """Score a stage again with another number, so that its run is registered again."""
+    path = results.stage("demo", "warmup").evaluation
+    plain = read_json(path)
+    write_json(path, {**plain, "bpb_strict": plain["bpb_strict"] + 0.001})
+    assert results.sync().error is None
 
 
 # -------------------------------------------------------------------------------------------- registering
 
 
-def test_a_run_is_a_registered_model_and_its_stages_are_versions(demo, client, weights):
-    assert sync(demo).sent["registered models"] == 1
-    assert sync(demo).sent == {} and sync(demo).pending == 0
-    send_again(demo)
-    (model,) = client.search_registered_models()
-    assert (model.name, versions(client)) == ("demo", {"1": "warmup", "2": "main"})
-    assert str(best_of(client)) == "2"
-    main = client.get_model_version("demo", "2")
-    (of,) = client.search_logged_models(
-        [client.get_experiment_by_name("Training").experiment_id], "name = 'demo-main'"
-    )
+def test_a_run_is_a_registered_model_and_its_stages_are_versions(demo, weights):
+    assert demo.sync().sent["registered models"] == 1
+    assert demo.sync().sent == {}
+    (model,) = demo.client.search_registered_models()
+    assert (model.name, versions(demo), best_of(demo)) == ("demo", {"1": "warmup", "2": "main"}, "2")
+    main = demo.client.get_model_version("demo", "2")
+    training = demo.client.get_experiment_by_name("Training").experiment_id
+    (of,) = demo.client.search_logged_models([training], "name = 'demo-main'")
     assert (main.source, main.run_id) == (f"models:/{of.model_id}", of.source_run_id)
-    shown = {
-        "bpb": "2.1",
-        "bpb_carried": "1.6",
-        "tasks.cloze": "0.25",
-        "spider.step": "2",
+    shown = {"bpb": "2.1", "bpb_carried": "2", "tasks.cloze": "0.25", "spider.step": "2"}
+    shown |= {
         "spider.digest": weights["main"][1],
+        "spider.path": "runs/demo/main/checkpoints/step-00000002",
     }
-    shown["spider.path"] = "runs/demo/main/checkpoints/step-00000002"
-    assert shown.items() <= main.tags.items()
-    for description in (main.description, model.description):
-        assert "2.1000" in description and "0.250" in description and len(description) < 5000
-        assert f"![Training loss](get-artifact?path=main/loss.svg&run_uuid={main.run_id})" in description
-    assert "for comparison: xz&emsp; | 2.4000&emsp; | " in main.description
-    assert "for comparison: zpaq&emsp; | &emsp; | 1.3000" in main.description
-    assert "bits per byte&emsp; | 2.1000&emsp; | 1.6000" in main.description
-    assert "bits per byte, with what came before" in model.description
-    assert (
-        "**2**&emsp; | **main**" in model.description
-        and 'load_model("models:/demo@best")' in model.description
-    )
+    assert shown.items() <= main.tags.items() and "compressors.xz" not in main.tags
 
 
-def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, client, weights, in_workflow):
-    train(results, "warmup", weights)
-    assert sync(results).pending == 0
-    assert best_of(client) is None and "bpb" not in client.get_model_version("demo", "1").tags
-    measure(results, "warmup", lossless=False)
-    sync(results)
-    described = client.get_model_version("demo", "1").description
-    assert "2.5000" in described and "as decoded by its tokenizer" in described
-    train(results, "warmup", {"warmup": weights["main"]}, step=3)
-    train(results, "warmup", {"warmup": weights["main"]}, step=3)
-    sync(results)
-    assert versions(client) == {"1": "warmup", "2": "warmup"}
+def test_scores_belong_to_the_models_which_they_rank(demo):
+    demo.sync()
+    training = demo.client.get_experiment_by_name("Training").experiment_id
+    ranked = [{"field_name": "metrics.bpb", "ascending": True}]
+    models = demo.client.search_logged_models([training], order_by=ranked)
+    assert [one.name for one in models] == ["demo-main", "demo-warmup"]
+    values = {one.key: one.value for one in models[0].metrics}
+    shown = {
+        "bpb": 2.1,
+        "heldout/bpb": 2.1,
+        "parameters": 1000,
+        "val/tasks/cloze": 0.25,
+        "val/bytes": 500_000,
+    }
+    assert shown.items() <= values.items()
+    assert {(one.dataset_name, one.dataset_digest) for one in models[0].metrics} == {("pydocs", "d")}
+    (run,) = demo.shown("Training")
+    assert demo.history(run, "bpb") == [(1, 2.5), (2, 2.1)]
+    files = {one.path for one in demo.client.list_artifacts(run.info.run_id, "main")}
+    shown = ("baselines", "evaluation", "origin", "sample", "train")
+    assert files == {f"main/{name}.json" for name in shown}
 
 
-def test_a_compressed_model_is_a_version_but_never_the_best(demo, client, weights):
-    folder = CompressedFolder(Results(demo).stage("demo", "main").compressed)
-    write_json(
-        folder.receipt,
-        receipt(stage="main", weights="of the compressed", checkpoint="model.spider", global_step=2),
-    )
-    rows = [Row(name="bpb", label="bits per byte", value=2.15, unit=BITS)]
-    log_scores(demo, folder, {"score": Result(title="", rows=rows)})
-    size = Row(name="bytes", label="bytes, with code", value=123456, unit=BYTES)
-    log_scores(demo, folder, {"compression": Result(title="", rows=[size])}, of="compression")
-    assert sync(demo).pending == 0
-    compressed = client.get_model_version("demo", "3")
-    assert (compressed.tags["bytes"], compressed.tags["bpb"]) == ("123456", "2.15")
-    assert "bytes, with code&emsp; | 123,456" in compressed.description
-    assert compressed.tags["spider.stage"] == "main/compressed"
-    assert "main/compressed" in client.get_registered_model("demo").description
-    assert str(best_of(client)) == "2"
+def test_a_score_that_is_not_a_number_ranks_last(results, weights):
+    fill(results, weights, BPB | {"warmup": math.nan})
+    results.sync()
+    training = results.client.get_experiment_by_name("Training").experiment_id
+    (model,) = results.client.search_logged_models([training], "name = 'demo-warmup'")
+    assert "bpb" not in {one.key for one in model.metrics or ()}
+    (run,) = results.shown("Training")
+    assert [step for step, _ in results.history(run, "bpb")] == [1, 2]
 
 
-def test_the_registry_can_be_switched_off(demo, client, monkeypatch):
-    monkeypatch.setenv("SPIDER_TRACKING_REGISTRY", "off")
-    assert sync(demo).pending == 0
-    assert client.search_registered_models() == []
-    monkeypatch.delenv("SPIDER_TRACKING_REGISTRY")
-    assert sync(demo).sent == {"registered models": 1}, "a store without models gets them later"
+def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, weights):
+    results.train("warmup", range(0, 1), weights=weights["warmup"][1])
+    results.sync()
+    assert best_of(results) is None and "bpb" not in results.client.get_model_version("demo", "1").tags
+    fill(results, weights)
+    fill(results, {"warmup": weights["main"], "main": weights["main"]})
+    results.sync()
+    assert set(versions(results).values()) == {"warmup", "main"} and len(versions(results)) == 3
 
 
-def test_a_long_list_of_versions_is_cut_to_the_limit_of_a_database(demo):
-    record = Checkpoint.read(next((demo / "tracking/models").glob("*.json")))
-    scores = [Evaluation.read(path) for path in (demo / "tracking/evaluations").glob("*.json")]
-    version = Version(record, [one for one in scores if one.model == record.identity])
-    versions = [(str(n), "run", version) for n in range(1, 200)]
-    text = about_run(Line("demo", [one for *_, one in versions], None), versions, "demo", "199")
-    assert len(text) <= 5000 and "| **199**" in text and "get-artifact" in text and "load_model" in text
-    assert "\n| 198&emsp;" in text and "\n| 1&emsp;" not in text
+def test_a_compressed_model_is_a_version_but_never_the_best(demo):
+    folder = CompressedFolder(demo.stage("demo", "main").compressed)
+    counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
+    settings = {"bits": 6, "method": "gptq", "embedding_bits": 8}
+    rest = {"settings": settings, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
+    plain = receipt(weights="c", checkpoint="model.spider", global_step=2)
+    write_json(folder.receipt, plain | {"compressed": {**counts, **rest, "total_bytes": 123456}})
+    plain = read_json(demo.stage("demo", "main").evaluation)
+    write_json(folder.evaluation, {**plain, "weights": "c", "bpb": 2.0})
+    assert demo.sync().error is None
+    compressed = demo.client.get_model_version("demo", "3")
+    shown = {"spider.stage": "main/compressed", "bpb": "2"}
+    assert shown.items() <= compressed.tags.items()
+    assert best_of(demo) == "2"
+    (run,) = demo.shown("Training")
+    assert run.data.metrics["bpb"] == 2.1 and run.data.metrics["val/compressed/bpb"] == 2.0
+
+
+def test_the_registry_can_be_switched_off(demo):
+    assert demo.sync(registry=False).error is None
+    assert demo.client.search_registered_models() == []
+    assert demo.sync().sent == {"registered models": 1}, "a store without models gets them later"
 
 
 # -------------------------------------------------------------------------------------- changes by people
 
 
-def test_changes_by_people_stay(demo, client, caplog):
-    sync(demo)
-    client.set_registered_model_alias("demo", "best", "1")
-    client.update_registered_model("demo", "Ada's own words")
-    client.rename_registered_model("demo", "favourite")
+def test_changes_by_people_stay(demo, caplog):
+    demo.sync()
+    demo.client.set_registered_model_alias("demo", "best", "1")
+    demo.client.update_registered_model("demo", "Ada's own words")
+    demo.client.rename_registered_model("demo", "favourite")
     send_again(demo)
     assert "favourite: the alias best was moved to version 1 in MLflow and stays there" in caplog.text
-    (model,) = client.search_registered_models()
+    (model,) = demo.client.search_registered_models()
     assert (model.name, model.description) == ("favourite", "Ada's own words")
-    assert str(best_of(client, "favourite")) == "1"
-    client.delete_registered_model_alias("favourite", "best")
+    assert best_of(demo, "favourite") == "1"
+    demo.client.delete_registered_model_alias("favourite", "best")
     send_again(demo)
-    assert str(best_of(client, "favourite")) == "2"
+    assert best_of(demo, "favourite") == "2"
 
 
-def test_models_that_people_deleted_stay_deleted(demo, client, caplog):
-    sync(demo)
-    client.delete_model_version("demo", "2")
+def test_what_people_deleted_stays_deleted(demo, caplog):
+    demo.sync()
+    demo.client.delete_model_version("demo", "2")
     with caplog.at_level(logging.INFO):
         send_again(demo)
-    assert versions(client) == {"1": "warmup"} and best_of(client) is None
+    assert versions(demo) == {"1": "warmup"} and best_of(demo) is None
     assert "its version of demo-main was deleted in MLflow and stays deleted" in caplog.text
-    assert "has no version of its best stage by comparison, main" in caplog.text
-    client.delete_registered_model("demo")
+    demo.client.delete_registered_model("demo")
     send_again(demo)
-    assert client.search_registered_models() == []
-    (experiment,) = {e.experiment_id for e in client.search_experiments() if e.name == "Training"}
-    for model in client.search_logged_models([experiment]):
-        client.delete_logged_model(model.model_id)
-    (demo / "tracking/choices").rename(demo / "moved")  # the state of the records changes
-    assert sync(demo).pending == 0
+    assert demo.client.search_registered_models() == []
+    (run,) = demo.shown("Training")
+    demo.client.delete_run(run.info.run_id)
+    send_again(demo)
+    assert demo.shown("Training") == []
 
 
-def test_two_people_on_one_store_have_separate_models(results, tmp_path, weights, in_workflow, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{results}/mlflow.db")
+def test_two_people_on_one_store_have_separate_models(results, make_folder, weights):
+    uri = f"sqlite:///{results.root}/mlflow.db"
     for name in ("ada", "bob"):
-        train(tmp_path / name, "main", weights)
-        assert sync(tmp_path / name).error is None
-    monkeypatch.setenv("SPIDER_TRACKING_EXPERIMENT", "lab")
-    send_again(tmp_path / "bob")
-    bob = Store(tmp_path / "bob")
-    names = [model.name for model in bob.client.search_registered_models()]
-    assert sorted(names) == sorted(["demo", f"demo-{bob.folder[:6]}", "lab.demo"])
-    assert all(versions(bob.client, name) == {"1": "main"} for name in names)
+        folder = make_folder(name)
+        fill(folder, weights)
+        assert folder.sync(uri=uri).error is None
+    assert folder.sync(uri=uri, experiment="lab").error is None
+    names = {model.name for model in results.client.search_registered_models()}
+    (other,) = names - {"demo", "lab.demo"}
+    assert other.startswith("demo-") and all(versions(results, name) for name in names)
 
 
 # ----------------------------------------------------------------------------------------------- refusals
@@ -265,7 +238,7 @@ def refusing(request, results, tmp_path, monkeypatch):
     """Yield the address of a registry that refuses models, and a part of the error message."""
     if request.param == "read-only":
         monkeypatch.chdir(tmp_path)  # MLflow makes a folder `file:` in the current one
-        shutil.copy(results / "mlflow.db", tmp_path / "registry.db")
+        shutil.copy(results.root / "mlflow.db", tmp_path / "registry.db")
         yield f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true", "readonly database"
         return
 
@@ -284,32 +257,26 @@ def refusing(request, results, tmp_path, monkeypatch):
     server.shutdown()
 
 
-def test_a_refusing_registry_does_not_stop_the_rest(demo, client, refusing, monkeypatch, caplog):
+def test_a_refusing_registry_does_not_stop_the_rest(demo, refusing, monkeypatch, caplog):
     uri, reason = refusing
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
-    report = sync(demo)
+    report = demo.sync()
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
-    assert report.sent == {"training": 1, "models": 2, "evaluations": 2} and report.pending == 1
+    assert report.sent == {"runs": 1}
     assert reason in report.error and "`spider track sync` registers the models later" in report.error
     assert caplog.text.count("no model registry") == 1
-    assert sync(demo).sent == {"registered models": 1}
-    assert str(best_of(client)) == "2"
+    assert demo.sync().sent == {"registered models": 1} and best_of(demo) == "2"
 
 
-def test_a_damaged_record_is_named_and_the_rest_is_sent(demo, client):
-    (path,) = (demo / "tracking/choices").glob("*.json")
+def test_a_damaged_file_is_named_and_the_rest_is_sent(demo):
+    path = demo.stage("demo", "main").evaluation
+    text = path.read_text()
     path.write_text("{")
-    report = sync(demo)
-    assert report.sent["models"] == 2 and report.pending == 1 and str(path) in report.error
-    path.unlink()
-    assert sync(demo).sent == {"registered models": 1}
-
-
-def test_a_choice_of_unknown_weights_moves_no_alias(demo, client, weights, caplog):
-    log_choice(demo, "demo", "main", "others")
-    assert sync(demo).pending == 0
-    assert best_of(client) is None and "no version of its best stage by comparison, main" in caplog.text
-    assert Choice.read(next((demo / "tracking/choices").glob("*"))).weights == "others"
+    demo.workflow()
+    report = demo.sync()
+    assert report.sent["workflows"] == 1 and str(path) in report.error
+    path.write_text(text)
+    assert demo.sync().error is None and best_of(demo) == "2"
 
 
 # ------------------------------------------------------------------------------------------------ loading
@@ -318,18 +285,18 @@ def test_a_choice_of_unknown_weights_moves_no_alias(demo, client, weights, caplo
 @pytest.fixture(scope="module")
 def sent(weights, empty_database, tmp_path_factory):
     """Return results that were sent; MLflow cannot load a model from a path with ``%20``."""
+    from tests.unit.tracking.conftest import Folder
+
     folder = tmp_path_factory.mktemp("results")
     shutil.copy(empty_database, folder / "mlflow.db")
-    fill(folder, weights)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        assert sync(folder).pending == 0
-    return folder
+    fill(Folder(folder), weights)
+    assert Folder(folder).sync().error is None
+    return Folder(folder)
 
 
 @pytest.fixture
 def load(sent):
-    mlflow.set_tracking_uri(f"sqlite:///{sent}/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{sent.root}/mlflow.db")
     return lambda **more: mlflow.pyfunc.load_model("models:/demo@best", **more)
 
 
@@ -369,8 +336,8 @@ def test_an_invalid_input_is_named(load):
 
 
 def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent, load, weights):
-    path, digest = sent / "runs/demo/main/checkpoints/step-00000002", weights["main"][1]
-    moved = path.rename(sent / "elsewhere")
+    path, digest = sent.root / "runs/demo/main/checkpoints/step-00000002", weights["main"][1]
+    moved = path.rename(sent.root / "elsewhere")
     try:
         with pytest.raises(ValueError) as error:
             load()
@@ -384,14 +351,14 @@ def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent
         load(model_config={"checkpoint": str(other)})
 
 
-def test_the_store_keeps_the_weights_with_copy_weights(demo, client, monkeypatch, caplog, weights, load):
+def test_the_store_keeps_the_weights_with_copy_weights(demo, caplog, weights, load):
     before = load().predict(["The fox"], params=SCORE)
-    sync(demo)
-    shutil.rmtree(demo / "runs/demo/warmup/checkpoints")  # a person deletes them
-    monkeypatch.setenv("SPIDER_TRACKING_COPY_WEIGHTS", "on")
-    assert sync(demo).sent == {"registered models": 1} and sync(demo).pending == 0
+    demo.sync()
+    shutil.rmtree(demo.stage("demo", "warmup").checkpoints)  # a person deletes them
+    assert demo.sync(copy_weights=True).sent == {"registered models": 1}
     assert f"the weights {weights['warmup'][1]} are registered without a copy" in caplog.text
-    shutil.rmtree(demo / "runs")
-    loaded = mlflow.pyfunc.load_model("models:/demo@best", dst_path=demo.parent)
+    mlflow.set_tracking_uri(f"sqlite:///{demo.root}/mlflow.db")
+    shutil.rmtree(demo.root / "runs")
+    loaded = mlflow.pyfunc.load_model("models:/demo@best", dst_path=demo.root.parent)
     assert loaded.predict(["The fox"], params=SCORE).equals(before)
-    assert versions(client) == {"1": "warmup", "2": "main"}
+    assert versions(demo) == {"1": "warmup", "2": "main"}

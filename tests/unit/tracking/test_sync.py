@@ -1,178 +1,240 @@
+"""The store shows what the results folder holds, and only that, however often it is sent."""
+
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
-from spider.files import write_json
-from spider.tracking import job, spool, sync
-from spider.tracking.records import Run
-from spider.tracking.sync import batches
+from spider.files import read_json, write_json
+from spider.provenance.made import Made, Process, made_path
+from spider.tracking.curves import POINTS, Curve
+from spider.tracking.sync import Syncer
 from spider.tracking.target import store_uri
-from tests.servers import free_port
-
-JOB = """
-import sys
-from pathlib import Path
-from spider import tracking
-with tracking.job("encode", sys.argv[2], results=Path(sys.argv[1])) as job:
-    for step in range(200):
-        job.metric("x", step * 0.5, step)
-"""
 
 
-def write_rows(path, steps, start=1_700_000_000.25):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as f:
-        for step in steps:
-            row = {"step": step, "time": start + step, "metrics": {"train/loss": 5 - step / 100, "lr": 0.1}}
-            f.write(json.dumps(row) + "\n")
+def content(results):
+    """Return all that a store holds, without ids and the times of its own."""
+    client, found = results.client, {}
+    for experiment in ("Training", "Pipeline"):
+        for run in results.shown(experiment):
+            history = {key: results.history(run, key) for key in run.data.metrics}
+            tags = {
+                k: v for k, v in run.data.tags.items() if k != "mlflow.parentRunId" and "loggedModel" not in k
+            }
+            files = sorted(one.path for one in client.list_artifacts(run.info.run_id))
+            info = (run.info.status, run.info.start_time, run.info.end_time)
+            found[tags["spider.identity"]] = (info, history, run.data.params, tags, files)
+    return found
 
 
-def training_record(results, key="k", run="demo"):
-    write_json(results / "runs" / run / "tracking.json", {"key": key, "stages": {}})
-    record = Run(kind="training", identity=key, name=run, params={"lr": 1})
-    record.end("finished")
-    spool.write(results, record)
+def fill(results):
+    """Write what a workflow leaves of a run of two stages."""
+    results.workflow()
+    results.job("raw/d/000.parquet", rule="download", params={})
+    results.job("shards/d/train/000.bin", ("raw/d/000.parquet",))
+    results.train("warmup", range(0, 5))
+    results.train("main", range(5, 9), weights="w2")
 
 
-def curve(store, key, metric="train/loss"):
-    run_id = store.find_run(key, "Training")
-    return [(m.step, m.timestamp, m.value) for m in store.client.get_metric_history(run_id, metric)]
+def test_a_second_sync_sends_nothing_and_a_new_store_gets_the_same(results):
+    fill(results)
+    first = results.sync()
+    assert first.error is None
+    assert first.sent == {"workflows": 1, "jobs": 2, "runs": 1, "registered models": 1}
+    before = content(results)
+    assert results.sync().sent == {} and content(results) == before
+    (results.root / "mlflow.db").unlink()
+    shutil.rmtree(results.root / "mlartifacts")
+    assert results.sync().error is None
+    assert content(results) == before
+
+
+def test_jobs_lie_below_their_workflow_with_what_they_read_and_wrote(results):
+    fill(results)
+    (results.root / "benchmarks").mkdir()
+    (results.root / "benchmarks/job.tsv").write_text("s\tmax_rss\tcpu_time\n4.5\t100.5\t3.5\n")
+    results.job(
+        "report/table.md",
+        ("shards/d/train/000.bin",),
+        rule="compare",
+        wildcards={},
+        benchmark="benchmarks/job.tsv",
+    )
+    results.sync()
+    (workflow,) = results.shown("Pipeline", "tags.`spider.kind` = 'workflow'")
+    assert workflow.info.status == "FINISHED" and workflow.data.tags["mlflow.user"] == "ada"
+    assert workflow.data.metrics["seconds"] == 60 and workflow.data.metrics["jobs/finished"] == 3
+    (encode,) = results.shown("Pipeline", "tags.`spider.rule` = 'encode'")
+    assert encode.data.tags["mlflow.parentRunId"] == workflow.info.run_id
+    assert (
+        encode.data.tags["spider.command"] == "data encode d 000" and encode.info.run_name == "encode d/000"
+    )
+    digest = encode.data.tags["spider.outputs"].split()[1]
+    assert digest.startswith("sha256:") and encode.data.params["identity.validation"] == "0.1"
+    assert results.shown("Pipeline", f"tags.`spider.outputs` LIKE '%{digest}%'")
+    (compare,) = results.shown("Pipeline", "tags.`spider.rule` = 'compare'")
+    assert (
+        compare.data.metrics["system/cpu_seconds"] == 3.5
+        and compare.data.metrics["system/peak_rss_mb"] == 100.5
+    )
+    files = {one.path for one in results.client.list_artifacts(compare.info.run_id)}
+    assert files == {"record.json", "table.md"}
+
+
+def test_a_failed_job_keeps_its_reason_and_its_next_attempt_is_the_same_run(results):
+    results.workflow()
+    results.job("a.json", status="failed", error="no space left on the disk")
+    results.sync()
+    (failed,) = results.shown("Pipeline", "tags.`spider.kind` = 'job'")
+    assert (failed.info.status, failed.data.tags["spider.error"]) == ("FAILED", "no space left on the disk")
+    results.job("a.json")
+    results.sync()
+    (run,) = results.shown("Pipeline", "tags.`spider.kind` = 'job'")
+    assert run.info.status == "FINISHED" and results.history(run, "seconds") == [(0, 4.0), (1, 4.0)]
+    results.job("a.json", params={"identity": {"validation": 0.2}})  # another job with the same output
+    results.sync()
+    assert len(results.shown("Pipeline", "tags.`spider.kind` = 'job'")) == 2
+
+
+def test_what_a_killed_workflow_left_is_marked_and_hashed(results):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    process = Process(pid=ended.pid, created=time.time())
+    ended.wait()
+    results.workflow(status="running", ended=None, process=process)
+    job = results.job("a.json")
+    path = made_path(results.root, "a.json")
+    plain = read_json(path)
+    plain["jobs"][0]["outputs"][0]["digest"] = None
+    plain["jobs"].append({**plain["jobs"][0], "status": "running", "ended": None, "outputs": []})
+    write_json(path, plain)
+    results.sync()
+    _, second = Made.read(path).jobs
+    assert second.status == "killed" and "stopped" in second.error and second.ended
+    assert {run.info.status for run in results.shown("Pipeline")} == {"KILLED"}
+    plain["jobs"].pop()
+    write_json(path, plain)
+    results.sync()
+    assert Made.read(path).jobs[0].outputs == job.outputs
+
+
+def test_stages_and_restarts_are_one_run_with_one_curve(results):
+    results.train("warmup", range(0, 5))
+    results.sync()
+    results.train("main", range(5, 7), done=False)
+    results.sync()
+    (run,) = results.shown("Training")
+    assert run.info.status == "KILLED" and results.history(run, "train/loss")[-1] == (6, 4.94)
+    with open(results.stage("demo", "main").metrics, "a") as file:
+        file.write('{"step": 7, "time')  # torn
+    results.sync()
+    results.stage("demo", "main").metrics.write_text(
+        results.stage("demo", "main").metrics.read_text().rpartition("\n")[0] + "\n"
+    )
+    results.train("main", range(7, 9))
+    assert results.sync().error is None
+    (run,) = results.shown("Training")
+    assert [step for step, _ in results.history(run, "train/loss")] == list(range(9))
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "demo")
+    assert run.data.params["warmup.settings.tokens"] == "1000" and run.data.params["model.hidden"] == "192"
+    assert run.data.tags["spider.spec.main"] == results.spec("main").identity
+    assert {one.dataset.digest for one in run.inputs.dataset_inputs} == {"0123456789abcdef"}
+    assert len(run.outputs.model_outputs) == 2
+
+
+def test_a_stage_that_is_trained_again_is_in_a_new_run_with_the_stages_before_it(results):
+    results.train("warmup", range(0, 3))
+    results.train("main", range(3, 6))
+    results.sync()
+    for weights in ("other", "same settings, other rows"):
+        results.stage("demo", "main").metrics.unlink()
+        results.train("main", range(3, 6), weights=weights, lr=2e-3)
+        assert results.sync().error is None
+    runs = results.shown("Training")
+    curves = [[step for step, _ in results.history(run, "train/loss")] for run in runs]
+    assert curves == [list(range(6))] * 3
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 20_000}, {"max_steps": None, "tokens": None}])
+def test_a_long_curve_is_thinned_the_same_however_often_it_is_followed(results, limit):
+    folder, spec = results.stage("demo", "main"), results.spec("main", **limit)
+    folder.path.mkdir(parents=True)
+    followed, chosen, lines = None, [], 0
+    for _ in range(20):
+        with open(folder.metrics, "a") as file:
+            for step in range(lines, lines + 1000):
+                metrics = {"train/loss": float(step)} | ({"val/bpb": 1.0} if step % 100 == 0 else {})
+                file.write(json.dumps({"step": step, "time": 1e9, "metrics": metrics}) + "\n")
+        lines += 1000
+        followed = followed or Curve(folder.metrics, spec)
+        chosen += [point for _, points in followed.read() for point in points]
+    at_once = Curve(folder.metrics, spec)
+    assert [point for _, points in at_once.read() for point in points] == chosen
+    steps = [step for key, _, _, step in chosen if key == "train/loss"]
+    assert POINTS * 0.3 < len(steps) <= POINTS and steps[0] == 0 and steps[-1] > 19_000
+    assert len([key for key, *_ in chosen if key == "val/bpb"]) > 100, "a rare one stays"
+    assert [step for *_, step in at_once.end()] == [19_999]
+
+
+def test_a_curve_grows_in_the_store_while_the_stage_trains(results):
+    results.train("warmup", range(0, 3), done=False)
+    syncer = Syncer(results, results.config())
+    for end in (5, 9):
+        syncer.attempt()
+        results.train("warmup", range(end - 2, end), done=False)
+    assert syncer.attempt().sent == {"runs": 1} and syncer.attempt().sent == {}
+    (run,) = results.shown("Training")
+    assert [step for step, _ in results.history(run, "train/loss")] == [0, 1, 2, 3, 4, 7, 8]
 
 
 def test_the_environment_decides_the_store(results, monkeypatch):
-    assert store_uri(results) == f"sqlite:///{results}/mlflow.db"
-    monkeypatch.setenv("SPIDER_TRACKING_URI", "http://configured")
-    assert store_uri(results) == "http://configured"
+    settings = results.config(uri="http://configured").tracking
+    assert store_uri(results.root, results.config().tracking) == f"sqlite:///{results.root}/mlflow.db"
+    assert store_uri(results.root, settings) == "http://configured"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
-    assert store_uri(results) == "http://environment"
+    assert store_uri(results.root, settings) == "http://environment"
 
 
-def test_a_path_with_a_question_mark_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="rename it"):
-        store_uri(tmp_path / "what?")
+def test_nothing_is_sent_where_tracking_is_off(results, monkeypatch):
+    fill(results)
+    assert results.sync(enabled=False).sent == {}
+    monkeypatch.setenv("SPIDER_TRACKING", "off")
+    assert results.sync().sent == {}
 
 
-def test_curves_are_complete_and_a_resend_adds_nothing(results, store):
-    training_record(results)
-    rows = results / "runs" / "demo" / "main" / "metrics.jsonl"
-    write_rows(rows, range(700))
-    assert sync(results).sent == {"training": 1, "points": 1400}
-    write_rows(rows, range(700, 710))
-    assert sync(results).sent == {"points": 20}  # only the new rows
-    (results / "tracking" / "sent.json").unlink()
-    report = sync(results)
-    assert report.sent == {"training": 1, "points": 1420} and report.pending == 0
-    points = curve(store(), "k")
-    assert [p[0] for p in points] == list(range(710))
-    assert points[3] == (3, 1_700_000_003_250, 4.97)
-    assert len(store().client.search_runs([store().experiments["Training"]])) == 1
+def test_two_folders_in_one_store_stay_apart(results, make_folder):
+    other = make_folder("other")
+    uri = f"sqlite:///{results.root}/mlflow.db"
+    for folder in (results, other):
+        fill(folder)
+        assert folder.sync(uri=uri).error is None
+    assert len(results.shown("Training")) == 2 and len(results.shown("Pipeline")) == 6
+    results.sync(uri=uri, experiment="ada")
+    assert len(results.shown("ada/Training")) == 1
 
 
-def test_an_incomplete_row_waits_and_a_malformed_one_is_skipped(tmp_path, caplog):
-    rows = tmp_path / "metrics.jsonl"
-    write_rows(rows, [1])
-    with open(rows, "a") as f:
-        f.write('{"step": 2, "ti\n')
-    write_rows(rows, [3])
-    whole = rows.stat().st_size
-    with open(rows, "a") as f:
-        f.write('{"step": 4, "time": 1.0, "met')
-    found = list(batches(rows, 0))
-    assert [offset for offset, _ in found] == [whole]
-    assert [point[3] for _, points in found for point in points] == [1, 1, 3, 3]
-    assert "skipped a malformed row" in caplog.text
-    assert list(batches(rows, whole)) == []
+def test_secrets_are_left_out(results, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz")
+    results.workflow()
+    results.job("note.txt.json", error="403 for hf_abcdefghijklmnopqrstuvwxyz", status="failed")
+    (results.root / "note.txt.json").write_text("hf_abcdefghijklmnopqrstuvwxyz")
+    results.sync()
+    stored = b"".join(
+        path.read_bytes() for path in (results.root / "mlartifacts").rglob("*") if path.is_file()
+    )
+    assert b"hf_abc" not in stored
 
 
-def test_batches_have_a_thousand_points_and_an_offset(tmp_path):
-    rows = tmp_path / "metrics.jsonl"
-    write_rows(rows, range(1201))
-    found = list(batches(rows, 0))
-    assert [len(points) for _, points in found] == [1000, 1000, 402]
-    rest = list(batches(rows, found[1][0]))
-    assert rest == found[2:]
-
-
-def test_all_records_are_sent_after_the_store_was_unreachable(results, store, monkeypatch, in_workflow):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    training_record(results)
-    write_rows(results / "runs" / "demo" / "main" / "metrics.jsonl", range(5))
-    with job("encode", "d", results=results):
-        pass
-    report = sync(results, timeout=5)
-    assert report.sent == {} and report.pending == 3 and "127.0.0.1" in report.error
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    report = sync(results)
-    assert report.error is None and report.pending == 0
-    assert report.sent == {"training": 1, "jobs": 1, "points": 10}
-    assert sync(results).sent == {}
-
-
-def test_a_new_store_gets_all_records_again(results, empty_database, in_workflow):
-    with job("encode", "d", results=results):
-        pass
-    assert sync(results).sent == {"jobs": 1}
-    shutil.copy(empty_database, results / "other.db")
-    os.replace(results / "other.db", results / "mlflow.db")
-    assert sync(results).sent == {"jobs": 1}
-
-
-def test_a_refused_record_does_not_stop_the_others(results, in_workflow, caplog):
-    with job("aaa", "d", results=results) as refused:
-        refused.dataset("x" * 501, "0", "longer than MLflow allows")
-    damaged = spool.record_path(results, "jobs", "0000")
-    damaged.write_text("{")
-    foreign = spool.record_path(results, "jobs", "1111")
-    foreign.write_text('{"format": 99}')
-    with job("bbb", "d", results=results):
-        pass
-    report = sync(results)
-    assert report.sent == {"jobs": 1} and report.pending == 3 and report.error
-    for name in (
-        refused.identity,
-        "0000.json: not valid JSON",
-        "1111.json: a tracking record of format 99, this Spider reads 1",
-    ):
-        assert name in caplog.text
-
-
-def test_names_and_values_that_mlflow_refuses_are_cut_or_replaced(results, store, in_workflow):
-    with job("encode", "d", results=results, params={"a[0]": "x" * 7000}) as j:
-        j.metric("loss(%)", 1)
-        j.metric("nan", float("nan"))
-        j.tag("ünïcode", "y" * 9000)
-    assert sync(results).error is None
-    data = store().client.get_run(store().find_run(j.identity, "Pipeline")).data
-    assert data.params == {"a_0_": "x" * 6000}
-    assert data.metrics["loss_%_".replace("%", "_")] == 1 and data.metrics["nan"] != data.metrics["nan"]
-
-
-def test_a_changed_parameter_becomes_a_tag(results, store):
-    training_record(results)
-    sync(results)
-    spool.write(results, Run(kind="training", identity="k", name="demo", params={"lr": 2, "new": 3}))
-    assert sync(results).error is None
-    data = store().client.get_run(store().find_run("k", "Training")).data
-    assert data.params == {"lr": "1", "new": "3"} and data.tags["changed.lr"] == "2"
-
-
-def test_four_processes_at_once_create_one_store_and_lose_nothing(tmp_path, store, start_python):
-    results = tmp_path / "new results"
-    processes = [start_python(JOB, results, f"d/{i}") for i in range(4)]
-    assert [p.wait(120) for p in processes] == [0] * 4
-    # Each process sends its records, some still in the background. This sends the rest.
-    report = sync(results)
-    assert (report.error, report.pending) == (None, 0)
-    from spider.tracking.store import Store
-
-    connection = Store(results)
-    runs = connection.client.search_runs([connection.experiments["Pipeline"]])
-    assert sorted(r.data.tags["spider.name"] for r in runs) == [f"d/{i}" for i in range(4)]
-    for run in runs:
-        history = connection.client.get_metric_history(run.info.run_id, "x")
-        assert [(m.step, m.value) for m in history] == [(s, s * 0.5) for s in range(200)]
+def test_a_damaged_record_is_named_and_the_rest_is_sent(results):
+    fill(results)
+    path = results.root / "workflows/20260101-000000-abcdef.json"
+    path.write_text("{")
+    report = results.sync()
+    assert report.sent == {"runs": 1, "registered models": 1}
+    assert f"{path}: not valid JSON" in report.error and "delete this record" in report.error
+    path.unlink()
+    assert results.sync().sent == {"jobs": 2}

@@ -23,7 +23,7 @@ def test_a_taken_port_is_named(results):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} is taken; name another: .* --port {port + 1}"):
-            serve(results, port, None)
+            serve(results, results.config().tracking, port, None)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,6 @@ def test_the_address_of_a_server_is_logged_without_its_password(
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ada:sesame@tracker.example/")
     with caplog.at_level(logging.INFO):
-        serve(results, 5000, experiment)
+        serve(results, results.config().tracking, 5000, experiment)
     assert f"https://***@tracker.example/#/experiments{page}" in caplog.text
     assert "sesame" not in caplog.text

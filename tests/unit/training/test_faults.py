@@ -36,7 +36,7 @@ def test_sigusr1_makes_the_command_save_and_exit_with_resume_me(tmp_path, shards
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=tmp_path,
-        env={**os.environ, "SPIDER_TRACKING": "off", "SPIDER_WORKFLOW": ""},
+        env={**os.environ, "SPIDER_TRACKING": "off"},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -1,0 +1,149 @@
+"""Show the invocations of the workflow and their jobs in MLflow's experiment *Pipeline*."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from spider.files import digest
+from spider.provenance.made import Job, Made, Stat, Workflow, flatten, records, stat_of, workflows
+from spider.tracking.store import Point, Store
+
+#: Files of these kinds are uploaded if they are small.
+SHOWN = (".json", ".txt", ".svg", ".png", ".html", ".md")
+
+
+class Item(NamedTuple):
+    """Something that the store shows. ``send`` sends what it lacks, and returns how much that is."""
+
+    kind: str
+    name: str
+    send: Callable[[], int]
+
+
+class Pipeline:
+    """The workflows and jobs of a results folder. A record is read again when it has changed."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._made: dict[Path, tuple[Stat | None, Made]] = {}
+
+    def items(self) -> Iterator[Item]:
+        """Yield workflows, and then jobs, whose runs lie below those of their workflows."""
+        root = self.store.root
+        known = workflows(root)
+        changed = {}
+        for path in records(root):
+            stat = stat_of(path)
+            if path not in self._made or self._made[path][0] != stat:
+                self._made[path] = None, Made.read(path)
+                changed[path] = stat
+        jobs = defaultdict[str, list[Job]](list)
+        for _, made in self._made.values():
+            for job in made.jobs:
+                jobs[job.workflow].append(job)
+        for one in known.values():
+            yield Item("workflows", one.identity, partial(self._workflow, one, jobs[one.identity]))
+        for path, stat in changed.items():
+            _, made = self._made[path]
+            same = defaultdict[str, list[Job]](list)
+            for job in made.jobs:
+                same[_identity(job)].append(job)
+            # The digests of large files follow.
+            hashed = {
+                key: runs
+                for key, runs in same.items()
+                if all(one.digest for one in runs[-1].inputs if one.stat)
+            }
+            for identity, runs in hashed.items():
+                yield Item("jobs", runs[-1].name, partial(self._job, identity, runs, known))
+            self._made[path] = stat, made
+
+    def _workflow(self, one: Workflow, jobs: list[Job]) -> int:
+        state = digest([one.plain(), sorted((job.started, job.status) for job in jobs)])
+        if self.store.is_sent("Pipeline", one.identity, state):
+            return 0
+        tags: dict[str, object] = {"spider.kind": "workflow", "mlflow.source.name": "snakemake"}
+        tags |= {"mlflow.user": one.user}
+        tags |= {"mlflow.source.git.commit": (one.commit or "").removesuffix("-dirty")}
+        tags |= {"git.commit": one.commit, "spider.version": one.version, "spider.host": one.process.host}
+        run = self.store.show(
+            "Pipeline", one.identity, name=one.identity, start=one.started, tags=tags, params={}
+        )
+        if one.ended:
+            totals = defaultdict[str, float](float, seconds=one.ended - one.started)
+            for job in jobs:
+                totals[f"seconds/{job.rule}"] += (job.ended or one.ended) - job.started
+                totals[f"jobs/{job.status}"] += 1
+            at = int(one.ended * 1000)
+            self.store.log_points(run.run_id, [(name, value, at, 0) for name, value in totals.items()])
+        return self.store.close(run, state, one.status, one.ended, one.plain())
+
+    def _job(self, identity: str, runs: list[Job], known: dict[str, Workflow]) -> int:
+        """Show the runs of a job with the same parameters and inputs as one, with a point for each."""
+        last, root = runs[-1], self.store.root
+        state = digest([job.model_dump(mode="json") for job in runs])
+        if self.store.is_sent("Pipeline", identity, state):
+            return 0
+        workflow = known.get(last.workflow)
+        above = self.store.newest("Pipeline", last.workflow)
+        tags = {
+            "spider.kind": "job",
+            "spider.rule": last.rule,
+            "spider.name": last.of,
+            "spider.workflow": last.workflow,
+            "spider.reason": last.reason,
+            "spider.command": last.command,
+            "spider.inputs": "\n".join(f"{file.path} {file.digest}" for file in last.inputs),
+            "spider.outputs": "\n".join(f"{file.path} {file.digest}" for file in last.outputs if file.stat),
+            "spider.error": last.error,
+            "spider.code": last.code,
+            "spider.processor": last.processor,
+            "spider.snapshot": last.snapshot,
+            "git.commit": last.commit,
+            "mlflow.source.git.commit": (last.commit or "").removesuffix("-dirty"),
+            "mlflow.source.name": f"spider {last.name}".replace("/", " "),
+            "mlflow.user": workflow.user if workflow else None,
+            "mlflow.parentRunId": above.run_id if above else None,
+        }
+        params = flatten(last.params) | {"threads": last.threads} | flatten({"resources": last.resources})
+        run = self.store.show(
+            "Pipeline", identity, name=last.name, start=runs[0].started, tags=tags, params=params
+        )
+        ended = [(number, job) for number, job in enumerate(runs) if job.ended]
+        points: list[Point] = [
+            ("seconds", job.ended - job.started, int(job.ended * 1000), number)
+            for number, job in ended
+            if job.ended
+        ]
+        if last.status == "finished" and last.ended and last.benchmark:
+            at = int(last.ended * 1000)
+            measured = _measured(root / last.benchmark)
+            points += [(f"system/{name}", value, at, len(runs) - 1) for name, value in measured.items()]
+        self.store.log_points(run.run_id, points)
+        for file in last.outputs:
+            path = root / file.path
+            if path.suffix in SHOWN and file.stat and stat_of(path) == file.stat:
+                self.store.upload(run.run_id, path)
+        plain = {"runs": [job.model_dump(mode="json") for job in runs]}
+        return self.store.close(run, state, last.status, last.ended, plain)
+
+
+def _identity(job: Job) -> str:
+    """Return what equal jobs share: rule, name, parameters, and the content of their inputs."""
+    return digest([job.rule, job.of, job.params, [file.digest for file in job.inputs]])
+
+
+def _measured(benchmark: Path) -> dict[str, float]:
+    """Return what Snakemake measured in the last attempt at a job. Its megabytes are 2^20 bytes."""
+    names = {"cpu_time": "cpu_seconds", "max_rss": "peak_rss_mb", "io_in": "read_mb", "io_out": "written_mb"}
+    try:
+        with open(benchmark, encoding="utf-8", newline="") as file:
+            row = list(csv.DictReader(file, delimiter="\t"))[-1]
+        return {names[key]: float(row[key]) for key in names if row.get(key, "NA") not in ("NA", "-", "")}
+    except (OSError, IndexError, ValueError):
+        return {}

@@ -1,0 +1,406 @@
+"""Show trainings, their curves, checkpoints and scores in MLflow's experiment *Training*.
+
+A run of the store shows all stages of a run. A stage that is trained again, by whatever settings, has another
+first row in its ``metrics.jsonl``. Its curve would then have two values at a step, so the run of the store is
+another one, and gets the curves of the stages before it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import ValidationError
+
+from spider.checkpoints.records import Origin, Receipt
+from spider.config import Config, StageSpec
+from spider.config.spec import sources_of
+from spider.evaluation.records import CheckpointScores, Evaluation, results_of
+from spider.evaluation.result import Result, all_rows, curves, metrics
+from spider.files import digest, read_json, sha256
+from spider.provenance.made import Job, Made, Stat, flatten, made_path, relative, stat_of, workflows
+from spider.results import CompressedFolder, Results, StageFolder
+from spider.tracking.curves import Curve, head
+from spider.tracking.jobs import SHOWN, Item
+from spider.tracking.store import ARTIFACT_LIMIT, HELD_OUT, RANKING, Point, Shown, Store
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint at the end of a stage, or its compressed model, with all that was measured of it."""
+
+    folder: StageFolder
+    receipt: Receipt
+
+    @property
+    def where(self) -> str:
+        """The path in the folder of the run: ``main``, or ``main/compressed``."""
+        path = self.folder.path
+        return f"{path.parent.name}/{path.name}" if self.compressed else path.name
+
+    @property
+    def compressed(self) -> bool:
+        return isinstance(self.folder, CompressedFolder)
+
+    @property
+    def weights(self) -> str:
+        """The digest of the weights that are scored and loaded."""
+        return self.receipt.averaged_weights or self.receipt.weights
+
+    @property
+    def identity(self) -> str:
+        return digest([self.receipt.run, self.where, self.receipt.weights])
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path / self.receipt.checkpoint
+
+    @cached_property
+    def found(self) -> dict[str, Result]:
+        """The results of the measurements of these weights."""
+        return results_of(self.folder, self.weights)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the model itself, by the names of their metrics."""
+        rows = [row for row in all_rows(self.found) if not row.baseline]
+        numbers = [number for row in rows for number in row.numbers()]
+        return {name: one.value for name, _, one in numbers if one.value is not None}
+
+    def tags(self, root: Path) -> dict[str, str]:
+        """Return the tags of its version."""
+        tags = {
+            "spider.run": self.receipt.run,
+            "spider.stage": self.where,
+            "spider.digest": self.receipt.weights,
+        }
+        tags |= {"spider.step": str(self.receipt.global_step), "spider.path": relative(root, self.path)}
+        shown = {name.replace("/", "."): str(value) for name, value in self.numbers.items()}
+        return tags | {name: value.removesuffix(".0") for name, value in shown.items()}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a run in the results folder, finished or not."""
+
+    folder: StageFolder
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    @cached_property
+    def spec(self) -> StageSpec | None:
+        """The settings that decide the weights; None for those of another version of Spider."""
+        with contextlib.suppress(ValidationError, ValueError):
+            return self.origin.spec
+        return None
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """The trained and the compressed model, as far as they exist."""
+        folders = (self.folder, CompressedFolder(self.folder.compressed))
+        return [Model(one, Receipt.read(one.receipt)) for one in folders if one.receipt.is_file()]
+
+    @cached_property
+    def head(self) -> str:
+        """What differs each time that the stage is trained."""
+        return head(self.folder.metrics) or (self.models[0].receipt.weights if self.models else "")
+
+
+def stages_of(results: Results, run: str) -> list[Stage]:
+    """Return the stages of a run that have begun, in their order."""
+    begun = [folder for folder in results.stages(run) if folder.origin.is_file()]
+    stages = [Stage(folder, Origin.read(folder.origin)) for folder in begun]
+    return sorted(stages, key=lambda stage: stage.origin.fields.get("index", 0))
+
+
+class Trainings:
+    """The runs of a results folder. A run whose files have not changed since the last call is left out."""
+
+    def __init__(self, store: Store, results: Results, config: Config) -> None:
+        self.store, self.results, self.config = store, results, config
+        self._curves: dict[Path, Curve] = {}
+        self._seen: dict[str, object] = {}
+
+    def items(self) -> Iterator[Item]:
+        for run in self.results.runs:
+            stages = self.results.stages(run)
+            folders = [*stages, *(CompressedFolder(one.compressed) for one in stages)]
+            paths = [file for one in folders for file in (*_files(one), one.metrics, one.receipt)]
+            paths += [self._record(file) for file in paths]
+            busy = any(_is_trained(one) for one in stages)
+            state = [busy, *((path, stat_of(path)) for path in paths)]
+            if state != self._seen.get(run):
+                yield Item("runs", run, partial(self._run, run, busy))
+                self._seen[run] = state
+        for path in self.results.foreign_scores:
+            state = [stat_of(path), stat_of(self._record(path))]
+            if self._seen.get(str(path)) != state:
+                yield Item("foreign models", path.parent.name, partial(self._foreign, path))
+                self._seen[str(path)] = state
+
+    def _record(self, output: Path) -> Path:
+        return made_path(self.results.root, relative(self.results.root, output))
+
+    def _job(self, output: Path) -> Job | None:
+        """Return the newest run of the job that makes an output; None for a command by hand."""
+        path = self._record(output)
+        jobs = Made.read(path).jobs if path.exists() else []
+        return jobs[-1] if jobs else None
+
+    def _time(self, path: Path) -> float | None:
+        """Return when a file was made: when its job began, which touches it at the end; None before that."""
+        stat, job = stat_of(path), self._job(path)
+        assert stat is not None
+        if job and job.status == "running" and stat[1] / 1e9 > job.started - 1:
+            return None
+        own = [file for file in job.outputs if file.stat == stat] if job else []
+        return job.started if job and own else stat[1] / 1e9
+
+    def _run(self, run: str, busy: bool) -> int:
+        """Show a run: its settings and status, then curves, then checkpoints with their scores."""
+        stages = stages_of(self.results, run)
+        if not stages:
+            return 0
+        before = self.store.writes
+        heads = {stage.name: stage.head for stage in stages if stage.head}
+
+        def fits(one: Shown) -> bool:
+            return all(one.tags.get(f"spider.head.{name}", value) == value for name, value in heads.items())
+
+        jobs = {stage.name: self._job(stage.folder.receipt) for stage in stages}
+        last = jobs[stages[-1].name]
+        tags = self._tags(run, stages[-1].name, last, f"train {run}/{stages[-1].name}")
+        tags |= {f"spider.head.{name}": value for name, value in heads.items()}
+        tags |= {f"spider.spec.{stage.name}": stage.origin.identity for stage in stages}
+        begun = stages[0].folder.origin.stat().st_mtime
+        params = {key: value for stage in stages for key, value in self._params(stage).items()}
+        shown = self.store.show("Training", run, name=run, start=begun, tags=tags, params=params, fits=fits)
+        if shown.deleted:
+            return 0
+        for stage in stages:
+            self._datasets(shown, stage)
+            self._curve(shown, stage)
+            for model in stage.models:
+                self._model(shown, stages, model)
+        if busy or (last is not None and last.status == "running"):
+            status, ended = "running", None
+        else:
+            finished = all(stage.folder.receipt.is_file() for stage in stages)
+            stopped = last.status if last and last.status == "failed" else "killed"
+            status = "finished" if finished else stopped
+            files = [file for one in stages for file in (one.folder.metrics, one.folder.receipt)]
+            ended = max((file.stat().st_mtime for file in files if file.is_file()), default=begun)
+        self.store.set_status(shown, status, ended)
+        return int(self.store.writes > before)
+
+    def _tags(self, run: str, stage: str, job: Job | None, command: str) -> dict[str, object]:
+        """Return the tags of a run: its names, and the user, the command and the commit of its last job."""
+        workflow = workflows(self.results.root).get(job.workflow) if job else None
+        commit = job.commit if job else None
+        return {
+            "spider.kind": "training",
+            "spider.run": run,
+            "spider.stage": stage,
+            "git.commit": commit,
+            "mlflow.source.git.commit": (commit or "").removesuffix("-dirty"),
+            "mlflow.source.name": f"spider {job.command if job else command}",
+            "mlflow.user": workflow.user if workflow else None,
+            "spider.host": workflow.process.host if workflow else None,
+            "spider.version": workflow.version if workflow else None,
+        }
+
+    def _params(self, stage: Stage) -> dict[str, Any]:
+        """Return the settings of a stage; those that the stages of a run share have no name of a stage."""
+        spec = stage.spec
+        run = stage.folder.path.parent.name
+        if run in self.config.runs and stage.name in [one.name for one in self.config.runs[run].stages]:
+            own = self.config.stage(run, stage.name)  # has what decides no weights, too
+            spec = own if stage.origin.identity in own.identities else spec
+        plain = spec.model_dump(mode="json") if spec else {**stage.origin.fields}
+        for name in ("format", "run", "stage", "index"):
+            plain.pop(name, None)
+        plain[stage.name] = {name: plain.pop(name) for name in ("settings", "data") if name in plain}
+        return flatten(plain)
+
+    def _datasets(self, shown: Shown, stage: Stage) -> None:
+        of = str(stage.origin.fields.get("data_digest"))
+        if shown.tags.get(f"spider.data.{stage.name}") != of:
+            for name in sources_of(stage.origin.fields):
+                self.store.log_dataset(shown.run_id, name, of, self._address(name), f"training {stage.name}")
+            self.store.note(shown, {f"spider.data.{stage.name}": of})
+
+    def _address(self, dataset: str) -> str:
+        """Return where a dataset comes from."""
+        known = self.config.datasets.get(dataset)
+        return known.source.address if known else str(self.results.shards(dataset))
+
+    def _curve(self, shown: Shown, stage: Stage) -> None:
+        """Send the chosen points of new rows. The store notes how far it got."""
+        path = stage.folder.metrics
+        if not head(path):
+            return
+        curve = self._curves.pop(path, None)
+        if curve is None or curve.head != head(path):
+            curve = Curve(path, stage.spec)
+        before, _, end = shown.tags.get(f"spider.curve.{stage.name}", "0").partition(" ")
+        new = [point for offset, points in curve.read() if offset > int(before) for point in points]
+        finished = "end" if stage.folder.receipt.is_file() else ""
+        if finished and not end:
+            new += curve.end()
+        self.store.log_points(shown.run_id, new)
+        self.store.note(shown, {f"spider.curve.{stage.name}": f"{curve.offset} {finished}".strip()})
+        self._curves[path] = curve
+
+    def _model(self, shown: Shown, stages: Sequence[Stage], model: Model) -> None:
+        """Show a checkpoint as a model without its weights, with all that was measured of it."""
+        folder, receipt, sent = model.folder, model.receipt, f"spider.sent.{model.where}"
+        files = _files(folder)
+        state = digest([receipt.weights, *((path.name, _sha256(path, stat_of(path))) for path in files)])
+        at = self._time(folder.evaluation if folder.evaluation.is_file() else folder.receipt)
+        before = self._time(folder.checkpoint_scores) if folder.checkpoint_scores.is_file() else 0.0
+        if at is None or before is None or shown.tags.get(sent) == state:
+            return
+        scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
+        params = scalars | {"path": relative(self.results.root, model.path)}
+        evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
+        if evaluation and evaluation.weights != model.weights:
+            evaluation = None  # of an earlier training
+        values, costs = metrics(model.found), dict[str, float]()
+        if model.compressed:
+            # The training run has the metrics of the checkpoint, which these must not replace.
+            values = {f"compressed/{name}": value for name, value in model.numbers.items()}
+        elif evaluation:
+            until = [stage.folder for stage in stages].index(folder) + 1
+            trained = [stage.models[0].receipt for stage in stages[:until] if stage.models]
+            costs = {name: sum(getattr(one, name) for one in trained) for name in ("bytes", "seconds")}
+            costs["parameters"] = evaluation.parameters
+        step, name = receipt.global_step, f"{receipt.run}-{model.where.replace('/', '-')}"
+        shown_model = self._show(shown, model.identity, name, model.where, receipt.weights, step, params)
+        self._scores(shown, shown_model, model.where, step, at, values, costs, evaluation, model.found)
+        if folder.checkpoint_scores.is_file():  # checkpoints before the end of the stage
+            for one in CheckpointScores.read(folder.checkpoint_scores).scores:
+                step, identity = one.global_step, digest([one.run, one.stage, one.weights, one.global_step])
+                name = f"{one.run}-{one.stage}-step-{step}"
+                params = {
+                    "run": one.run,
+                    "stage": one.stage,
+                    "weights": one.weights,
+                    "checkpoint": one.checkpoint,
+                }
+                earlier = self._show(shown, identity, name, one.stage, one.weights, step, params)
+                values = metrics(one.all_results)
+                self._scores(shown, earlier, one.stage, step, before, values, {}, one, one.all_results)
+        for path in files:
+            self.store.upload(shown.run_id, path, under=model.where)
+        self.store.note(shown, {sent: state})
+
+    def _show(
+        self,
+        shown: Shown,
+        identity: str,
+        name: str,
+        where: str,
+        weights: str,
+        step: int,
+        params: dict[str, Any],
+    ) -> str:
+        """Show a checkpoint as a model, and return its id."""
+        tags = {"spider.run": str(shown.tags["spider.run"]), "spider.stage": where, "spider.digest": weights}
+        tags |= {k: v for k, v in shown.tags.items() if k == "mlflow.user" or k.startswith("mlflow.source.")}
+        model = self.store.show_model(identity, shown.run_id, name=name, step=step, tags=tags, params=params)
+        return str(model.model_id)
+
+    def _scores(
+        self,
+        shown: Shown,
+        model: str,
+        where: str,
+        step: int,
+        at: float,
+        values: Mapping[str, float],
+        costs: Mapping[str, float],
+        evaluation: Evaluation | None,
+        found: Mapping[str, Result],
+    ) -> None:
+        """Log the scores of a checkpoint for its model, with the text.
+
+        Metrics of a model also appear on its run, at the last step of the stage. MLflow groups charts by the
+        part of the name before the slash. The ranking scores and the costs lack a slash and come first. A
+        curve whose steps are not training steps has the stage in its name, so that the curves of a run's
+        stages stay apart.
+        """
+        on = {"model_id": model}
+        if evaluation:
+            of = evaluation.data, evaluation.data_digest
+            self.store.log_dataset(shown.run_id, *of, self._address(evaluation.data), "validation")
+            on |= {"dataset_name": of[0], "dataset_digest": of[1][:36]}
+        when = int(at * 1000)
+        points: list[Point] = [(k if k in RANKING else f"val/{k}", v, when, step) for k, v in values.items()]
+        points += [(name, value, when, step) for name, value in costs.items()]
+        if "bpb" in values:
+            points.append((HELD_OUT, values["bpb"], when, step))
+        for name, steps in curves(found).items():
+            points += [(f"val/{name}/{where}", value, when, n) for n, value in steps]
+        # MLflow would store a NaN of a model as 0, which ranks first. That of a run stays NaN and ranks last.
+        self.store.log_points(shown.run_id, [one for one in points if not math.isnan(one[1])], **on)
+        self.store.log_points(shown.run_id, [one for one in points if math.isnan(one[1])])
+
+    def _foreign(self, path: Path) -> int:
+        """Show a model that others trained as a run beside the trainings, with its scores."""
+        measured = Evaluation.read(path)
+        identity = f"foreign/{digest([measured.run, measured.weights])}"
+        state = sha256(path)
+        if self.store.is_sent("Training", identity, state):
+            return 0
+        tags = self._tags(measured.run, "foreign", self._job(path), f"evaluate --model {measured.run}")
+        tags |= {"spider.digest": measured.weights}
+        params = {**measured.results["foreign"].details, "folder": measured.checkpoint}
+        at = self._time(path)
+        if at is None:
+            return 0
+        shown = self.store.show(
+            "Training", identity, name=measured.run, start=at, tags=tags, params=flatten(params)
+        )
+        address = self._address(measured.data)
+        self.store.log_dataset(shown.run_id, measured.data, measured.data_digest, address, "validation")
+        values = {k if k in RANKING else f"val/{k}": v for k, v in metrics(measured.all_results).items()}
+        values["parameters"] = measured.parameters
+        self.store.log_points(shown.run_id, [(k, v, int(at * 1000), 0) for k, v in values.items()])
+        self.store.upload(shown.run_id, path)
+        self.store.set_status(shown, "finished", at)
+        self.store.note_state(shown, state)
+        return 1
+
+
+@cache
+def _sha256(path: Path, stat: Stat) -> str:
+    """Return the SHA-256 of a file with this size and time."""
+    return sha256(path)
+
+
+def _files(folder: StageFolder) -> list[Path]:
+    """Return the small files of a stage that MLflow shows."""
+    found = [*folder.path.glob("*"), *folder.samples.glob("*.txt")]
+    small = [path for path in found if path.suffix in SHOWN and path.name[0] != "." and path.is_file()]
+    return sorted(path for path in small if path.stat().st_size <= ARTIFACT_LIMIT)
+
+
+def _is_trained(folder: StageFolder) -> bool:
+    """Return whether a process of this machine trains in a folder."""
+    with contextlib.suppress(ValueError, KeyError, psutil.NoSuchProcess):
+        holder = read_json(folder.holder)
+        since = time.mktime(time.strptime(holder["since"], "%Y-%m-%d %H:%M:%S"))
+        here = holder["host"] == socket.gethostname()
+        return here and psutil.Process(holder["pid"]).create_time() <= since + 1
+    return False
