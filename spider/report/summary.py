@@ -160,14 +160,11 @@ class Summary(Record):
             for name, one in self.foreign.items()
         }
 
-    def table(self, lines: Mapping[str, Line]) -> Table:
-        """Return the table of some models on one text."""
-        return models(lines, self.noise.get(next(iter(lines.values())).text_sha256))
-
     @property
     def tables(self) -> list[Table]:
         """Return all tables: models on each text, their other results, results about runs, and seconds."""
-        tables = [self.table(lines) for lines in by_text(self.lines).values()]
+        texts = by_text(self.lines).values()
+        tables = [models(own, self.noise.get(next(iter(own.values())).text_sha256)) for own in texts]
         tables += measurements(self.lines)
         for one in self.results.values():
             tables += [one] if one.rows else []
@@ -404,7 +401,8 @@ def models(
         numbers |= {_title(title, ALONE): number for title, number in row.columns.items()}
         if given := row.columns.get(GIVEN):
             numbers["trained on"] = given.model_copy(update={"unit": SIZE})
-        rows.append(_row(label, numbers | {"context": _BASELINE_CONTEXT}, titles, baseline=True))
+        if numbers.keys() & {*titles}:
+            rows.append(_row(label, numbers | {"context": _BASELINE_CONTEXT}, titles, baseline=True))
     some = next(iter(lines.values()))
     return Table(
         title=f"Held-out text of {some.text}, {some.scored_bytes:,} bytes",
