@@ -40,7 +40,7 @@ MODEL = {
     "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
     "boundary": {"hidden": 16},
     "moe": {"experts": 4, "top_k": 2, "expert_hidden": 16, "shared_hidden": 32},
-    "engram": {"layers": [0], "head_dim": 8, "table_size": 101},
+    "engram": {"layers": [0], "head_dim": 2, "table_size": 101},
     "recurrence": {"layers": 1, "loops": 2, "lora_rank": 2},
 }
 DEFAULTS = {

@@ -276,7 +276,7 @@ def small_disk(tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
     if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2400k", "tmpfs", folder], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=3200k", "tmpfs", folder], capture_output=True
     ).returncode:
         pytest.skip("mounting a tmpfs is not allowed here; the file size limit's test covers the code")
     yield folder
