@@ -72,8 +72,7 @@ def evaluate(
         raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
     from spider.evaluation.evaluate import evaluate
     from spider.evaluation.records import results_of
-    from spider.evaluation.text import Overlap
-    from spider.evaluation.training_text import learned_from
+    from spider.evaluation.text import Overlap, learned_from
     from spider.report.summary import verdicts
 
     results = session.results
@@ -92,7 +91,7 @@ def evaluate(
         folder.path,
         learned_from=learned_from(session.config, *stage),
         sources=sources,
-        overlap=Overlap.read(overlap) if overlap.exists() else None,
+        searched=Overlap.read(overlap) if overlap.exists() else None,
     )
     text = "" if measured.lossless else " (of the decoded text)"
     for context, phrase, _ in verdicts(measured, results_of(folder)):
@@ -103,7 +102,7 @@ def evaluate(
 def overlap(session: Session, text: str) -> None:
     """Search the training text for a held-out TEXT: that of RUN/STAGE, or a name in results/overlap."""
     from spider.evaluation.overlap import find_overlap
-    from spider.evaluation.training_text import learned_from
+    from spider.evaluation.text import learned_from
 
     spec = _stage_on(session, text, overlap_name)
     output = session.results.overlap(overlap_name(session.config, spec))
@@ -120,8 +119,7 @@ def baselines(session: Session, text: str, of_stage: bool) -> None:
     They are given the training text. `spider overlap` comes first.
     """
     from spider.evaluation.baselines import Baselines, stage_baselines, text_baselines
-    from spider.evaluation.text import Overlap
-    from spider.evaluation.training_text import learned_from
+    from spider.evaluation.text import Overlap, learned_from
 
     config, results = session.config, session.results
     spec = _stage_on(session, text, baselines_name)
@@ -178,7 +176,7 @@ def _evaluate_foreign(
 @THREADS
 def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int | None) -> None:
     """Score the kept checkpoints before the end of a stage in bits per byte."""
-    from spider.evaluation.checkpoints import evaluate_checkpoints
+    from spider.evaluation.evaluate import evaluate_checkpoints
 
     results = session.results
     spec = session.config.stage(*stage)
@@ -198,7 +196,7 @@ def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int 
 @COMPRESSED
 def sample(session: Session, stage: tuple[str, str], threads: int | None, compressed: bool) -> None:
     """Continue, or answer, the prompt of the configuration with the last checkpoint of a stage."""
-    from spider.evaluation.sample import sample
+    from spider.evaluation.generate import sample
 
     spec = session.config.stage(*stage)
     folder = _folder(session, stage, compressed)

@@ -51,8 +51,16 @@ from spider.evaluation.overlap import SEARCHED
 from spider.evaluation.records import Baselines
 from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row, best_first
 from spider.evaluation.spread import bootstrap_interval
-from spider.evaluation.text import OUTSIDE_OVERLAP, Overlap, Text, held_out_text
-from spider.evaluation.training_text import LearnedFrom, TrainingText, all_text, stage_text
+from spider.evaluation.text import (
+    OUTSIDE_OVERLAP,
+    LearnedFrom,
+    Overlap,
+    Text,
+    TrainingText,
+    all_text,
+    held_out_text,
+    stage_text,
+)
 
 log = logging.getLogger(__name__)
 

@@ -15,24 +15,24 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import Receipt
+from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
 from spider.config import StageSpec
 from spider.config.imports import measurement
 from spider.data.shards import load_metadata, scored_groups
+from spider.evaluation import adapt, candidates, measures, overlap, segments, spread, tasks
 from spider.evaluation.bpb import Score, bits_by_byte, score
-from spider.evaluation.records import Evaluation, Training
+from spider.evaluation.records import CheckpointScores, Evaluation, Training
 from spider.evaluation.result import Result
 from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.subject import Subject
-from spider.evaluation.text import Overlap, Text, validation_stream
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.text import LearnedFrom, Overlap, Text, validation_stream
+from spider.files import digest
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
@@ -43,18 +43,18 @@ from spider.tokens.turns import assistant_mask
 
 log = logging.getLogger(__name__)
 
-#: The measurements that come with Spider, in display order: modules of this package.
-MEASUREMENTS = (
-    "spread",
-    "overlap",
-    "sources",
-    "train_text",
-    "adapt",
-    "tasks",
-    "loops",
-    "segments",
-    "candidates",
-)
+#: The measurements that come with Spider, in display order.
+MEASUREMENTS = {
+    "spread": spread.measure,
+    "overlap": overlap.measure,
+    "sources": measures.sources,
+    "train_text": measures.train_text,
+    "adapt": adapt.measure,
+    "tasks": tasks.measure,
+    "loops": measures.loops,
+    "segments": segments.measure,
+    "candidates": candidates.measure,
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def evaluate(
     *,
     learned_from: LearnedFrom | None = None,
     sources: Mapping[str, Path] | None = None,
-    overlap: Overlap | None = None,
+    searched: Overlap | None = None,
     device: str | None = None,
 ) -> Evaluation:
     """Measure the checkpoint that a receipt names, and write evaluation.json.
@@ -179,7 +179,7 @@ def evaluate(
         data: Shards folder of ``spec.evaluation.data``.
         learned_from: The data that the model has learned from (default: none).
         sources: Shards folders of the datasets to score by themselves, by name (default: none).
-        overlap: What of the text also occurs in the training text (default: unknown); that of another text
+        searched: What of the text also occurs in the training text (default: unknown); that of another text
             does not count.
         device: Device to run on (default: the GPU if there is one).
 
@@ -206,7 +206,7 @@ def evaluate(
         carried=carried,
         bits_B=bits_by_byte(scored, tokens_N, model.tokens),
         reading=reading,
-        overlap=overlap if overlap and overlap.text_sha256 == text.sha256 else None,
+        overlap=searched if searched and searched.text_sha256 == text.sha256 else None,
         groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
         learned_from=learned_from or LearnedFrom(),
         sources=sources or {},
@@ -222,9 +222,9 @@ def _measure(subject: Subject) -> dict[str, Result]:
     """Return the results of all measurements by name, in display order."""
     settings = subject.spec.evaluation
     found: dict[str, Result | None] = {}
-    for name in MEASUREMENTS:
+    for name, measure in MEASUREMENTS.items():
         log.info("measuring %s", name)
-        found[name] = import_module(f"spider.evaluation.{name}").measure(subject, settings)
+        found[name] = measure(subject, settings)
     for name, own_settings in settings.measurements.items():
         module = measurement(name)
         log.info("measuring %s", name)
@@ -237,3 +237,94 @@ def _bpb_of_answers(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> floa
     bytes_S = tokens.bytes_of[tokens_N[1:]] * assistant_mask(tokens_N)[1:]
     nats = float(scored.by_target_S[bytes_S > 0].sum(dtype=np.float64))
     return nats / (math.log(2) * float(bytes_S.sum())) if bytes_S.any() else None
+
+
+def evaluate_checkpoints(
+    folder: StageFolder,
+    spec: StageSpec,
+    data: Path,
+    *,
+    device: str | None = None,
+) -> CheckpointScores:
+    """Score the checkpoints that ``evaluation.checkpoints`` chooses (null: all), and write checkpoints.json.
+
+    Only bits per byte are computed. Each score is one file in the stage's folder ``scores/``, so a killed job
+    scores no checkpoint twice. The name of the file is a digest of the checkpoint, the text and the settings.
+
+    The file names each checkpoint that is damaged or whose loss is not finite, with the reason.
+
+    Args:
+        spec: The stage, which is trained.
+        data: Shards folder of ``spec.evaluation.data``.
+        device: Device to run on (default: the GPU if there is one).
+
+    Raises:
+        ValueError: The receipt is of another stage or format, the checkpoint at the end of the stage is
+            missing, or the validation text is empty.
+    """
+    trained = Receipt.of_stage(folder.receipt, spec)
+    end = Checkpoint.at(folder.receipt)
+    held_out = HeldOut.of(spec, data, end.tokens, device)
+    scores: list[Evaluation] = []
+    left_out: dict[str, str] = {}
+    for path in _chosen(folder, end.path, spec.evaluation.checkpoints):
+        try:
+            file = _scored(path, folder, held_out)
+        except ValueError as error:
+            log.warning("%s has no score: %s", path.name, error)
+            left_out[path.name] = str(error)
+            continue
+        scores.append(Evaluation.read(file))
+        log.info("%s: %.4f bits per byte", path.name, scores[-1].bpb)
+    weights = trained.averaged_weights or trained.weights
+    found = CheckpointScores(
+        format=CheckpointScores.FORMAT, weights=weights, scores=scores, left_out=left_out
+    )
+    return found.write(folder.checkpoint_scores)
+
+
+def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Path]:
+    """Return every k-th of the kept checkpoints before ``end``, or all, and log which ones."""
+    kept = [path for path in steps(folder.checkpoints) if path != end]
+    nth = every if isinstance(every, int) else 1
+    chosen = kept[nth - 1 :: nth]
+    if chosen:
+        names = ", ".join(path.name for path in chosen)
+        log.info(
+            "scoring %d of the %d kept checkpoints before %s: %s", len(chosen), len(kept), end.name, names
+        )
+    elif kept:
+        log.warning(
+            "%s: no checkpoint is scored, because only %d are kept before %s and "
+            "evaluation.checkpoints is %s. Lower it, or keep more (keep_every) before the stage is trained",
+            folder.checkpoints,
+            len(kept),
+            end.name,
+            every,
+        )
+    else:
+        log.warning(
+            "%s: no checkpoint is scored, because none before %s is kept. Save and keep more with "
+            "ckpt_every and keep_every, before the stage is trained",
+            folder.checkpoints,
+            end.name,
+        )
+    return chosen
+
+
+def _scored(path: Path, folder: StageFolder, held_out: HeldOut) -> Path:
+    """Score a checkpoint, unless its file exists, and return that file."""
+    settings = held_out.spec.evaluation.changed(include=set(held_out.spec.evaluation.BPB))
+    made_of = [Evaluation.FORMAT, Manifest.read(path / MANIFEST).digest, held_out.data_digest, settings]
+    file = folder.scores / f"{digest(made_of)}.json"
+    if not file.exists():
+        receipt = _receipt(path, folder)
+        model = Checkpoint.at(path).model(held_out.device)
+        scored, carried = held_out.score(model, held_out.reading(receipt))
+        held_out.evaluation(receipt, model, scored, carried).write(file)
+    return file
+
+
+def _receipt(path: Path, folder: StageFolder) -> Receipt:
+    """Return what the receipt of the stage would be if it had ended with this checkpoint."""
+    return Receipt.of(Manifest.read(path / MANIFEST), path.relative_to(folder.path).as_posix())

@@ -23,8 +23,15 @@ from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
 from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
 from spider.evaluation.subject import Subject
-from spider.evaluation.text import OUTSIDE_OVERLAP, Overlap, Text, held_out_text
-from spider.evaluation.training_text import LearnedFrom, TrainingText, all_text
+from spider.evaluation.text import (
+    OUTSIDE_OVERLAP,
+    LearnedFrom,
+    Overlap,
+    Text,
+    TrainingText,
+    all_text,
+    held_out_text,
+)
 from spider.pace import Pace
 
 #: Length of a match, in bytes.

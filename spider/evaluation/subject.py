@@ -10,8 +10,7 @@ import numpy as np
 
 from spider.config import StageSpec
 from spider.evaluation.bpb import Score
-from spider.evaluation.text import Overlap, Text
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.text import LearnedFrom, Overlap, Text
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
 

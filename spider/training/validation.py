@@ -44,8 +44,8 @@ from spider.checkpoints.records import best
 from spider.config import StageSettings, StageSpec
 from spider.errors import DamagedShard, TrainingError
 from spider.evaluation.bpb import ModelInput, spans
+from spider.evaluation.generate import as_text, written
 from spider.evaluation.questions import Task
-from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model

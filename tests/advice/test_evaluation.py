@@ -18,12 +18,11 @@ from spider.data.encode import encode_part
 from spider.data.mixture import mixes_of
 from spider.data.shards import Shards, balanced, build_metadata
 from spider.evaluation.adapt import adapt
-from spider.evaluation.checkpoints import _chosen
+from spider.evaluation.evaluate import _chosen
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.golf_bytes import golf_bytes
-from spider.evaluation.text import validation_stream
-from spider.evaluation.train_text import train_stream
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.measures import train_stream
+from spider.evaluation.text import LearnedFrom, validation_stream
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from spider.training.rollouts import Prompts
@@ -55,10 +54,10 @@ def test_test_time_training_learns_all_parameters_or_at_a_lower_rate():
 def test_fewer_bytes_of_a_known_training_text_are_scored(tmp_path, finished, shards):
     folder = encoded(tmp_path / "toy", ["one two three " * 40, "four five six " * 40], validation=0)
     learned, key = LearnedFrom([(finished / "train.json", folder)], [], []), "evaluation.train_bytes"
-    with refused("evaluation/train_text.py", "bytes are more than the train split of {} has ({}); lower it"):
+    with refused("evaluation/measures.py", "bytes are more than the train split of {} has ({}); lower it"):
         train_stream(learned, 10**6, key)
     assert len(train_stream(learned, 300, key)[0]) > 300
-    with refused("evaluation/train_text.py", "the training text cannot be read; set it to 0"):
+    with refused("evaluation/measures.py", "the training text cannot be read; set it to 0"):
         train_stream(LearnedFrom([], [], []), 300, key)
     with refused("evaluation/golf_bytes.py", "and this text has none; leave it out"):
         golf_bytes(TOKENS, BYTES)
@@ -131,7 +130,7 @@ def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
         assert not _chosen(stage, kept[-1], 5)
     advised(
         caplog.text,
-        "evaluation/checkpoints.py",
+        "evaluation/evaluate.py",
         "Lower it, or keep more (keep_every) before the stage is trained",
     )
     assert _chosen(stage, kept[-1], 1)
@@ -140,7 +139,7 @@ def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
         assert not _chosen(stage, kept[-1], 1)
     advised(
         caplog.text,
-        "evaluation/checkpoints.py",
+        "evaluation/evaluate.py",
         "Save and keep more with ckpt_every and keep_every, before the",
     )
 

@@ -255,7 +255,7 @@ def made_by_other_code(workflow, output, module):
 
 def test_outputs_of_other_code_are_reused_and_named(workflow):
     """The dry run names the modules that were edited since."""
-    module = "spider/evaluation/sample.py"
+    module = "spider/evaluation/generate.py"
     made_by_other_code(workflow, "runs/small/second/sample.json", module)
     assert f"sample: made by other code ({module})" in workflow("--dry-run")
     assert workflow.planned() == {}

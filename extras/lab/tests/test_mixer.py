@@ -19,8 +19,7 @@ from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.text import Text
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.text import LearnedFrom, Text
 from spider.model.reading import Scoring
 from spider.results import Results
 from spider.tokens import BYTES

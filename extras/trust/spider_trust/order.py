@@ -22,7 +22,7 @@ from spider.data.loader import Loader, batch_digest, digest_text
 from spider.data.mixture import Mixture, positions_of, read_of_each
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
-from spider.evaluation.training_text import orders
+from spider.evaluation.text import orders
 from spider.provenance.traces import Read
 from spider.results import Results
 from spider.training.metrics import read_rows

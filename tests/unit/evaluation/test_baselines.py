@@ -31,9 +31,9 @@ from spider.evaluation.overlap import MATCH_BYTES, find_overlap, overlap_of
 from spider.evaluation.records import Baselines
 from spider.evaluation.result import GIVEN, Result
 from spider.evaluation.spread import bootstrap_interval
-from spider.evaluation.text import Text
-from spider.evaluation.training_text import (
+from spider.evaluation.text import (
     LearnedFrom,
+    Text,
     TrainingText,
     all_text,
     of_splits,

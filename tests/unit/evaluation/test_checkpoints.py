@@ -13,8 +13,7 @@ from spider import load_model
 from spider.checkpoints.records import steps
 from spider.config import ConfigError, load_config
 from spider.evaluation.bpb import score
-from spider.evaluation.checkpoints import evaluate_checkpoints
-from spider.evaluation.evaluate import evaluate
+from spider.evaluation.evaluate import evaluate, evaluate_checkpoints
 from spider.evaluation.records import CheckpointScores
 from spider.evaluation.text import validation_stream
 from spider.files import read_json
@@ -33,7 +32,7 @@ KILLED = """\
 import os, signal, sys
 from pathlib import Path
 from spider.config import load_config
-from spider.evaluation.checkpoints import evaluate_checkpoints
+from spider.evaluation.evaluate import evaluate_checkpoints
 from spider.results import Results
 
 results = Results(Path(sys.argv[1]))

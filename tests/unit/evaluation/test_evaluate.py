@@ -22,13 +22,11 @@ from spider.data.shards import Shards, build_metadata, scored_groups
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.generate import generate, sample, stream_text
 from spider.evaluation.records import Evaluation, Sample
 from spider.evaluation.result import CARRIED
-from spider.evaluation.sample import sample
 from spider.evaluation.spread import bootstrap_interval
-from spider.evaluation.text import validation_stream
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.text import LearnedFrom, validation_stream
 from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors

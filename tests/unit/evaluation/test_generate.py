@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spider.evaluation.generate import generate, generate_many, sample, stream_text
+from spider.evaluation.generate import draw, generate, generate_many, stream_text
 from spider.model.interface import Model
 from spider.tokens import BYTES
 from spider.tokens.turns import PYTHON_END, PYTHON_START, TURN
@@ -61,7 +61,7 @@ def test_special_ids_other_than_eos_are_never_drawn():
     logits_V[PAD] = logits_V[BOS] = 100.0
     logits_V[259:] = 100.0
     generator = torch.Generator().manual_seed(0)
-    drawn = set(sample(logits_V.expand(3000, -1), 1.0, None, None, [generator] * 3000, WRITABLE))
+    drawn = set(draw(logits_V.expand(3000, -1), 1.0, None, None, [generator] * 3000, WRITABLE))
     assert drawn <= {*range(256), EOS}
     assert EOS in drawn
 
@@ -72,7 +72,7 @@ def test_top_k_and_top_p_keep_only_the_head_of_the_distribution():
     generator = torch.Generator().manual_seed(0)
 
     def seen(k=None, p=None):
-        return set(sample(logits_V.expand(400, -1), 1.0, k, p, [generator] * 400, WRITABLE))
+        return set(draw(logits_V.expand(400, -1), 1.0, k, p, [generator] * 400, WRITABLE))
 
     assert seen() == {0, 1, 2, 3}
     assert seen(k=2) == {0, 1}
@@ -86,7 +86,7 @@ def test_frequencies_follow_the_tempered_distribution():
     logits_V = torch.full((SIZE,), -1e9)
     logits_V[:2] = torch.tensor([1.0, 0.0])
     generator = torch.Generator().manual_seed(0)
-    drawn = sample(logits_V.expand(4000, -1), 0.5, None, None, [generator] * 4000, WRITABLE)
+    drawn = draw(logits_V.expand(4000, -1), 0.5, None, None, [generator] * 4000, WRITABLE)
     ones = drawn.count(0) / 4000
     assert ones == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
 

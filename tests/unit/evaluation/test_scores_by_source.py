@@ -16,7 +16,7 @@ from spider.data.shards import build_metadata, load_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import ALONE, CARRIED, metrics
-from spider.evaluation.training_text import learned_from
+from spider.evaluation.text import learned_from
 from spider.publish.export import export
 from spider.report.page import render
 from spider.report.tables import compare

@@ -16,8 +16,7 @@ from spider.data.shards import Shards
 from spider.errors import CheckpointError
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
-from spider.evaluation.generate import generate
-from spider.evaluation.sample import as_text, written
+from spider.evaluation.generate import as_text, generate, written
 from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.evaluation.text import validation_stream
 from spider.model import build_model

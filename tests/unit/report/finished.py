@@ -13,9 +13,9 @@ from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.evaluation.baselines import text_baselines
 from spider.evaluation.evaluate import evaluate
+from spider.evaluation.generate import sample
 from spider.evaluation.overlap import find_overlap
-from spider.evaluation.sample import sample
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.text import LearnedFrom
 from spider.files import sha256
 from spider.report.page import draw_stage
 from spider.results import Results

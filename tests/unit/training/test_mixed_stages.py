@@ -15,7 +15,7 @@ from spider.data.encode import encode_part
 from spider.data.mixture import read_of_each
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
-from spider.evaluation.training_text import LearnedFrom, all_text, stage_text
+from spider.evaluation.text import LearnedFrom, all_text, stage_text
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 from tests.unit.training.disturb import read_until

@@ -9,8 +9,8 @@ import torch
 
 from spider.checkpoints.load import Checkpoint
 from spider.config import ConfigError, EvaluationConfig, load_config
+from spider.evaluation.generate import as_text, written
 from spider.evaluation.records import Evaluation
-from spider.evaluation.sample import as_text, written
 from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.model.reading import Scoring
 from spider.report import figures

@@ -12,7 +12,7 @@ from spider.evaluation.generate import generate
 from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.overlap import find_overlap
 from spider.evaluation.records import Evaluation
-from spider.evaluation.training_text import LearnedFrom
+from spider.evaluation.text import LearnedFrom
 from spider.publish.export import export
 from spider.report.tables import compare
 from spider.tokens import BYTES

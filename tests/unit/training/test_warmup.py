@@ -12,7 +12,7 @@ from spider.config.model import family_block, model_block
 from spider.data.packing import Packing
 from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.sample import sample
+from spider.evaluation.generate import sample
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.model.spider import moe
