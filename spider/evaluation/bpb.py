@@ -40,6 +40,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -108,19 +109,17 @@ def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES
     return prefix_N
 
 
-def spans(tokens_N: np.ndarray, reading: Scoring, bos: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each window its first target, its first scored one, and the end of the text it reads."""
+def spans(tokens_N: np.ndarray, reading: Scoring, bos: int) -> np.ndarray:
+    """Return the first target of each window, its first scored one, and the end of its text: (3, W)."""
     targets = len(tokens_N) - 1
-    begins_D = np.zeros(1, np.int64)
-    if not reading.carry_over:
-        begins_D = np.union1d(begins_D, np.flatnonzero(tokens_N[:-1] == bos))
-    ends_D = np.append(begins_D[1:], targets)
-    windows_D = 1 + np.maximum(0, -(-(ends_D - begins_D - reading.seq_len) // reading.stride))
-    document_W = np.repeat(np.arange(len(begins_D)), windows_D)
-    number_W = np.arange(len(document_W)) - np.repeat(np.cumsum(windows_D) - windows_D, windows_D)
-    start_W = begins_D[document_W] + reading.stride * number_W
+    begins = {0} if reading.carry_over else {0, *np.flatnonzero(tokens_N[:-1] == bos).tolist()}
     context = reading.seq_len - reading.stride
-    return start_W, start_W + np.where(number_W > 0, context, 0), ends_D[document_W]
+    found = []
+    for begin, end in pairwise([*sorted(begins), targets]):
+        more = max(0, math.ceil((end - begin - reading.seq_len) / reading.stride))
+        starts = range(begin, begin + more * reading.stride + 1, reading.stride)
+        found += [(start, start if start == begin else start + context, end) for start in starts]
+    return np.array(found, np.int64).T
 
 
 def windows(
