@@ -95,7 +95,6 @@ IMPORTED = [
     "checkpoints.load",
     "evaluation.evaluate",
     "evaluation.generate",
-    "evaluation.sample",
     "verify.score",
 ]
 IMPORTED += ["compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
