@@ -48,10 +48,8 @@ class StageFolder:
     scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
     baselines = _Inside("baselines.json")  # rates of compressors on the text that the stage is scored on
-    audit = _Inside("audit.json")
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")
-    trace = _Inside("trace.json")  # stretches of the sample that stand in the training text
     compressed = _Inside("compressed")
     lock = _Inside(".lock")  # held by the trainer of this folder
     holder = _Inside(".lock.json")  # process and host of that trainer

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 #: Bytes of the shortest stretch that is reported by default.
 LEAST = 20
-_STATUSES = ("passed", "failed", "skipped")
 #: What documents of a split are for.
 _USES = {
     "train": "in the training split",
@@ -67,7 +66,7 @@ def audit(
 
     NAME is a run (its last stage), RUN/STAGE, a stage's folder, an exported folder or a compressed model.
     """
-    from spider_trust.audit import checks, record
+    from spider_trust.audit import Audit, checks
 
     exported = None
     copy = Path(name).suffix == COMPRESSED and Path(name).is_file() and root_of(Path(name)) is None
@@ -86,7 +85,7 @@ def audit(
     chosen = checks(claim, quick, exported)  # forks before the job starts threads
     found = run_checks(chosen, only, as_json)
     if output:
-        record(claim, quick, found).write(output)
+        Audit.of(claim, quick, found).write(output)
     if any(one.status == "failed" for one in found):
         log.warning("%s: the audit FAILED%s", label, f"; {output} has the details" if output else "")
         if not warn:

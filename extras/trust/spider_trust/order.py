@@ -23,9 +23,9 @@ from spider.data.mixture import Mixture, positions_of, read_of_each
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.evaluation.text import orders
-from spider.provenance.traces import Read
 from spider.results import Results
 from spider.training.metrics import read_rows
+from spider_trust.traces import Read
 
 
 class Row(NamedTuple):

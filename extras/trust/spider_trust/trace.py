@@ -14,7 +14,6 @@ import numpy as np
 
 from spider.config import Config
 from spider.data.shards import Shards, load_metadata
-from spider.provenance.traces import Place, Stretch, Trace
 from spider.results import Results
 from spider_trust.documents import id_of, rows_of
 from spider_trust.order import Order
@@ -30,6 +29,7 @@ from spider_trust.text_index import (
     stretches,
     widths,
 )
+from spider_trust.traces import Place, Stretch, Trace
 
 #: Occurrences of a stretch that are described.
 PLACES = 3

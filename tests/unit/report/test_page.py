@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import yaml
+from spider_trust.traces import Place, Read, Stretch, Trace
 
 from spider.config import load_config
 from spider.files import read_json, write_json
 from spider.formatting import quantity
-from spider.provenance.traces import Place, Read, Stretch, Trace
 from spider.report.page import draw_stage, render, settings_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
@@ -217,7 +217,7 @@ def traced(results, text, *spans):
         least=5,
         share=0.5,
         stretches=tuple(stretches),
-    ).write(folder.trace)
+    ).write(folder.path / "trace.json")
     return folder
 
 

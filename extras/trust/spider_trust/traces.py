@@ -65,7 +65,7 @@ class Stretch(BaseModel, frozen=True):
     count: int
     """Occurrences in the training text."""
     places: tuple[Place, ...]
-    """The first `spider.provenance.trace.PLACES` of them."""
+    """The first `spider_trust.trace.PLACES` of them."""
 
 
 class Trace(Record):
