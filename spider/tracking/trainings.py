@@ -286,7 +286,7 @@ class Trainings:
             costs = {name: sum(getattr(one, name) for one in trained) for name in ("bytes", "seconds")}
             costs["parameters"] = evaluation.parameters
         step, name = receipt.global_step, f"{receipt.run}-{model.where.replace('/', '-')}"
-        shown_model = self._show(shown, model.identity, name, model.where, receipt.weights, step, params)
+        shown_model = self._show(shown, folder, model.where, model.identity, name, step, params)
         self._scores(shown, shown_model, model.where, step, at, values, costs, evaluation, model.found)
         if folder.checkpoint_scores.is_file():  # checkpoints before the end of the stage
             for one in CheckpointScores.read(folder.checkpoint_scores).scores:
@@ -298,7 +298,7 @@ class Trainings:
                     "weights": one.weights,
                     "checkpoint": one.checkpoint,
                 }
-                earlier = self._show(shown, identity, name, one.stage, one.weights, step, params)
+                earlier = self._show(shown, folder, one.stage, identity, name, step, params)
                 values = metrics(one.all_results)
                 self._scores(shown, earlier, one.stage, step, before, values, {}, one, one.all_results)
         for path in files:
@@ -306,18 +306,13 @@ class Trainings:
         self.store.note(shown, {sent: state})
 
     def _show(
-        self,
-        shown: Shown,
-        identity: str,
-        name: str,
-        where: str,
-        weights: str,
-        step: int,
-        params: dict[str, Any],
+        self, shown: Shown, folder: StageFolder, where: str, identity: str, name: str, step: int, params: Any
     ) -> str:
-        """Show a checkpoint as a model, and return its id."""
-        tags = {"spider.run": str(shown.tags["spider.run"]), "spider.stage": where, "spider.digest": weights}
-        tags |= {k: v for k, v in shown.tags.items() if k == "mlflow.user" or k.startswith("mlflow.source.")}
+        """Show a checkpoint of a folder as a model, and return its id."""
+        run = str(shown.tags["spider.run"])
+        made_by = self._tags(run, where, self._job(folder.receipt), f"train {run}/{where}")
+        tags = {key: str(value) for key, value in made_by.items() if value and key.startswith("mlflow.")}
+        tags |= {"spider.run": run, "spider.stage": where, "spider.digest": params["weights"]}
         model = self.store.show_model(identity, shown.run_id, name=name, step=step, tags=tags, params=params)
         return str(model.model_id)
 

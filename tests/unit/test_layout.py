@@ -62,7 +62,7 @@ MOST = {
     "sources": 1108,
     "spider": 1698,
     "tokens": 518,
-    "tracking": 1382,
+    "tracking": 1377,
     "training": 2709,
     "verify": 407,
 }
