@@ -80,7 +80,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # tests/unit/tracking/test_sync.py::test_a_damaged_record_is_named_and_the_rest_is_sent
     "provenance/made.py": ("delete this record",),
     # A worktree of an older commit: docs/trust.md.
-    "audit/replay.py": ("run the audit with PYTHONPATH set to a worktree of the commit",),
+    "trust/replay.py": ("run the audit with PYTHONPATH set to a worktree of the commit",),
     "tracking/registry.py": ("To reset it, delete that alias",),
     "tracking/store.py": ("make a copy of it and run `mlflow db upgrade {}`", "install the same here"),
     "tracking/target.py": (

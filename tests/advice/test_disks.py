@@ -17,6 +17,7 @@ from spider.config.text_files import list_files
 from spider.data.encode import encode_part
 from spider.results import Results
 from spider.sources.local import import_local
+from spider.unlock import enter
 from tests.unit.small_datasets import dataset
 from tests.workflow.test_hostile import mounted  # noqa: F401 (a fixture)
 
@@ -79,7 +80,11 @@ def test_results_are_written_to_a_writable_file_system(tmp_path, mounted, logged
     assert mark == "problem"
     advised(said, "doctor.py", "cannot be written; make it writable, or name")
     assert not logged(tmp_path / "others") and doctor._disk(Results(tmp_path / "others"), {})[0] == "ok"
+    with refused("unlock.py", "make it writable, or name another folder (results:)"):
+        enter(tmp_path, results)
+    enter(tmp_path, tmp_path / "others").close()
     subprocess.run(["mount", "-o", "remount,rw", str(results)], check=True)
+    enter(tmp_path, results).close()
     assert not logged(results) and doctor._disk(Results(results), {})[0] == "ok"
 
 

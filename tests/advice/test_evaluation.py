@@ -14,6 +14,7 @@ import pytest
 
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
+from spider.config.scored import overlap_name, stage_with
 from spider.data.encode import encode_part
 from spider.data.mixture import mixes_of
 from spider.data.shards import Shards, balanced, build_metadata
@@ -61,6 +62,15 @@ def test_fewer_bytes_of_a_known_training_text_are_scored(tmp_path, finished, sha
         train_stream(LearnedFrom([], [], []), 300, key)
     with refused("evaluation/golf_bytes.py", "and this text has none; leave it out"):
         golf_bytes(TOKENS, BYTES)
+
+
+def test_the_text_of_a_stage_is_named_by_its_stage():
+    config = load_config(BASE)
+    with refused("config/scored.py", "no stage of the configuration has a text of this name; name RUN/STAGE"):
+        stage_with(config, "0123456789abcdef", overlap_name)
+    run, stage = config.choose()
+    spec = config.stage(run, stage)
+    assert stage_with(config, overlap_name(config, spec), overlap_name) == spec
 
 
 def test_more_documents_are_held_out(tmp_path):

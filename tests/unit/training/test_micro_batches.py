@@ -108,7 +108,7 @@ def test_a_step_in_other_micro_batches_is_the_same_stage(make_spec):
     ("settings", "said"),
     [
         ({"micro_batch": "auto"}, "micro_batch: auto cuts the windows of a step.*windows_per_step"),
-        ({**AUTO, "grad_accum": 2}, "grad_accum: a step already has 24 windows_per_step"),
+        ({**AUTO, "grad_accum": 2}, "grad_accum: a step has 24 windows_per_step; leave one"),
         ({"micro_batch": "most"}, "micro_batch: must be a positive whole number, or auto .got 'most'"),
     ],
 )
