@@ -581,6 +581,31 @@ def scored_data(wildcards):
     return [metadata(name) for name in dict.fromkeys(names)]
 
 
+@cache
+def stage_of(name, name_of):
+    """Return a stage whose overlap or baselines have this name. Stages on one text share them."""
+    return stage_with(CONFIG, name, name_of)
+
+
+def texts_of(name_of):
+    """Return an input function: what describes the scored text of a stage, and the text that its run may learn from."""
+
+    def files(wildcards):
+        spec = stage_of(wildcards.scored, name_of)
+        names = [spec.evaluation.data, *(name for name, _ in learned_splits(CONFIG, spec))]
+        return [metadata(name) for name in dict.fromkeys(names)]
+
+    return files
+
+
+def overlap_of(wildcards):
+    """Return the overlap of the held-out text of a stage."""
+    spec = (
+        stage_of(wildcards.scored, baselines_name) if hasattr(wildcards, "scored") else stage_spec(wildcards)
+    )
+    return f"<results>/overlap/{overlap_name(CONFIG, spec)}.json"
+
+
 def packed_rows(wildcards):
     """Return the plan of the rows of a stage, if they are packed."""
     return plans_of(stage_spec(wildcards))

@@ -87,7 +87,8 @@ def test_every_command_line_that_is_shown_can_be_planned(line, tmp_path):
         (block,) = re.findall(
             r"^```yaml\n(runs:.*?grid:.*?)```", (ROOT / "docs/sweeps.md").read_text(), re.S | re.M
         )[:1]
-        plain = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load(block)
+        plain = yaml.safe_load((ROOT / "config.yaml").read_text())
+        plain["runs"] |= yaml.safe_load(block)["runs"]
         (tmp_path / "grid.yaml").write_text(yaml.safe_dump(plain))
         options += ["--configfile", str(tmp_path / "grid.yaml")]
     if line == ("ladders/gpt",):
@@ -139,6 +140,13 @@ def test_a_wrong_configuration_stops_before_any_job(workflow):
     assert "\nerror: runs.small.stages[1].max_steps: must be positive (got -5)\n" in output
     assert "WorkflowError" not in output and "common.smk" not in output
     assert not workflow.results.exists()
+
+
+def test_a_block_of_an_extra_that_names_no_run_or_dataset_is_refused_by_its_key(workflow):
+    workflow.config |= {"audit": {"smal": True, "small": True}, "trace": ["tekst"]}
+    lines = workflow("--dry-run", fails=True).splitlines()
+    assert "error: audit.smal: no run 'smal'; did you mean \"small\"?" in lines
+    assert "trace: no dataset 'tekst'; did you mean \"text\"?" in lines
 
 
 def test_a_part_of_the_workflow_can_be_named(workflow):

@@ -1,5 +1,7 @@
 """What the configuration asks for, and the inputs and params of the rules."""
 
+from spider.config.block import none_such
+
 AUDITS = {
     run: how
     for name, how in CONFIG.extras.get("audit", {}).items()
@@ -7,10 +9,12 @@ AUDITS = {
 }
 TRACED = set(CONFIG.extras.get("trace", []))
 
-for name in AUDITS:
-    CONFIG.run(name)  # names a wrong one
-for name in TRACED:
-    CONFIG.dataset(name)
+wrong = [
+    f"audit.{name}: {none_such('run', name, CONFIG.runs)}" for name in AUDITS.keys() - CONFIG.runs.keys()
+]
+wrong += [f"trace: {none_such('dataset', name, CONFIG.datasets)}" for name in TRACED - CONFIG.datasets.keys()]
+if wrong:
+    sys.exit("error: " + "\n".join(sorted(wrong)))
 
 
 def audits(run):
