@@ -105,7 +105,7 @@ def test_mlflow_holds_the_whole_run(smoke):
     ids = {e.name: e.experiment_id for e in client.search_experiments()}
     jobs = client.search_runs([ids["Pipeline"]])
     parents = [run for run in jobs if "mlflow.parentRunId" not in run.data.tags]
-    assert len(parents) == 1 and len(jobs) == 21  # 20 jobs and their invocation
+    assert len(parents) == 1 and len(jobs) == 26  # 25 jobs and their invocation
     assert all(run.info.status == "FINISHED" for run in jobs)
     (training,) = client.search_runs([ids["Training"]])
     curve = client.get_metric_history(training.info.run_id, "train/loss")
