@@ -28,7 +28,7 @@ def test_strings_of_any_column_and_depth_are_read_from_each_kind_of_file(tmp_pat
     both = [LONG, f"{LONG} nine"]
     assert found == {
         "a.jsonl": [("line 1", both), ("line 3", [])],
-        "b.json": [("element 1 (line 1)", both)],
+        "b.json": [("element 1", both)],
         "c.csv": [("line 2", [LONG])],
         "d.txt.gz": [("text", [LONG])],
         "e.parquet": [("row 0", both)],
