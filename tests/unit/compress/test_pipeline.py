@@ -37,6 +37,7 @@ from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.publish.export import export
 from spider.results import CompressedFolder, Results, StageFolder, write_config
+from spider.tracking.trainings import Model
 from spider.training.stage import train
 from tests.unit.records import saved_again
 from tests.unit.small_datasets import dataset
@@ -431,7 +432,7 @@ def test_it_learns_while_it_is_scored_and_stays_as_it_is(files, trained, tmp_pat
 
 @pytest.mark.parametrize("named", ["compress.json", "model.spider"])
 def test_scores_of_standard_tasks_are_recorded_for_the_compressed_model(files, trained, tmp_path, named):
-    """MLflow shows them on the training run as ``compressed/...``, and on a model of their own."""
+    """They stand beside its own figures; MLflow shows them as ``compressed/...`` and on a model of their own."""
     pytest.importorskip("lm_eval")
     results = Results(tmp_path / "results")
     stage = results.stage("r", "a")
@@ -465,8 +466,8 @@ def test_scores_of_standard_tasks_are_recorded_for_the_compressed_model(files, t
     scores = json.loads(output.read_text())
     (row,) = scores["result"]["rows"]
     assert scores["weights"] == files["gpt"][1].weights and row["columns"]["items"]["value"] == 4
-    records = [json.loads(path.read_text()) for path in results.root.glob("tracking/evaluations/*.json")]
-    assert [record["metrics"] for record in records] == [{"compressed/harness/choose/acc": row["value"]}]
+    shown = Model(CompressedFolder(stage.compressed), files["gpt"][1])
+    assert shown.numbers["harness/choose/acc"] == row["value"] and shown.where == "a/compressed"
 
 
 def test_numbers_beyond_float16_are_stored_exactly(tmp_path, caplog):
