@@ -432,7 +432,7 @@ def test_it_learns_while_it_is_scored_and_stays_as_it_is(files, trained, tmp_pat
 
 @pytest.mark.parametrize("named", ["compress.json", "model.spider"])
 def test_scores_of_standard_tasks_are_recorded_for_the_compressed_model(files, trained, tmp_path, named):
-    """They stand beside its own figures; MLflow shows them as ``compressed/...`` and on a model of their own."""
+    """They stand beside its own figures; MLflow has them as ``compressed/...`` and on a model of its own."""
     pytest.importorskip("lm_eval")
     results = Results(tmp_path / "results")
     stage = results.stage("r", "a")
