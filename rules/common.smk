@@ -331,8 +331,8 @@ def watched(files):
 def watch(file):
     """Return an own file as an input.
 
-    Snakemake takes braces in a path for a wildcard. So the main Snakefile stands for such a file, and only `Memory`
-    compares it.
+    Snakemake takes braces in a path for a wildcard. So the main Snakefile stands for such a file, and only the
+    recorder compares it.
     """
     if contains_wildcard(file):
         return flag(ancient(local(workflow.main_snakefile)), STANDS_FOR, file)

@@ -114,10 +114,9 @@ class Pipeline:
         run = self.store.show(
             "Pipeline", identity, name=last.name, start=runs[0].started, tags=tags, params=params
         )
-        ended = [(number, job) for number, job in enumerate(runs) if job.ended]
         points: list[Point] = [
             ("seconds", job.ended - job.started, int(job.ended * 1000), number)
-            for number, job in ended
+            for number, job in enumerate(runs)
             if job.ended
         ]
         if last.status == "finished" and last.ended and last.benchmark:
@@ -125,10 +124,12 @@ class Pipeline:
             measured = _measured(root / last.benchmark)
             points += [(f"system/{name}", value, at, len(runs) - 1) for name, value in measured.items()]
         self.store.log_points(run.run_id, points)
+        names = [Path(file.path).name for file in last.outputs]
         for file in last.outputs:
             path = root / file.path
             if path.suffix in SHOWN and file.stat and stat_of(path) == file.stat:
-                self.store.upload(run.run_id, path)
+                # Those of several splits have the same name.
+                self.store.upload(run.run_id, path, path.parent.name if names.count(path.name) > 1 else "")
         plain = {"runs": [job.model_dump(mode="json") for job in runs]}
         return self.store.close(run, state, last.status, last.ended, plain)
 

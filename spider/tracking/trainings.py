@@ -71,8 +71,7 @@ class Model:
     @property
     def numbers(self) -> dict[str, float]:
         """The numbers of the model itself, by the names of their metrics."""
-        rows = [row for row in all_rows(self.found) if not row.baseline]
-        numbers = [number for row in rows for number in row.numbers()]
+        numbers = [number for row in all_rows(self.found) if not row.baseline for number in row.numbers()]
         return {name: one.value for name, _, one in numbers if one.value is not None}
 
     def tags(self, root: Path) -> dict[str, str]:
@@ -278,8 +277,10 @@ class Trainings:
             evaluation = None  # of an earlier training
         values, costs = metrics(model.found), dict[str, float]()
         if model.compressed:
-            # The training run has the metrics of the checkpoint, which these must not replace.
-            values = {f"compressed/{name}": value for name, value in model.numbers.items()}
+            # The training run has the metrics of the checkpoint, which these must not replace. The bytes of
+            # the file go before those of the text.
+            further = {key: value for one in model.found.values() for key, value in one.metrics.items()}
+            values = {f"compressed/{key}": value for key, value in (further | model.numbers).items()}
         elif evaluation:
             until = [stage.folder for stage in stages].index(folder) + 1
             trained = [stage.models[0].receipt for stage in stages[:until] if stage.models]

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import mlflow
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -208,8 +209,8 @@ def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everyth
     client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
     jobs = client.get_experiment_by_name("Pipeline").experiment_id
     found = client.search_runs([jobs], "tags.`spider.rule` = 'encode'")
-    sent = [run.data.metrics for run in found]
-    assert all(one["left_out/text __ _Document 7 _"] == 1 for one in sent) and len(sent) == 2
+    sent = [mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/train/000.json") for run in found]
+    assert len(sent) == 2 and all(left_out.items() <= one["rows"]["left_out"].items() for one in sent)
 
 
 def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
@@ -351,9 +352,12 @@ def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
     spider(everything, "checkpoint", "export", str(results / "runs/bpe/packed"), str(export))
     assert "this model, audit: passed." in (export / "README.md").read_text()
     client = MlflowClient(f"sqlite:///{results / 'mlflow.db'}")
-    jobs = client.get_experiment_by_name("Pipeline").experiment_id
-    sent = [run.data.metrics for run in client.search_runs([jobs], "tags.`spider.rule` = 'audit'")]
-    assert len(sent) == 3 and all(one["audit/failed"] == 0 < one["audit/passed"] for one in sent)
+    training = client.get_experiment_by_name("Training").experiment_id
+    for name in folders:
+        (model,) = client.search_logged_models([training], f"name = '{name.replace('/', '-')}'")
+        sent = {one.key: one.value for one in model.metrics}
+        audit = "val/compressed/audit" if name.endswith("compressed") else "val/audit"
+        assert sent[f"{audit}/failed"] == 0 < sent[f"{audit}/passed"], name
 
 
 def test_a_broken_link_is_found_with_what_depends_on_it(everything, tmp_path, monkeypatch):
@@ -454,7 +458,8 @@ def declared(workflow: Workflow) -> dict[Files, str]:
     found = {}
     for name, block in blocks:
         files = [re.findall(rf"^    {kind}: (.+)$", block, re.M) for kind in ("input", "output")]
-        read, made = (frozenset(line[0].split(", ")) if line else frozenset() for line in files)
+        names = [line[0].split(", ") if line else [] for line in files]
+        read, made = (frozenset(str(workflow.folder / name) for name in one) for one in names)
         if made:
             found[read, made] = name
     assert found, printed
@@ -462,13 +467,12 @@ def declared(workflow: Workflow) -> dict[Files, str]:
 
 
 def recorded(workflow: Workflow) -> set[Files]:
-    """Return the inputs and outputs of all jobs by their records, as Snakemake names them."""
+    """Return the inputs and outputs of all jobs by their records."""
 
     def named(files):
-        paths = (workflow.results / file.path for file in files)
         # What is no reason to run a job again (`ancient`) has no content in its record.
         assert all(file.digest for file in files if file.stat)
-        return frozenset(str(path.relative_to(workflow.folder)) for path in paths)
+        return frozenset(str(workflow.results / file.path) for file in files)
 
     return {(named(job.inputs), named(job.outputs)) for job in jobs(workflow.results) if job.outputs[0].stat}
 
