@@ -223,7 +223,7 @@ def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
     assert all(sum(share_E) == pytest.approx(4) for share_E in experts["values"])
 
     page = (out / "boundaries.html").read_text()
-    assert "demo, stage main: held-out text in patches" in page and page.count("<span") > 100
+    assert "demo, stage main: held-out text" in page and page.count("<span") > 100
     text = html.unescape(
         re.sub("<[^>]+>", "", page.partition("<pre")[2].partition(">")[2].partition("</pre>")[0])
     )
