@@ -86,18 +86,18 @@ def plan(jobs: Mapping[str, Estimate]) -> None:
 def training_seconds(spec: StageSpec, warmup: Path) -> float | None:
     """Return the seconds of all steps of a stage at the speed of its warm-up.
 
-    Return None before the warm-up has run, and for a stage that neither tokens nor steps limit.
+    Return None while there is no readable warm-up, and for a stage that neither tokens nor steps limit.
     """
     settings = spec.settings
     limits = [settings.max_steps, settings.tokens and settings.tokens // spec.tokens_per_step]
     steps = min(filter(None, limits), default=None)
-    if steps is None or not warmup.exists():
-        return None
-    measured = Warmup.read(warmup)
-    windows = measured.micro_batch or spec.micro_batch(spec.processes)
-    passes = spec.windows_per_step // (spec.processes * windows)
-    step = measured.step.get(measured.precision)
-    return steps * passes * step.seconds if step else None
+    with contextlib.suppress(OSError, ValueError):  # The training says what is wrong with its warm-up.
+        measured = Warmup.read(warmup)
+        windows = measured.micro_batch or spec.micro_batch(spec.processes)
+        passes = spec.windows_per_step // (spec.processes * windows)
+        step = measured.step.get(measured.precision)
+        return steps * passes * step.seconds if steps and step else None
+    return None
 
 
 def close() -> None:

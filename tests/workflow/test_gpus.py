@@ -33,8 +33,8 @@ spider.cluster.lacking_gpus = lambda gpus: None
 snakemake.cli.main(sys.argv[1:])
 """
 
-#: Stands for the command of a job, and notes when it has which GPUs. A warm-up has its GPU until as many
-#: warm-ups as there are GPUs have begun.
+#: Stands for the command of a job, and notes when a job of a run has which GPUs. A warm-up has its GPU until
+#: as many warm-ups as there are GPUs have begun.
 SPIDER = """
 import json, os, sys, time
 from pathlib import Path
@@ -46,6 +46,9 @@ from spider.results import CompressedFolder, Results
 words = sys.argv[1:]
 config = load_config(Path(words[words.index("--config") + 1]))
 command, name = words[words.index("--log") + 2 :][:2]
+if command == "overlap":
+    Results(Path(config.results)).overlap(name).touch()
+    sys.exit()
 run, _, stage = name.partition("/")
 folder = Results(Path(config.results)).stage(run, stage)
 outputs = {
@@ -120,7 +123,7 @@ class Machine:
 
     def run(self, config: Any, *arguments: str) -> str:
         output, status = finished(self.start("one", config, *arguments), PATIENCE)
-        assert status == 0, output
+        assert status == 0 and "Traceback" not in output, output
         return output
 
     def jobs(self) -> list[list[Any]]:

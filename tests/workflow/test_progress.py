@@ -104,15 +104,15 @@ def test_a_terminal_shows_the_running_jobs_their_steps_and_then_the_summary(trai
         assert all(len(line) <= COLUMNS for line in region.splitlines())
         seen |= set(
             re.findall(
-                r"\d+ of 7 jobs done, |train small/third  .*step \d+/800, bpb|at least .* left", region
+                r"\d+ of 8 jobs done, |train small/third  .*step \d+/800, bpb|at least .* left", region
             )
         )
     assert terminal.process.returncode == 0, terminal.screen.text
-    assert {"0 of 7 jobs done, ", "6 of 7 jobs done, "} & seen
+    assert {"0 of 8 jobs done, ", "7 of 8 jobs done, "} & seen
     assert any("step" in found for found in seen) and any("left" in found for found in seen), seen
     text, cursor = terminal.screen.text, terminal.screen.cursor
-    assert cursor and "\u2501" not in text and "step" not in text.split("after stage")[0]
-    before, summary = text.split("7 of 7 jobs done in")
+    before, summary = text.split("8 of 8 jobs done in")
+    assert cursor and "\u2501" not in text and "step" not in before
     assert len(before.strip().splitlines()) == 2 and before.startswith("Using profile"), before
     assert "datasets.text: 1 file, 31.5 kB, 200 documents" in before
     assert "bits per byte" in summary and "Tables and figures" in summary
@@ -127,6 +127,8 @@ def test_the_warm_up_gives_the_seconds_of_a_training_before_it_starts(trained):
     batch = spec.settings.model_copy(update={"micro_batch": 4, "grad_accum": 3, "max_steps": 8})
     assert training_seconds(spec.model_copy(update={"settings": batch}), record) == pytest.approx(24 * step)
     assert training_seconds(spec, record.with_name("none")) is None
+    record.write_text("")
+    assert training_seconds(spec, record) is None
 
 
 def test_ctrl_c_leaves_a_usable_terminal_and_a_resumable_training(prepared):
