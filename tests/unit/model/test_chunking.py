@@ -31,7 +31,7 @@ def test_down_and_up_equal_a_loop_over_bytes(capacity):
     module = chunker(kind="whitespace", capacity=capacity)
     tokens = text("one two  three, four five six and a tail")
     h = torch.randn(1, tokens.shape[1], D)
-    patches, metrics, _ = module.cut(tokens, h)
+    patches, metrics, _ = module.patch_bounds(tokens, h)
     e = module.down(h, patches)
     z = torch.randn_like(e)
     up = module.up(z, patches)
@@ -58,21 +58,21 @@ def test_the_shown_size_of_a_patch_is_bytes_over_patches():
     """24 bytes in two windows are cut at each of 6 runs of spaces."""
     tokens = torch.stack([text("ab cd ef gh ")[0], text("abcdefghi k ")[0]])
     h = torch.zeros(2, 12, D)
-    _, spaced, _ = chunker(kind="whitespace", capacity=1.0).cut(tokens, h)
+    _, spaced, _ = chunker(kind="whitespace", capacity=1.0).patch_bounds(tokens, h)
     assert spaced["bytes_per_patch"].item() == pytest.approx(24 / 6) and spaced["boundary_rate"] == 6 / 24
-    _, uncut, _ = chunker(kind="whitespace", capacity=1.0).cut(torch.full((2, 12), 97), h)
+    _, uncut, _ = chunker(kind="whitespace", capacity=1.0).patch_bounds(torch.full((2, 12), 97), h)
     assert uncut["bytes_per_patch"].item() == 24, "without a boundary, all bytes and not infinity"
 
 
 def test_whitespace_closes_at_specials_too():
     tokens = torch.tensor([[BYTES.bos, 97, 32, 32, 98, BYTES.eos, BYTES.bos, 99]])
-    patches, _, _ = chunker(kind="whitespace", capacity=1.0).cut(tokens, torch.zeros(1, 8, D))
+    patches, _, _ = chunker(kind="whitespace", capacity=1.0).patch_bounds(tokens, torch.zeros(1, 8, D))
     assert patches.row_BT.tolist() == [[1, 1, 2, 2, 2, 3, 3, 3]]
 
 
 def test_none_moves_nothing():
     module, h = chunker(kind="none"), torch.randn(1, 5, D)
-    patches, metrics, loss = module.cut(text("abcde"), h)
+    patches, metrics, loss = module.patch_bounds(text("abcde"), h)
     assert torch.equal(module.down(h, patches), module.down_norm(h[0]))
     assert torch.equal(module.up(h[0], patches), module.up_norm(h))
     assert (metrics, loss.item(), module.slots(5)) == ({}, 0, 5)
@@ -88,7 +88,7 @@ def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
             if hasattr(part, "init_weights"):
                 part.init_weights()
         for training in rates:
-            _, metrics, _ = module.train(training).cut(torch.zeros(8, 256).long(), torch.randn(8, 256, 64))
+            _, metrics, _ = module.train(training).patch_bounds(torch.zeros(8, 256).long(), torch.randn(8, 256, 64))
             rates[training].append(metrics["boundary_rate"].item())
     for seen in rates.values():
         assert sum(seen) / len(seen) == pytest.approx(rate, abs=0.1)
@@ -99,7 +99,7 @@ def test_a_predictor_may_start_at_white_space_and_learn_from_there():
     tokens[0, 12], tokens[0, 13] = BYTES.eos, BYTES.bos
     h = torch.randn(1, tokens.shape[1], D)
     learned, fixed = chunker(start="whitespace", capacity=1.0), chunker(kind="whitespace", capacity=1.0)
-    assert torch.equal(learned.cut(tokens, h)[0].row_BT, fixed.cut(tokens, h)[0].row_BT)
+    assert torch.equal(learned.patch_bounds(tokens, h)[0].row_BT, fixed.patch_bounds(tokens, h)[0].row_BT)
     predictor = learned.train().boundary_predictor
     predictor(h, tokens, torch.zeros_like(tokens, dtype=torch.bool)).square().sum().backward()
     for name, parameter in predictor.named_parameters():
@@ -126,7 +126,7 @@ def test_a_boundary_has_the_gradient_of_what_cutting_changes_for_the_bytes_that_
 
     def loss(logits_BT: torch.Tensor, bytes_read: slice) -> torch.Tensor:
         given.logits_BT = logits_BT
-        patches, _, _ = module.cut(text("abcdefghijkl"), h)
+        patches, _, _ = module.patch_bounds(text("abcdefghijkl"), h)
         return (module.up(module.down(h, patches), patches) * weight)[:, bytes_read].sum()
 
     cuts = (logits[0] > 0).nonzero().flatten().tolist()

@@ -45,7 +45,7 @@ def halted(model: Spider, x: Tensor) -> Tensor:
 
 
 def there_and_back(model: Spider, x: Tensor) -> Tensor:
-    patches, _, _ = model.chunker.cut(TOKENS, x)
+    patches, _, _ = model.chunker.patch_bounds(TOKENS, x)
     return model.chunker.up(model.chunker.down(x, patches), patches)
 
 
