@@ -88,7 +88,9 @@ def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
             if hasattr(part, "init_weights"):
                 part.init_weights()
         for training in rates:
-            _, metrics, _ = module.train(training).patch_bounds(torch.zeros(8, 256).long(), torch.randn(8, 256, 64))
+            _, metrics, _ = module.train(training).patch_bounds(
+                torch.zeros(8, 256).long(), torch.randn(8, 256, 64)
+            )
             rates[training].append(metrics["boundary_rate"].item())
     for seen in rates.values():
         assert sum(seen) / len(seen) == pytest.approx(rate, abs=0.1)
