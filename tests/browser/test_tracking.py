@@ -214,6 +214,10 @@ def test_a_second_sync_sends_nothing(small_run, client, as_ada):
 def test_a_run_arrives_in_postgresql_without_a_server(small_run, client, database):
     environment = clean_environment(MLFLOW_TRACKING_URI=f"{database}/mlflow")
     done = spider(small_run, "track", "sync", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "sent nothing\n"), "the database has all that the server got"
+    (more := small_run / "runs/deep/only/more.txt").write_text("a file that it lacks")
+    done = spider(small_run, "track", "sync", environment=environment)
+    more.unlink()
     assert done.returncode == 1 and "send to the server's address instead of its database" in done.stdout
     config = configured(small_run, "direct")
     done = spider(small_run, "track", "sync", environment=environment, config=config)
