@@ -60,7 +60,7 @@ outputs = {
 gpus = config.runs[run].resources.gpus
 with claimed(gpus if command == "train" else min(1, gpus)):
     note = [command, name, os.environ[VISIBLE].split(","), time.monotonic()]
-    begun = Path(os.environ["TIMELINE"]).with_name(f"warm-{run}")
+    begun = Path(os.environ["TIMELINE"]).with_name(f"warm-{Path.cwd().name}-{run}")
     while command == "warmup" and gpus:
         begun.touch()
         if len([*begun.parent.glob("warm-*")]) >= min(len(config.runs), int(os.environ["MADE_GPUS"]) / gpus):
