@@ -1,6 +1,6 @@
 """Programs from Debian that tests need and pip does not have.
 
-Where a program is missing the test skips, and a line at the end of the run names it (tests/conftest.py). With
+Where a program is missing the test skips, and a line at the end of the run names it (conftest.py). With
 SPIDER_TEST_INSTALL=1, which `.ci/run` sets, root installs it.
 """
 

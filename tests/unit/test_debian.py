@@ -25,7 +25,7 @@ def run(folder, allowed):
     (folder / "apt-get").write_text('#!/bin/sh\necho "$@" >> "$(dirname "$0")/asked"\n')
     (folder / "apt-get").chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SPIDER_TEST_INSTALL": allowed}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
     command += ["--rootdir", ROOT, "-c", ROOT / "pyproject.toml", folder / "test_needs.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     asked = folder / "asked"
