@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from spider.config.run import EvaluationConfig
@@ -10,7 +12,9 @@ from spider.evaluation.result import BITS, SHARE, MarkedByte, MarkedText, Number
 from spider.evaluation.segments import pieces_of
 from spider.evaluation.subject import Subject
 from spider.ngram.layout import ids_of
-from spider.ngram.lookup import NgramLookup
+
+if TYPE_CHECKING:
+    from spider.ngram.lookup import NgramLookup  # imports numba
 
 #: Sources of candidates, by name. A byte counts for the first source that had it.
 SOURCES = {

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from spider.evaluation.result import ALONE, BITS, BYTES, CARRIED, SHARE, Curve, 
 from spider.evaluation.spread import intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Text, holds_out, orders, validation_stream
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import open_index
+
+if TYPE_CHECKING:
+    from spider.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 
@@ -201,5 +203,8 @@ def split_lookup(subject: Subject) -> NgramLookup | None:
     if subject.model.lookup is None:
         return None
     assert subject.learned_from.split_index is not None, "`learned_from` names it for a model with an index"
+    from spider.ngram.lookup import NgramLookup  # imports numba
+    from spider.ngram.store import open_index
+
     index = open_index(subject.learned_from.split_index)
     return NgramLookup(index, subject.model.lookup.config, subject.model.tokens)
