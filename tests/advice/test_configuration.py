@@ -656,5 +656,5 @@ def test_the_password_of_the_store_is_set_in_the_environment(monkeypatch, tmp_pa
     with refused("config/run.py", "set it in the environment: for a server MLFLOW_TRACKING_USERNAME and"):
         load_config(given)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", whole)
-    target.configure(load_config(changed(given, {"tracking": OUT})))
-    assert target.store_uri(tmp_path) == whole
+    settings = load_config(changed(given, {"tracking": OUT})).tracking
+    assert target.store_uri(tmp_path, settings) == whole
