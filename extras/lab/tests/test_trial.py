@@ -10,15 +10,13 @@ from spider_lab.verdicts import read_verdicts, verdicts_of
 from spider.checkpoints.records import Origin, Receipt
 from spider.cli import cli
 from spider.config import ConfigError, load_config
-from spider.evaluation.evaluate import evaluate
 from spider.evaluation.noise import scored_runs
 from spider.evaluation.records import Evaluation
 from spider.files import write_text
 from spider.provenance import workflow
 from spider.report.tables import compare
 from spider.results import Results, write_config
-from spider.training.stage import train
-from tests.unit.report.finished import encode_text
+from tests.unit.report.finished import TOY, toys, train_toys
 from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
 
 #: What a width adds to the bits per byte of width 8, and what a seed adds.
@@ -27,29 +25,15 @@ SEEDS = {0: 0.004, 1: -0.003, 2: 0.001, 3: -0.002, 4: 0.003}
 
 
 def plain(root):
-    run = {
-        "data": "text",
-        "model": {"family": "tests.families.toy", "width": 8},
-        "precision": "fp32",
-        "defaults": {"seq_len": 16, "micro_batch": 2, "log_every": 5, "ckpt_every": 100, "val_every": 0},
-        "stages": [{"name": "main", "max_steps": 5}],
-        "evaluation": {"max_bytes": 1000, "loops_bytes": 0, "carry_over": 0},
-        "resources": {"threads": 1},
-    }
-    dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
-    runs = {"demo": run, "slow": run | {"defaults": run["defaults"] | {"lr": 1e-4}, "seed": 1}}
-    return {"results": str(root), "datasets": {"text": dataset}, "runs": runs}
+    slow = TOY | {"defaults": TOY["defaults"] | {"lr": 1e-4}, "seed": 1}
+    return toys(root, {"demo": TOY, "slow": slow})
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Train and score the run demo."""
     root = tmp_path_factory.mktemp("verdicts") / "results"
-    config, results = load_config(plain(root)), Results(root)
-    encode_text(results)
-    folder, spec = results.stage("demo", "main"), config.stage("demo", "main")
-    train(spec, folder.path, results.shards("text"))
-    evaluate(folder.receipt, spec, results.shards("text"), folder.path, device="cpu")
+    train_toys(plain(root), "demo")
     return root
 
 

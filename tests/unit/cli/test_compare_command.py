@@ -7,45 +7,26 @@ from click.testing import CliRunner
 from scipy import stats
 
 from spider.cli import cli
-from spider.config import load_config
-from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.files import read_json, write_json
-from spider.results import Results, write_config
-from spider.training.stage import train
+from spider.results import write_config
 from tests.advice.followed import advised, refused
-from tests.unit.report.finished import encode_text
+from tests.unit.report.finished import TOY, toys, train_toys
 from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
-
-RUN = {
-    "data": "text",
-    "model": {"family": "tests.families.toy", "width": 8},
-    "precision": "fp32",
-    "defaults": {"seq_len": 16, "micro_batch": 2, "log_every": 5, "ckpt_every": 100, "val_every": 0},
-    "stages": [{"name": "main", "max_steps": 5}],
-    "evaluation": {"max_bytes": 1000, "loops_bytes": 0, "carry_over": 0},
-    "resources": {"threads": 1},
-}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Train and score two recipes with two seeds each."""
     root = tmp_path_factory.mktemp("compare") / "results"
-    fast = RUN | {"defaults": RUN["defaults"] | {"lr": 0.1}}
+    fast = TOY | {"defaults": TOY["defaults"] | {"lr": 0.1}}
     runs = {
         f"{name}{seed}": run | {"seed": seed}
-        for name, run in (("slow", RUN), ("fast", fast))
+        for name, run in (("slow", TOY), ("fast", fast))
         for seed in (0, 1)
     }
-    dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
-    plain = {"results": str(root), "datasets": {"text": dataset}, "runs": runs}
-    config, results = load_config(plain), Results(root)
-    encode_text(results)
-    for run in runs:
-        folder, spec = results.stage(run, "main"), config.stage(run, "main")
-        train(spec, folder.path, results.shards("text"))
-        evaluate(folder.receipt, spec, results.shards("text"), folder.path, device="cpu")
+    plain = toys(root, runs)
+    results = train_toys(plain, *runs)
     write_config(root, plain)
     return results
 

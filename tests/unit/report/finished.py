@@ -26,6 +26,34 @@ from tests.unit.small_datasets import dataset
 HOSTILE = "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 HOSTILE += " & \x1b[31m\u202e"
 
+#: A run of a few steps of a toy model, on the text of `encode_text`.
+TOY: dict[str, Any] = {
+    "data": "text",
+    "model": {"family": "tests.families.toy", "width": 8},
+    "precision": "fp32",
+    "defaults": {"seq_len": 16, "micro_batch": 2, "log_every": 5, "ckpt_every": 100, "val_every": 0},
+    "stages": [{"name": "main", "max_steps": 5}],
+    "evaluation": {"max_bytes": 1000, "loops_bytes": 0, "carry_over": 0},
+    "resources": {"threads": 1},
+}
+
+
+def toys(root: Path, runs: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of toy runs with a results folder."""
+    text = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
+    return {"results": str(root), "datasets": {"text": text}, "runs": runs}
+
+
+def train_toys(plain: dict[str, Any], *runs: str) -> Results:
+    """Train and score toy runs of a configuration."""
+    config, results = load_config(plain), Results(Path(plain["results"]))
+    encode_text(results)
+    for run in runs:
+        folder, spec = results.stage(run, "main"), config.stage(run, "main")
+        train(spec, folder.path, results.shards("text"))
+        evaluate(folder.receipt, spec, results.shards("text"), folder.path, device="cpu")
+    return results
+
 
 def config_of(results: Path) -> dict[str, Any]:
     """Return the configuration as a user would write it."""

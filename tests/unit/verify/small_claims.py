@@ -207,3 +207,17 @@ def conversation(text: str) -> str:
     begin, _, rest = text.partition("\n")
     said = [{"role": "user", "content": begin or "?"}, {"role": "assistant", "content": rest or "!"}]
     return json.dumps(said)
+
+
+def found_by(check: Callable[..., Any], world: World, quick: bool = False) -> tuple[str, str, list[Any]]:
+    """Return what a check says of a claim."""
+    finding = check(world.claim, quick)
+    return finding.status, finding.reason, finding.details
+
+
+def passes_by(check: Callable[..., Any], world: World) -> str:
+    """Expect that a claim passes a check, quick or whole, and return the reason that the whole one gives."""
+    for quick in (True, False):
+        status, reason, details = found_by(check, world, quick)
+        assert (status, details) == ("passed", []), reason
+    return reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,19 +12,18 @@ import pytest
 
 from spider.cleaning.evidence import table, write_removed
 from spider.verify.splits import check
-from tests.unit.verify.small_claims import World, conversation, held_out, learned, named, rows
+from tests.unit.verify.small_claims import (
+    World,
+    conversation,
+    found_by,
+    held_out,
+    learned,
+    named,
+    passes_by,
+    rows,
+)
 
-
-def found(world, quick=False):
-    finding = check(world.claim, quick)
-    return finding.status, finding.reason, finding.details
-
-
-def passes(world):
-    for quick in (True, False):
-        status, reason, details = found(world, quick)
-        assert (status, details) == ("passed", []), reason
-    return reason
+found, passes = partial(found_by, check), partial(passes_by, check)
 
 
 @pytest.mark.parametrize(
