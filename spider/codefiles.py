@@ -23,7 +23,7 @@ from spider.version import VERSION
 #: The checkout, or the folder that Spider is installed in.
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders and files of the project that hold code, below `ROOT`.
-CODE = ("spider", "kernels", "rules", "workflow", "Snakefile", "pyproject.toml")
+CODE = ("spider", "kernels", "extras", "rules", "workflow", "Snakefile", "pyproject.toml")
 SUFFIXES = (".py", ".smk", ".toml", "Snakefile")
 #: The code that decides which bytes are downloaded, encoded and trained.
 _PACKAGES = (

@@ -39,6 +39,13 @@ def test_only_code_that_decides_bytes_counts(code):
     assert code("project/kernels/a.py") != first
 
 
+def test_an_edit_of_an_extra_is_seen_and_changes_no_bytes_of_the_core(code):
+    first = code("project/extras/lab/spider_lab/fit.py")
+    before = codefiles.code_files()["extras/lab/spider_lab/fit.py"]
+    assert code("project/extras/lab/spider_lab/fit.py", "A = 2") == first
+    assert codefiles.code_files()["extras/lab/spider_lab/fit.py"] != before
+
+
 def test_all_files_of_the_users_packages_and_modules_count(code):
     code("family_of_mine/__init__.py")
     first = code("source_of_mine.py")
