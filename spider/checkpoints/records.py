@@ -366,7 +366,7 @@ class Warmup(Record):
     micro_batch: int | None = None
     """Windows of a micro-batch. None in a record of an earlier version."""
     checkpointing: str | bool | None = None
-    """What the backward pass recomputes; None for a family that recomputes nothing."""
+    """The layers that the backward pass recomputes. It is None for a family that recomputes nothing."""
     precision: Kind
     """The precision that ``precision: auto`` selects, or the one that the configuration sets."""
     reason: str

@@ -21,7 +21,7 @@ class Paired:
     """The difference of two models, in bits per byte, by a paired t test."""
 
     difference: float
-    """Of the second minus the first; less than 0 if the second is better."""
+    """The second minus the first. It is less than 0 if the second is better."""
     low: float
     high: float
     """95% interval."""

@@ -36,7 +36,7 @@ class Subject:
     reading: Scoring
     """How the model read each document alone."""
     overlap: Overlap | None = None
-    """What of the text also occurs in the training text; None if that was not searched."""
+    """The part of the text that also occurs in the training text. It is None if that was not searched."""
     groups: list[str] = field(default_factory=list)
     """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
     learned_from: LearnedFrom = field(default_factory=LearnedFrom)

@@ -112,7 +112,7 @@ class Stage:
 
     @cached_property
     def head(self) -> str:
-        """What differs each time that the stage is trained."""
+        """A digest that differs each time that the stage is trained."""
         return head(self.folder.metrics) or (self.models[0].receipt.weights if self.models else "")
 
 
