@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spider.codefiles import processor
-from spider.files import write_json
+from spider.common.files import write_json
+from spider.provenance.codefiles import processor
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent

@@ -28,15 +28,15 @@ import torch
 import yaml
 from common import ROOT, parser, report, workflow
 
+from spider.checkpoints.compress import format
+from spider.checkpoints.compress.pipeline import compress
 from spider.checkpoints.load import Checkpoint
-from spider.compress import format
-from spider.compress.pipeline import compress
+from spider.common.results import Results
 from spider.config import CompressConfig, load_config
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
 from spider.model.interface import Model, model_tensors
 from spider.model.reading import Scoring
-from spider.results import Results
 
 #: A cap that no file reaches.
 PLENTY = 10**8

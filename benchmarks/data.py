@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from common import PROGRAMS, parser, report, show, workflow
 from corpus import KINDS, Corpus, containment, grams, passages, write
 
-from spider.files import digest, sha256
+from spider.common.files import digest, sha256
 
 THRESHOLD = 0.8
 #: Copies with this containment have to be found.

@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.text import Text
 from torture import jobs_of, kill
 
+from spider.common.results import Results
 from spider.config import load_config
 from spider.provenance.made import jobs
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
-from spider.results import Results
 
 RUN = "smoke"
 STEP = "results/runs/smoke/anneal/checkpoints/step-00000080"

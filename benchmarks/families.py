@@ -29,10 +29,10 @@ import torch
 import yaml
 from common import ROOT, parser, rates, report, spread, workflow
 
+from spider.common.files import digest, read_json, write_json
+from spider.common.results import Results
 from spider.config import StageSpec, load_config, merged
-from spider.files import digest, read_json, write_json
 from spider.model import build_model
-from spider.results import Results
 from spider.training.optim import build_optimizer
 
 STAGE = "main"

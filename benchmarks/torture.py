@@ -55,9 +55,9 @@ import psutil
 import yaml
 from common import PROGRAMS, ROOT, parser, report
 
+from spider.common.files import read_json, sha256
+from spider.common.results import CompressedFolder
 from spider.config import StageSpec, load_config
-from spider.files import read_json, sha256
-from spider.results import CompressedFolder
 
 RUN, STAGES = "smoke", ("first", "second")
 #: Commands of one stage.

@@ -21,8 +21,8 @@ from typing import Any
 
 from common import PROGRAMS, ROOT, show
 
+from spider.common.files import write_json
 from spider.config.model import merged
-from spider.files import write_json
 from spider.provenance.differences import Comparison
 from spider.provenance.lineage import Lineage, result_of
 from tests import forkserver

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import torch
 from spider_trust.order import Order, logged
 
+from spider.common.results import Results
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.loader import batch_digest
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
-from spider.results import Results
 from spider.training.metrics import read_rows
 from spider.training.stage import train
 

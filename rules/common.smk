@@ -20,20 +20,22 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.io import contains_wildcard, flag
 
-from spider import extras, progress
-from spider.cluster import lacking_gpus, one_word, packed, remedies, unpacked
+from spider.common import extras
+
+from spider import progress
+from spider.common.cluster import lacking_gpus, one_word, packed, remedies, unpacked
 from spider.config import CompressConfig, HarnessConfig, load_config
 from spider.config.schema import read_yaml
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
 from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
-from spider.files import digest
+from spider.common.files import digest
 from spider.processes.gpus import bounds
 from spider.provenance.made import STANDS_FOR, in_future, real
 from spider.provenance.recorder import Recorder
 from spider.provenance.stale import by_rule, other_code
-from spider.requests import Requests
-from spider.results import check_root, snapshot, write_config
+from spider.config.requests import Requests
+from spider.common.results import check_root, snapshot, write_config
 from spider.tracking.follower import Follower
 from spider.tracking.target import enabled
 from spider.unlock import enter

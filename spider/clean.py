@@ -16,9 +16,9 @@ from pathlib import Path
 
 import filelock
 
+from spider.common.results import NEWEST, Results
 from spider.config import Config, load_config
 from spider.config.scored import baselines_name, overlap_name
-from spider.results import NEWEST, Results
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from spider.checkpoints.records import Kind
+from spider.common.formatting import quantity
+from spider.common.results import Results
 from spider.config import CompressConfig, Config, StageSpec
 from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
 from spider.data.shards import load_metadata
-from spider.formatting import quantity
 from spider.model.interface import Model
 from spider.processes.device import available
-from spider.results import Results
 from spider.training.memory import choose, is_open, memory_of, meta_model, training_memory, with_choice
 from spider.training.optim import group_settings
 from spider.training.schedule import horizon
@@ -133,7 +133,7 @@ def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
     """Return the cost of the n-gram index for the run's text, or for `_TEXTS` before that is encoded."""
     if spec.model.ngram is None:
         return []
-    from spider.ngram.cost import cost  # imports numba
+    from spider.data.ngram.cost import cost  # imports numba
 
     shards = Results(Path(config.results)).shards(spec.data)
     sizes: tuple[float, ...] = _TEXTS
@@ -148,7 +148,7 @@ def _compressed_model(model: Model, settings: CompressConfig | None) -> dict[str
     """Predict the size of the compressed model. Return None for a run that is not compressed."""
     if settings is None:
         return None
-    from spider.compress.predict import predict
+    from spider.checkpoints.compress.predict import predict
 
     return predict(model, settings)
 

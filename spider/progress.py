@@ -39,9 +39,9 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from spider.checkpoints.records import Warmup
+from spider.common.formatting import duration, printable
+from spider.common.pace import OUTPUT
 from spider.config.spec import StageSpec
-from spider.formatting import duration, printable
-from spider.pace import OUTPUT
 from spider.report.costs import attempts
 
 #: Seconds between two looks at the logs, and between two lines of a running job in a pipe.

@@ -45,7 +45,7 @@ PRELOADED = (
     "spider.model.spider.model",
     "spider.report.page",
     "spider.report.tables",
-    "spider.requests",
+    "spider.config.requests",
     "spider.tracking.sync",
     "spider.training.stage",
     "torch._dynamo",

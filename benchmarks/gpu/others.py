@@ -12,7 +12,7 @@ import torch
 from bundle import FOLDER, TREE
 from trainings import config_of, spec_of
 
-from spider.files import read_json
+from spider.common.files import read_json
 from spider.training import warmup
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from bundle import DATASET, FOLDER
 
+from spider.common.files import write_json
 from spider.config import Dataset, StageSpec
 from spider.data.packing import pack
 from spider.data.shards import DTYPE, build_metadata, load_metadata
-from spider.files import write_json
-from spider.sources.mock import MOCK, make_mock_data
+from spider.data.sources.mock import MOCK, make_mock_data
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens

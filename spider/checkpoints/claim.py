@@ -25,14 +25,14 @@ from typing import Any
 
 import filelock
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, steps
 from spider.checkpoints.save import clean, link_best, set_aside
+from spider.common import files
+from spider.common.errors import CheckpointError, TrainingError
+from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.config.spec import recut
-from spider.errors import CheckpointError, TrainingError
-from spider.results import StageFolder
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from spider.checkpoints.records import (
     read_manifest,
     steps,
 )
-from spider.errors import CheckpointError
-from spider.results import StageFolder
+from spider.common.errors import CheckpointError
+from spider.common.results import StageFolder
 
 
 def below(path: Path) -> list[Path]:
@@ -96,7 +96,7 @@ def _damage_of_index(path: Path, manifest: Manifest | Exported, quick: bool) -> 
     """Return what is wrong with the n-gram index in an exported folder, if its model reads one."""
     if not isinstance(manifest, Exported) or manifest.full_index is None:
         return []
-    from spider.ngram.store import open_index, verify
+    from spider.data.ngram.store import open_index, verify
 
     try:
         folder = path / NGRAM

@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from torch import Tensor
 
-from spider import files
 from spider.checkpoints.records import (
     COMPRESSED,
     INDEX,
@@ -32,22 +31,23 @@ from spider.checkpoints.records import (
     read_manifest,
     steps,
 )
+from spider.common import files
+from spider.common.errors import CheckpointError, reported
+from spider.common.record import key_path
+from spider.common.results import Results, StageFolder, root_of
+from spider.common.sealed import SealedFile, damage
 from spider.config import ConfigError, ModelConfig
 from spider.config.model import family_block
-from spider.errors import CheckpointError, reported
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.model.reading import Scoring
 from spider.processes.parallel import local_slice
-from spider.record import key_path
-from spider.results import Results, StageFolder, root_of
-from spider.sealed import SealedFile, damage
 from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import TOKENIZER, read_tokens
 
 if TYPE_CHECKING:
-    from spider.compress.format import CompressedModel
-    from spider.ngram.lookup import NgramLookup
+    from spider.checkpoints.compress.format import CompressedModel
+    from spider.data.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 
@@ -271,8 +271,8 @@ class Checkpoint:
         """Return the lookup in the n-gram index of the model, or None for a model that reads no index."""
         if (config := self.config.ngram) is None:
             return None
-        from spider.ngram.lookup import NgramLookup
-        from spider.ngram.store import COPY_AGAIN
+        from spider.data.ngram.lookup import NgramLookup
+        from spider.data.ngram.store import COPY_AGAIN
 
         try:
             if self.exported:
@@ -341,8 +341,8 @@ class CompressedCheckpoint(Checkpoint):
 
     @classmethod
     def open(cls, path: Path) -> CompressedCheckpoint:
-        """Read the file; raise `CheckpointError` as `spider.compress.format.read` does."""
-        from spider.compress.format import read
+        """Read the file; raise `CheckpointError` as `spider.checkpoints.compress.format.read` does."""
+        from spider.checkpoints.compress.format import read
 
         compressed = read(path)
         fields = {name: compressed.header.get(name) for name in Exported.model_fields}

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, computed_field
 
-from spider import sealed
+from spider.common import sealed
+from spider.common.errors import CheckpointError, TrainingError
+from spider.common.record import Record
 from spider.config import StageSpec
-from spider.errors import CheckpointError, TrainingError
-from spider.record import Record
 
 MANIFEST = "manifest.json"
 #: The link among a stage's checkpoints to the best of them.
@@ -27,7 +27,7 @@ INDEX = "model.safetensors.index.json"
 EXPORTED = "config.json"
 #: The model card in an exported folder. People may edit it, so `EXPORTED` does not list it.
 CARD = "README.md"
-#: The suffix of a compressed model (`spider.compress.format`).
+#: The suffix of a compressed model (`spider.checkpoints.compress.format`).
 COMPRESSED = ".spider"
 #: The folder in an exported folder that holds the n-gram index of its model.
 NGRAM = "ngram"
@@ -146,7 +146,7 @@ class Manifest(Trained):
     """The validation of the weights in it, or None."""
     files: dict[str, sealed.SealedFile]
     digest: str
-    """`spider.sealed.content_digest` of the other fields."""
+    """`spider.common.sealed.content_digest` of the other fields."""
 
     @classmethod
     def parse(cls, plain: Any, path: Path) -> Self:
@@ -265,7 +265,7 @@ class MatrixRecord(BaseModel, frozen=True):
     bits_per_weight: float
     """Entropy of its integers, without the quantization steps."""
     error: float | None
-    """Squared error of its products (`spider.compress.gptq.error`); None without calibration inputs."""
+    """Squared error of its products (`gptq.error`); None without calibration inputs."""
     error_nearest: float | None
     """The same error if each weight were rounded to the nearest step."""
 

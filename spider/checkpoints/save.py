@@ -16,8 +16,8 @@ number of processes.
 torch's distributed checkpoints (DCP) also do this, but their import takes as long as half of torch's, in
 every job. Their default storage keeps its index in a pickle, and reading a pickle runs the code in it.
 
-A checkpoint is a sealed folder (`spider.sealed`). A process can be killed at any moment: a folder named
-``step-...`` was complete once. Its hashes show whether it is still complete.
+A checkpoint is a sealed folder (`spider.common.sealed`). A process can be killed at any moment: a folder
+named ``step-...`` was complete once. Its hashes show whether it is still complete.
 
 Writing takes seconds, and training continues meanwhile with its own tensors and with the interpreter. Files
 are hashed while they are written. The digest of the weights is another hash of the same bytes. So weights and
@@ -47,11 +47,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from spider import files, sealed
 from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
 from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
+from spider.common import files, sealed
+from spider.common.errors import CheckpointError, Diverged
 from spider.config import StageSettings
-from spider.errors import CheckpointError, Diverged
 from spider.model.interface import raw_bytes, weights_digest
 from spider.processes.parallel import full_tensor
 from spider.processes.world import ALONE, World

@@ -33,12 +33,12 @@ from spider.cli.harness import harness
 from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.verify import verify
-from spider.codefiles import code_files, write_note
+from spider.common.pace import OUTPUT
+from spider.common.results import write_config
+from spider.common.version import VERSION
 from spider.config.imports import allow_import
-from spider.pace import OUTPUT
 from spider.processes.wait_policy import set_wait_policy
-from spider.results import write_config
-from spider.version import VERSION
+from spider.provenance.codefiles import code_files, write_note
 
 _COMMANDS = (
     config,

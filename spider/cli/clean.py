@@ -17,8 +17,8 @@ def clean(session: Session, newest: bool, yes: bool) -> None:
     was trained by hand with other settings is in no configuration, so it is listed too.
     """
     from spider.clean import leftovers
-    from spider.formatting import quantity
-    from spider.results import check_root
+    from spider.common.formatting import quantity
+    from spider.common.results import check_root
 
     root = session.results.root
     check_root(root)

@@ -11,7 +11,7 @@ from spider.cli.session import Session, command, log
 from spider.config.cleaning import Cleaning
 
 if TYPE_CHECKING:
-    from spider.cleaning.exact import Part
+    from spider.data.cleaning.exact import Part
 
 
 def _cleaning(session: Session, dataset: str, part: str) -> Cleaning:
@@ -31,7 +31,7 @@ def _file(session: Session, dataset: str, step: str, part: str) -> Path:
 @command("dataset", "part")
 def signatures(session: Session, dataset: str, part: str) -> None:
     """Hash the text of each document of a part that the filters keep."""
-    from spider.cleaning.signatures import write_signatures
+    from spider.data.cleaning.signatures import write_signatures
 
     spec = session.config.dataset(dataset)
     spec.source.item(part)
@@ -48,9 +48,9 @@ def candidates(session: Session, dataset: str, part: str) -> None:
     """Pair the documents of a part with earlier ones that they may repeat."""
     import pyarrow as pa
 
-    from spider.cleaning.evidence import SCHEMA, write
-    from spider.cleaning.exact import exact_pairs
-    from spider.cleaning.near import near_candidates
+    from spider.data.cleaning.evidence import SCHEMA, write
+    from spider.data.cleaning.exact import exact_pairs
+    from spider.data.cleaning.near import near_candidates
 
     cleaning = _cleaning(session, dataset, part)
     *earlier, own = _parts(session, dataset, part)
@@ -68,8 +68,8 @@ def verify_pairs(session: Session, dataset: str, part: str) -> None:
     """Compare the texts of the candidates for near duplicates in a part."""
     import pyarrow.parquet as pq
 
-    from spider.cleaning.evidence import write
-    from spider.cleaning.near import verified
+    from spider.data.cleaning.evidence import write
+    from spider.data.cleaning.near import verified
 
     near = _cleaning(session, dataset, part).near
     if near is None:
@@ -85,7 +85,7 @@ def verify_pairs(session: Session, dataset: str, part: str) -> None:
 
 def _parts(session: Session, dataset: str, part: str) -> list[Part]:
     """Return the parts that come before a part, and this one."""
-    from spider.cleaning.exact import Part
+    from spider.data.cleaning.exact import Part
 
     raw = session.config.raw(dataset)
     names = [*session.config.earlier(raw, part), (raw, part)]
@@ -98,8 +98,8 @@ def drop(session: Session, dataset: str, part: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from spider.cleaning import evidence
-    from spider.cleaning.drop import drop
+    from spider.data.cleaning import evidence
+    from spider.data.cleaning.drop import drop
 
     cleaning = _cleaning(session, dataset, part)
     raw = session.config.raw(dataset)
@@ -127,8 +127,8 @@ def drop(session: Session, dataset: str, part: str) -> None:
 @click.option("--examples", default=10, show_default=True, help="Removed documents to list without an ID.")
 def removed(session: Session, dataset: str, id: str | None, examples: int) -> None:
     """List why documents were removed, or show one, by its ID or PART/ROW, beside what it repeats."""
-    from spider.cleaning.evidence import read
-    from spider.cleaning.show import counted, side_by_side
+    from spider.data.cleaning.evidence import read
+    from spider.data.cleaning.show import counted, side_by_side
 
     files = [_file(session, dataset, "removed", part) for part in session.config.parts(dataset)]
     if session.config.cleaning(dataset) is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spider.cli.session import JSON, Session
-from spider.results import Results
+from spider.common.results import Results
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,10 +12,10 @@ import click
 
 from spider.cli import cleaning, decontaminate
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Group, Session, command, log
+from spider.common.files import read_json, sha256, write_json
+from spider.common.results import root_of
 from spider.config import Config, load_config
 from spider.config.ngram import NgramConfig
-from spider.files import read_json, sha256, write_json
-from spider.results import root_of
 
 
 @click.group(cls=Group)
@@ -62,7 +62,7 @@ def tokenizer(
     """Learn a tokenizer from the parquet files of its dataset."""
     if threads:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # read by the library tokenizers
-    from spider.cleaning.evidence import decisions
+    from spider.data.cleaning.evidence import decisions
     from spider.data.tokenizer import learn
 
     config = session.config.tokenizer(tokenizer)
@@ -82,7 +82,7 @@ def _removed(session: Session, dataset: str, part: str) -> Path | None:
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.cleaning.evidence import decisions
+    from spider.data.cleaning.evidence import decisions
     from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -186,8 +186,8 @@ def pack(session: Session, dataset: str, seq_len: int) -> None:
 @click.option("--output", type=FILE, required=True, help="File of counts to write.")
 def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     """Count the bytes after each context in one part of RUN's dataset, for an n-gram index."""
+    from spider.data.ngram.store import count_part
     from spider.data.shards import load_metadata
-    from spider.ngram.store import count_part
 
     name = session.config.run(run).dataset
     config = _ngram_of(session, run)
@@ -204,8 +204,8 @@ def build_ngrams(
     session: Session, run: str, counts: tuple[Path, ...], output: Path, full: bool, threads: int | None
 ) -> None:
     """Merge the COUNTS of all parts of RUN's dataset, in their order, into an n-gram index."""
+    from spider.data.ngram.store import build
     from spider.data.shards import load_metadata
-    from spider.ngram.store import build
 
     name = session.config.run(run).dataset
     config = _ngram_of(session, run)
@@ -238,7 +238,7 @@ def verify(folder: Path, quick: bool) -> None:
     from spider.provenance.made import edited_since
 
     if (folder / "index.json").exists():
-        from spider.ngram import store
+        from spider.data.ngram import store
 
         index = store.open_index(folder).description if quick else store.verify(folder)
         click.echo(f"{folder}: {len(index.files)} files, {index.bytes:,} bytes counted, all match index.json")

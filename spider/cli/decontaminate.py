@@ -16,7 +16,7 @@ def _settings(session: Session, dataset: str) -> DecontaminateConfig:
 @command("dataset", "part")
 def held_out(session: Session, dataset: str, part: str) -> None:
     """Copy the held-out documents of a part, so that training documents can be compared with them."""
-    from spider.cleaning.decontaminate import write_held_out
+    from spider.data.cleaning.decontaminate import write_held_out
 
     config, results = session.config, session.results
     spec = config.dataset(dataset)
@@ -29,7 +29,7 @@ def held_out(session: Session, dataset: str, part: str) -> None:
 @command("dataset")
 def protect(session: Session, dataset: str) -> None:
     """Collect the texts that models are measured with: held-out documents, tasks and files."""
-    from spider.cleaning.decontaminate import write_protected
+    from spider.data.cleaning.decontaminate import write_protected
     from spider.evaluation import protected
 
     config, results = session.config, session.results
@@ -52,8 +52,8 @@ def protect(session: Session, dataset: str) -> None:
 @command("dataset", "part")
 def contaminated(session: Session, dataset: str, part: str) -> None:
     """Find the documents of a part that hold text which models are measured with."""
-    from spider.cleaning.decontaminate import find_contaminated
-    from spider.cleaning.evidence import write
+    from spider.data.cleaning.decontaminate import find_contaminated
+    from spider.data.cleaning.evidence import write
 
     config, results = session.config, session.results
     settings = _settings(session, dataset)

@@ -24,9 +24,9 @@ from spider.cli.session import (
     prepare_torch,
     take_gpu,
 )
+from spider.common.results import CompressedFolder, StageFolder
 from spider.config import Config, ForeignConfig, StageSpec
 from spider.config.scored import baselines_name, overlap_name, stage_with
-from spider.results import CompressedFolder, StageFolder
 
 if TYPE_CHECKING:
     from spider.checkpoints.records import Receipt

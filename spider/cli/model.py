@@ -24,9 +24,9 @@ from spider.cli.session import (
     prepare_torch,
     take_gpu,
 )
+from spider.common.files import write_text
+from spider.common.results import CompressedFolder
 from spider.config import CompressConfig
-from spider.files import write_text
-from spider.results import CompressedFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,7 +198,7 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
 
     The settings are those of the block `compress` of the run, or the defaults without it.
     """
-    from spider.compress.pipeline import compress
+    from spider.checkpoints.compress.pipeline import compress
 
     results = session.results
     spec = session.config.stage(*stage)

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from spider.cli.session import FILE, JSON, Session
+from spider.common.results import root_of
 from spider.provenance.lineage import Lineage, Made, result_of
-from spider.results import root_of
 
 
 @click.command()

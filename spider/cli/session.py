@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from spider import extras
+from spider.common import extras
+from spider.common.results import CompressedFolder, Results
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
-from spider.results import CompressedFolder, Results
 
 if TYPE_CHECKING:
     from spider.checkpoints.load import Checkpoint

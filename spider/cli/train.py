@@ -26,8 +26,8 @@ from spider.cli.session import (
     prepare_torch,
     take_gpu,
 )
-from spider.codefiles import deciding_code
 from spider.config import Config, ConfigError, Given, with_settings
+from spider.provenance.codefiles import deciding_code
 
 
 @command()

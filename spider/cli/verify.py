@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spider.cli.session import JSON, THREADS, Session, command, prepare_torch, take_gpu
+from spider.common.results import NEWEST, root_of
 from spider.config import load_config, nearest
-from spider.results import NEWEST, root_of
 
 if TYPE_CHECKING:
     from spider.verify.claim import Checks, Claim, Finding

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from spider.common.files import digest
+from spider.common.record import key_path
 from spider.config.removed import remedy_for
-from spider.files import digest
-from spider.record import key_path
 
 #: Version of all defaults together.
 FORMAT = 1

@@ -1,7 +1,7 @@
 """Datasets: the source of their text, and how it is split and encoded.
 
-A source is one file with a subclass of `Source`. Its kind is the name of a file in ``spider/sources/``, or
-the import path of a module of the user, ``source: {kind: my_package.my_source}``. This module defines the
+A source is one file with a subclass of `Source`. Its kind is the name of a file in ``spider/data/sources/``,
+or the import path of a module of the user, ``source: {kind: my_package.my_source}``. This module defines the
 base class and finds the class of a kind. It names no source.
 """
 
@@ -173,7 +173,7 @@ class Source(Block):
 
 def kinds() -> list[str]:
     """Return the kinds of sources that come with Spider."""
-    files = Path(__file__).parents[1].glob("sources/*.py")
+    files = Path(__file__).parents[1].glob("data/sources/*.py")
     return sorted(path.stem for path in files if path.stem != "__init__")
 
 
@@ -188,7 +188,7 @@ def source_class(kind: str) -> type[Source]:
             f"the source {kind!r} is not one of Spider's ({', '.join(kinds())}), and importing it runs its "
             "code. If you trust that code, pass the configuration that names it: spider --config FILE"
         )
-    package = f"spider.sources.{kind}" if kind in kinds() else kind
+    package = f"spider.data.sources.{kind}" if kind in kinds() else kind
     module = import_named("source", kind, package, kinds())
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     own = [one for one in classes if issubclass(one, Source) and one.__module__ == package]

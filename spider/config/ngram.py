@@ -24,7 +24,7 @@ STRUCTURES = ("column", "indent", "above")
 
 @cache
 def kind_of(name: int | str) -> int:
-    """Return the number of a kind of context (`spider.ngram.contexts`), given its name.
+    """Return the number of a kind of context (`spider.data.ngram.contexts`), given its name.
 
     Raises:
         ValueError: The name is not one of a kind.

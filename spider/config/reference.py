@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from spider import extras
+from spider.common import extras
 from spider.config.block import Block
 from spider.config.data import kinds, source_class
 from spider.config.model import families, family_config, presets

@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from spider import extras
+from spider.common import extras
+from spider.common.record import key_path
 from spider.config.block import Block, ConfigError, Name, explain, none_such
 from spider.config.checks import data_problems, sized, token_problems
 from spider.config.cleaning import Cleaning, DecontaminateConfig
@@ -28,7 +29,6 @@ from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, w
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tasks import TaskConfig
-from spider.record import key_path
 
 
 class Config(Block):
@@ -59,7 +59,7 @@ class Config(Block):
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The blocks of extras, each by its key (`spider.extras`)."""
+        """The blocks of extras, each by its key (`spider.common.extras`)."""
         return self._extras
 
     @property

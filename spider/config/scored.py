@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spider.common.files import digest
 from spider.config.block import ConfigError
 from spider.config.schema import Config
 from spider.config.spec import StageSpec
-from spider.files import digest
 
 #: Version of the settings of compressors, which are no keys. A new one runs them again, and scores nothing.
 COMPRESSORS = 3

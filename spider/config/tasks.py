@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, Field, model_validator
 
+from spider.common.errors import reported
 from spider.config.block import Block, Positive, wrong_key
-from spider.errors import reported
 
 
 class JsonlTask(Block):

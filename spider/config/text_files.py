@@ -26,10 +26,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from spider import files
+from spider.common import files
+from spider.common.record import Record
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Source
-from spider.record import Record
 
 #: The kinds of files, for messages.
 KINDS = (

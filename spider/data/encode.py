@@ -48,13 +48,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spider.common.files import replacing, write_bytes, write_json
+from spider.common.pace import Pace
 from spider.config import Dataset
 from spider.data import chat
 from spider.data.filters import passing
 from spider.data.shards import BLOCKS_KEY, COUNTS, DTYPE, MOST_DOCUMENTS, NAME_BYTES, BlockWriter
 from spider.data.split import group_key, hash_keys, salted, split_masks, truncate
-from spider.files import replacing, write_bytes, write_json
-from spider.pace import Pace
 from spider.tokens import BYTES, Tokens
 
 logger = logging.getLogger(__name__)

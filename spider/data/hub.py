@@ -45,7 +45,7 @@ from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 
-from spider.files import fsync, read_json, replacing, sha256, write_json
+from spider.common.files import fsync, read_json, replacing, sha256, write_json
 
 log = logging.getLogger(__name__)
 

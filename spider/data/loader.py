@@ -35,8 +35,8 @@ from spider.data.mixture import Mix, Mixture, read_of_each
 from spider.data.shards import Shards, damaged
 
 if TYPE_CHECKING:
+    from spider.data.ngram.lookup import NgramLookup
     from spider.data.packing import PackedRows
-    from spider.ngram.lookup import NgramLookup
 
 ROUNDS = 6
 """Feistel rounds. Four make a pseudorandom permutation; the others help if the domain is tiny."""

@@ -29,9 +29,9 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from spider.common.files import digest, replacing
+from spider.common.record import Record
 from spider.data.shards import DTYPE, Shards, check_size
-from spider.files import digest, replacing
-from spider.record import Record
 from spider.tokens.turns import assistant_mask, ends_inside_answer
 
 #: Seed of the shuffle of pieces of one length.
@@ -89,7 +89,7 @@ def cut_documents(begins_D: np.ndarray, tokens: int, seq_len: int) -> np.ndarray
 def plan(pieces: np.ndarray, seq_len: int) -> Plan:
     """Place pieces of at most ``seq_len`` + 1 tokens into rows of so many slots.
 
-    This takes about 45 bytes of memory per piece, including ``pieces`` (`spider.requests.packing`).
+    This takes about 45 bytes of memory per piece, including ``pieces`` (`spider.config.requests.packing`).
     """
     slots = seq_len + 1
     number = np.uint32 if len(pieces) <= np.iinfo(np.uint32).max else np.int64

@@ -28,12 +28,12 @@ import pyarrow.parquet as pq
 from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoFile
 
+from spider.common.files import write_bytes
 from spider.config import Dataset
 from spider.config.text_files import Lock, LockedFile, Section, is_pattern
 from spider.data import hub
 from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience
 from spider.data.take import RowGroup, choose, row_groups, write_groups
-from spider.files import write_bytes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -39,11 +39,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, PrivateAttr
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
+from spider.common.errors import DamagedShard
+from spider.common.files import read_json, sha256
+from spider.common.record import Record
+from spider.common.sealed import content_digest
 from spider.config import Dataset
-from spider.errors import DamagedShard
-from spider.files import read_json, sha256
-from spider.record import Record
-from spider.sealed import content_digest
 from spider.tokens import BYTES, Tokens
 from spider.tokens.sentencepiece import SentencePieceTokens
 from spider.tokens.stored import copy_tokenizer, read_tokens, tokens_in

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spider.common.files import replacing
 from spider.config import Dataset
 from spider.config.text_files import Section
 from spider.data.encode import as_text, columns_in
-from spider.files import replacing
 
 
 class RowGroup(NamedTuple):

@@ -47,14 +47,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spider.common.pace import Pace
 from spider.model.interface import Model
 from spider.model.layers import wide
 from spider.model.reading import Scoring
-from spider.pace import Pace
 from spider.tokens import BYTES, IGNORED, Tokens
 
 if TYPE_CHECKING:
-    from spider.ngram.lookup import NgramLookup
+    from spider.data.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 

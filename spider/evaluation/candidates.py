@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spider.config.run import EvaluationConfig
+from spider.data.ngram.layout import ids_of
 from spider.evaluation.bpb import clip_stream
 from spider.evaluation.result import BITS, SHARE, MarkedByte, MarkedText, Number, Result, Row
 from spider.evaluation.segments import pieces_of
 from spider.evaluation.subject import Subject
-from spider.ngram.layout import ids_of
 
 if TYPE_CHECKING:
-    from spider.ngram.lookup import NgramLookup  # imports numba
+    from spider.data.ngram.lookup import NgramLookup  # imports numba
 
 #: Sources of candidates, by name. A byte counts for the first source that had it.
 SOURCES = {

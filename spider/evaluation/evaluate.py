@@ -22,6 +22,8 @@ import numpy as np
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
+from spider.common.files import digest
+from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.config.imports import measurement
 from spider.data.shards import load_metadata, scored_groups
@@ -32,12 +34,10 @@ from spider.evaluation.result import Result
 from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Overlap, Text, validation_stream
-from spider.files import digest
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
 from spider.processes.device import available, choose_tf32
-from spider.results import StageFolder
 from spider.tokens import Tokens
 from spider.tokens.turns import assistant_mask
 

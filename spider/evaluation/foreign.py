@@ -20,9 +20,11 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from spider.common.errors import reported
+from spider.common.files import digest, sha256
+from spider.common.results import StageFolder
 from spider.config import ForeignConfig, StageSpec
 from spider.data.shards import load_metadata
-from spider.errors import reported
 from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation, Training
@@ -30,11 +32,9 @@ from spider.evaluation.result import Result
 from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.tasks import answered
 from spider.evaluation.text import Text, validation_stream
-from spider.files import digest, sha256
 from spider.model.interface import Model, ModelOutput
 from spider.model.reading import Scoring
 from spider.processes.device import available
-from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.bpe import NOT_UTF8
 from spider.tokens.foreign import ForeignTokens

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Receipt
+from spider.common import files
+from spider.common.errors import Diverged
+from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.data.chat import opening
-from spider.errors import Diverged
 from spider.evaluation.calculator import Calls
 from spider.evaluation.records import Sample, Written
 from spider.model import choose_kernels
 from spider.model.interface import Model
 from spider.model.reading import Streams
 from spider.processes.device import available, choose_tf32
-from spider.results import StageFolder
 from spider.tokens import BYTES, Tokens
 from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, TURN
 

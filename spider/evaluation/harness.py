@@ -23,8 +23,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from spider.common.errors import reported
 from spider.data.chat import message, opening
-from spider.errors import reported
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.records import HarnessResult

@@ -21,7 +21,7 @@ from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Text, holds_out, orders, validation_stream
 
 if TYPE_CHECKING:
-    from spider.ngram.lookup import NgramLookup
+    from spider.data.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +203,8 @@ def split_lookup(subject: Subject) -> NgramLookup | None:
     if subject.model.lookup is None:
         return None
     assert subject.learned_from.split_index is not None, "`learned_from` names it for a model with an index"
-    from spider.ngram.lookup import NgramLookup  # imports numba
-    from spider.ngram.store import open_index
+    from spider.data.ngram.lookup import NgramLookup  # imports numba
+    from spider.data.ngram.store import open_index
 
     index = open_index(subject.learned_from.split_index)
     return NgramLookup(index, subject.model.lookup.config, subject.model.tokens)

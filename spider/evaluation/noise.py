@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spider import files
+from spider.common import files
+from spider.common.results import Results
 from spider.config import Config, StageSpec
 from spider.config.spec import recut
-from spider.results import Results
 
 #: Keys of a stage's settings that are not a part of its recipe.
 _OWN = ("run", "seed")

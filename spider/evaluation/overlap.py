@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from spider.common.pace import Pace
 from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
 from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
@@ -32,7 +33,6 @@ from spider.evaluation.text import (
     all_text,
     held_out_text,
 )
-from spider.pace import Pace
 
 #: Length of a match, in bytes.
 MATCH_BYTES = 50

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spider.config import Config, ConfigError
+from spider.data.sources.local import all_texts, files_of
 from spider.evaluation.questions import texts
-from spider.sources.local import all_texts, files_of
 
 
 def files(config: Config, dataset: str) -> list[Path]:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spider.common.errors import reported
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
-from spider.errors import reported
 from spider.evaluation.rewards import NUMBER, last_number
 
 #: CORE's seeds: for the choice of items and for the shots of each.

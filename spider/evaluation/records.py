@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from spider import files
+from spider.common import files
+from spider.common.record import Record, key_path
+from spider.common.results import CompressedFolder, StageFolder
 from spider.evaluation.result import BITS, COUNT, SECONDS, SIZE, Number, Result, Row
-from spider.record import Record, key_path
-from spider.results import CompressedFolder, StageFolder
 
 #: Mark of scores on decoded text, and its explanation.
 DAGGER = "†"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
-from spider.formatting import bits, duration, quantity
+from spider.common.formatting import bits, duration, quantity
 
 #: Unit of the rows that share one table with the model's score.
 BITS = "bits per byte"

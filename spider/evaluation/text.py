@@ -26,6 +26,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from spider.checkpoints.records import Receipt
+from spider.common.record import Record
+from spider.common.results import Results
 from spider.config import Config
 from spider.config.run import EvaluationConfig
 from spider.data.loader import Loader
@@ -33,8 +35,6 @@ from spider.data.mixture import positions_of
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards, balanced, load_metadata
 from spider.evaluation.bpb import clip_stream
-from spider.record import Record
-from spider.results import Results
 from spider.tokens import BYTES, Tokens
 
 #: Title of the column of scores on the bytes outside the train/test overlap.

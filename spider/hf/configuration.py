@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from transformers.configuration_utils import PreTrainedConfig
 
 from spider.checkpoints.records import EXPORTED, Exported
+from spider.common.record import key_path
 from spider.config import ModelConfig
 from spider.config.model import default_family, family_block, may_import
 from spider.publish.transformers_files import MODEL_TYPE, config_keys
-from spider.record import key_path
 from spider.tokens import BYTES
 
 #: How many ids a model reads at a time if its configuration does not say.

@@ -25,20 +25,20 @@ from torch.func import functional_call
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from spider import files
 from spider.checkpoints.load import Checkpoint, first_three
 from spider.checkpoints.records import EXPORTED, NGRAM
+from spider.common import files
+from spider.common.errors import CheckpointError
 from spider.config.imports import allow_import
 from spider.config.model import default_family
-from spider.errors import CheckpointError
+from spider.data.ngram.lookup import NgramLookup
+from spider.data.ngram.store import COPY_AGAIN
 from spider.hf.configuration import SpiderHFConfig
 from spider.hf.reading import Readers, candidates
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.model.layers import cross_entropy
 from spider.model.reading import begins
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import COPY_AGAIN
 from spider.publish.transformers_files import REMOTE, generation, remote
 from spider.tokens import BYTES, IGNORED
 from spider.tokens.stored import TOKENIZER, read_tokens
@@ -282,7 +282,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         if (tokenizer := self.folder / TOKENIZER).is_file():
             shutil.copyfile(tokenizer, folder / TOKENIZER)
         if self.model.lookup is not None and not (folder / NGRAM).exists():
-            from spider.ngram.store import link
+            from spider.data.ngram.store import link
 
             link(self.folder / NGRAM, folder / NGRAM)
 

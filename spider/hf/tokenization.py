@@ -18,7 +18,7 @@ from transformers import BatchEncoding
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
 
-from spider import files
+from spider.common import files
 from spider.data.chat import message, opening
 from spider.publish.transformers_files import REMOTE, TOKENIZER_MAP, named, remote, special_tokens
 from spider.tokens import Tokens

@@ -30,8 +30,8 @@ from spider.config.model import ModelConfig
 from spider.tokens import BYTES, Tokens
 
 if TYPE_CHECKING:
+    from spider.data.ngram.lookup import NgramLookup
     from spider.model.ngram_head import NgramHead
-    from spider.ngram.lookup import NgramLookup
 
 
 @dataclass

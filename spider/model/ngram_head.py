@@ -1,7 +1,7 @@
 """The n-gram head: it scores the candidates of an n-gram index by the state of the network.
 
 With the network's last normalised state h and its logits l over the V ids, the features u of the position
-and f_b of candidate b (`spider.ngram.candidates`)::
+and f_b of candidate b (`spider.data.ngram.candidates`)::
 
     z   = GELU(W_3 GELU(W_1 u + W_2 h))
     y_b = GELU(W_4 f_b + W_5 z + E_b) * (1 + W_6 z)
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from spider.config.ngram import NgramConfig
+from spider.data.ngram.layout import END, POSITIONS, Layout, ids_of
 from spider.model.layers import Linear, wide
-from spider.ngram.layout import END, POSITIONS, Layout, ids_of
 from spider.tokens import Tokens
 
 #: Scale that brings a quantized logarithm, 8 log2, to about one.

@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from spider.errors import TrainingError
+from spider.common.errors import TrainingError
 
 log = logging.getLogger(__name__)
 

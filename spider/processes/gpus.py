@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from spider.errors import TrainingError
+from spider.common.errors import TrainingError
 
 log = logging.getLogger(__name__)
 

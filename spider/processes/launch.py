@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from spider.errors import RESUME_ME
+from spider.common.errors import RESUME_ME
 from spider.processes.device import require_gpus
 from spider.processes.gpus import claimed
 

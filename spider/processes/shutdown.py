@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple, Self
 
-from spider.errors import RESUME_ME
+from spider.common.errors import RESUME_ME
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from spider.errors import Ended, TrainingError
+from spider.common.errors import Ended, TrainingError
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spider.codefiles import code_files, short_digest
-from spider.files import read_json, sha256
+from spider.common.files import read_json, sha256
+from spider.common.results import StageFolder
+from spider.provenance.codefiles import code_files, short_digest
 from spider.provenance.made import File, Job, Workflow, file_digest, jobs, relative, workflows
-from spider.results import StageFolder
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, Field
 
-from spider.files import digest, sha256
-from spider.record import Record
+from spider.common.files import digest, sha256
+from spider.common.record import Record
 
 #: Flag of an input of Snakemake that stands for a file of the user, whose name Snakemake cannot take.
 STANDS_FOR = "spider_stands_for"

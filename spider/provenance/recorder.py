@@ -34,8 +34,11 @@ import psutil
 from pydantic_core import to_jsonable_python
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from spider.codefiles import git_commit, patch, read_note
-from spider.files import digest, read_json, write_text
+from spider.common.files import digest, read_json, write_text
+from spider.common.record import Record
+from spider.common.secrets import redact
+from spider.common.version import VERSION
+from spider.provenance.codefiles import git_commit, patch, read_note
 from spider.provenance.made import (
     File,
     Job,
@@ -56,15 +59,12 @@ from spider.provenance.made import (
     stats,
     workflows,
 )
-from spider.record import Record
-from spider.secrets import redact
-from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
 #: Bytes from which on a file is hashed last.
 LARGE = 100_000_000
-#: Seconds in which the note of a job on another machine (`spider.codefiles.note`) may appear here.
+#: Seconds in which the note of a job on another machine (`spider.provenance.codefiles.note`) may appear here.
 LATENCY = 30.0
 _ERROR = re.compile(r"(?<!\w)error: (.*)")
 

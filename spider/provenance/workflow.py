@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from spider import files
-from spider.codefiles import ROOT
+from spider.common import files
+from spider.provenance.codefiles import ROOT
 
 
 def run_workflow(

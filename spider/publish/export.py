@@ -10,12 +10,12 @@ Its files::
                          files for transformers (`spider.publish.transformers_files`)
     README.md            the model card (`spider.report.card`). People may edit it, so it is never verified,
                          and an edited card is never replaced
-    ngram/               the full n-gram index (`spider.ngram.store`), if the model reads one; config.json has
+    ngram/               the full n-gram index (`data.ngram.store`), if the model reads one; config.json has
                          its digest
 
 The folder holds no optimizer state. Equal weights and records give equal bytes. It is a sealed folder
-(`spider.sealed`) and is read like a checkpoint (`spider.checkpoints.load.Checkpoint`), so it can be exported
-again.
+(`spider.common.sealed`) and is read like a checkpoint (`spider.checkpoints.load.Checkpoint`), so it can be
+exported again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 
-from spider import files, sealed
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CARD, EXPORTED, NGRAM, Exported
 from spider.checkpoints.save import space_needed
-from spider.errors import CheckpointError
+from spider.common import files, sealed
+from spider.common.errors import CheckpointError
+from spider.common.results import CompressedFolder, Results, root_of
+from spider.common.version import VERSION
 from spider.model.interface import Model, model_tensors, weights_digest
 from spider.publish.transformers_files import config_keys, files_beside
 from spider.report.card import Subject, card, is_edited
-from spider.results import CompressedFolder, Results, root_of
 from spider.tokens.stored import TOKENIZER
-from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _read_card(folder: Path) -> str | None:
 
 
 def _link_index(index: Path, folder: Path) -> None:
-    from spider.ngram.store import link  # imports numba, which only some models need
+    from spider.data.ngram.store import link  # imports numba, which only some models need
 
     try:
         link(index, folder)
@@ -180,7 +180,7 @@ def _foreign_files(output: Path) -> set[str]:
     index = output / NGRAM
     if exported.full_index is None or not index.is_dir():
         return foreign
-    from spider.ngram.store import names_in
+    from spider.data.ngram.store import names_in
 
     inside = {file.name for file in index.glob("*")} - names_in(index)
     return (foreign - {NGRAM}) | {f"{NGRAM}/{name}" for name in inside}

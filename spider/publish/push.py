@@ -45,11 +45,11 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CARD, INDEX, NGRAM
+from spider.common.errors import CheckpointError
+from spider.common.secrets import redact
 from spider.data.hub import PATIENCE, Patience, brief, cause_of, status_of
-from spider.errors import CheckpointError
 from spider.publish.export import export
 from spider.report.card import is_edited
-from spider.secrets import redact
 from spider.tokens.stored import TOKENIZER
 
 log = logging.getLogger(__name__)

@@ -22,24 +22,24 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from spider import files
 from spider.checkpoints.records import Exported, Manifest, Receipt
+from spider.common import files
+from spider.common.formatting import printable, quantity
+from spider.common.results import NEWEST, CompressedFolder, Results, StageFolder
+from spider.common.secrets import redact
+from spider.common.version import VERSION
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
 from spider.data.shards import Metadata
 from spider.evaluation.records import DAGGER, Evaluation, results_of
 from spider.evaluation.result import SECONDS, SIZE, Number, Result, Row, Table, all_rows
-from spider.formatting import printable, quantity
 from spider.provenance.lineage import Lineage
 from spider.provenance.made import relative
 from spider.report.page import settings_of
 from spider.report.stages import StageRecord, read_stages
 from spider.report.summary import Line, join, models, notes
 from spider.report.tables import markdown, markdown_lines
-from spider.results import NEWEST, CompressedFolder, Results, StageFolder
-from spider.secrets import redact
 from spider.tokens import Tokens
-from spider.version import VERSION
 
 log = logging.getLogger(__name__)
 

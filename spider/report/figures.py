@@ -22,11 +22,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
-from spider import files
+from spider.common import files
+from spider.common.formatting import bits, printable
 from spider.evaluation import result
 from spider.evaluation.records import DAGGER
 from spider.evaluation.result import BITS, Plot, Series, baselines, shortened
-from spider.formatting import bits, printable
 from spider.report.stages import Log, bits_per_byte, smoothed, validated
 from spider.report.summary import Summary, leading
 

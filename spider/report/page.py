@@ -17,7 +17,11 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from spider import files
+from spider.common import files
+from spider.common.formatting import duration, number, printable, quantity
+from spider.common.results import Results, StageFolder
+from spider.common.secrets import redact
+from spider.common.version import VERSION
 from spider.config import Config
 from spider.evaluation.records import CheckpointScores, Evaluation
 from spider.evaluation.result import (
@@ -32,16 +36,12 @@ from spider.evaluation.result import (
     baselines,
     legends,
 )
-from spider.formatting import duration, number, printable, quantity
 from spider.provenance.made import Job
 from spider.report import figures
 from spider.report.costs import RuleCost, commands, costs, jobs_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import StageRecord, read_log, read_stages
 from spider.report.summary import ComparedRun, Summary, by_text, join, leading, marked, models, verdicts
-from spider.results import Results, StageFolder
-from spider.secrets import redact
-from spider.version import VERSION
 
 _HERE = Path(__file__).parent
 #: Files that `draw_stage` writes into a stage's folder.

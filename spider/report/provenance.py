@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from spider.common.files import digest
+from spider.common.results import Results
 from spider.config.data import recorded_source
 from spider.config.spec import sources_of
 from spider.data.shards import Metadata, Shard
-from spider.files import digest
 from spider.report.stages import StageRecord
-from spider.results import Results
 
 
 class Link(NamedTuple):

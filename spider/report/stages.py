@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
+from spider.common.formatting import duration
+from spider.common.results import CompressedFolder, Results, StageFolder
 from spider.config import Config, StageSpec, nearest
 from spider.config.spec import sources_of, windows_of
 from spider.data.mixture import read_of_each
 from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
-from spider.formatting import duration
-from spider.results import CompressedFolder, Results, StageFolder
 from spider.training.metrics import Row, read_rows
 
 

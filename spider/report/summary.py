@@ -19,6 +19,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from spider.common.formatting import bits
+from spider.common.record import Record
+from spider.common.results import CompressedFolder, Results, StageFolder, root_of
 from spider.evaluation.noise import Noise, noise, scored_runs, undecided
 from spider.evaluation.records import (
     DAGGER,
@@ -49,10 +52,7 @@ from spider.evaluation.result import (
     legends,
     shortened,
 )
-from spider.formatting import bits
-from spider.record import Record
 from spider.report.costs import seconds_by_rule
-from spider.results import CompressedFolder, Results, StageFolder, root_of
 
 #: What a compressor has read of the held-out text, in the words of `Scored.context`.
 _BASELINE_CONTEXT = Number(value=None, text="the document, or all before")

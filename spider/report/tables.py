@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from spider import files
+from spider.common import files
+from spider.common.formatting import duration, printable
 from spider.evaluation import result
 from spider.evaluation.records import LOSSY, sum_of_probabilities
 from spider.evaluation.result import BITS
-from spider.formatting import duration, printable
 from spider.report.summary import ComparedRun, Line, Summary, by_text, join, leading, models, verdicts
 
 WIDTH = 80

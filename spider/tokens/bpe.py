@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spider.files import digest
+from spider.common.files import digest
 from spider.tokens.bytes import BYTES, MAX_TOKEN_BYTES, Tokens
 
 if TYPE_CHECKING:

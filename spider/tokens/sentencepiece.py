@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spider.files import digest
+from spider.common.files import digest
 from spider.tokens.bytes import BYTES, Tokens
 
 BLANK = "▁"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from spider.files import read_json, replacing
-from spider.record import Record
+from spider.common.files import read_json, replacing
+from spider.common.record import Record
 from spider.tokens import BYTES, Tokens
 from spider.tokens.bpe import BpeTokens
 

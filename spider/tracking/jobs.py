@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from spider.files import digest
+from spider.common.files import digest
 from spider.provenance.made import Job, Made, Stat, Workflow, flatten, records, stat_of, workflows
 from spider.tracking.store import Point, Store
 

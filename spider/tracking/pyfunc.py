@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spider.errors import CheckpointError
+from spider.common.errors import CheckpointError
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel

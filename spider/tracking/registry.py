@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spider.checkpoints.records import COMPRESSED
-from spider.errors import CheckpointError
-from spider.files import digest
+from spider.common.errors import CheckpointError
+from spider.common.files import digest
+from spider.common.results import Results
 from spider.provenance.made import stat_of
 from spider.report.summary import Summary
-from spider.results import Results
 from spider.tracking.jobs import Item
 from spider.tracking.pyfunc import PARAMS, describe
 from spider.tracking.store import IDENTITY, REFUSALS, Store

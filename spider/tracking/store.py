@@ -25,10 +25,10 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
+from spider.common.files import read_json, replacing, write_json
+from spider.common.results import Results
+from spider.common.secrets import redact
 from spider.config.run import TrackingConfig
-from spider.files import read_json, replacing, write_json
-from spider.results import Results
-from spider.secrets import redact
 from spider.tracking.target import is_server, prefix, store_uri
 from spider.tracking.views import TAG, comparison, opening
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import filelock
 
+from spider.common.results import Results
+from spider.common.secrets import redact
 from spider.config import Config
 from spider.provenance import recorder
-from spider.results import Results
-from spider.secrets import redact
 from spider.tracking.follower import REMEDY
 from spider.tracking.jobs import Item, Pipeline
 from spider.tracking.registry import Registry

@@ -21,13 +21,13 @@ import psutil
 from pydantic import ValidationError
 
 from spider.checkpoints.records import Origin, Receipt
+from spider.common.files import digest, read_json, sha256
+from spider.common.results import CompressedFolder, Results, StageFolder
 from spider.config import Config, StageSpec
 from spider.config.spec import sources_of
 from spider.evaluation.records import CheckpointScores, Evaluation, results_of
 from spider.evaluation.result import Result, all_rows, curves, metrics
-from spider.files import digest, read_json, sha256
 from spider.provenance.made import Job, Made, Stat, flatten, made_path, relative, stat_of, workflows
-from spider.results import CompressedFolder, Results, StageFolder
 from spider.tracking.curves import Curve, head
 from spider.tracking.jobs import SHOWN, Item
 from spider.tracking.store import ARTIFACT_LIMIT, HELD_OUT, RANKING, Point, Shown, Store

@@ -29,8 +29,8 @@ from spider.training.passes import Passes, why_eager
 from spider.training.precision import Precision, compiles
 
 if TYPE_CHECKING:
-    from spider.ngram.lookup import NgramLookup
-    from spider.ngram.store import NgramIndex
+    from spider.data.ngram.lookup import NgramLookup
+    from spider.data.ngram.store import NgramIndex
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def build(
     model.most_documents = documents_in_a_row(spec, data)
     full_lookup = None
     if spec.model.ngram is not None and indexes is not None:
-        from spider.ngram.lookup import NgramLookup  # numba: half a second of each start
+        from spider.data.ngram.lookup import NgramLookup  # numba: half a second of each start
 
         model.lookup, full_lookup = (NgramLookup(one, spec.model.ngram, model.tokens) for one in indexes)
     sharded = world.size > 1 and spec.parallel == "fsdp"

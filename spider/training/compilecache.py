@@ -24,8 +24,8 @@ from pathlib import Path
 
 import torch
 
-from spider import files
 from spider.checkpoints.records import Compiled, Warmup
+from spider.common import files
 from spider.training.precision import device_name
 
 log = logging.getLogger(__name__)

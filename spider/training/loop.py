@@ -36,16 +36,16 @@ from tqdm import tqdm
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Warmup, step_of, steps
 from spider.checkpoints.save import Saver, set_aside
+from spider.common.errors import DamagedShard, Diverged, Preempted, TrainingError
+from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, MixedLoader, batch_digest, digest_text
 from spider.data.mixture import anew, mixes_of
 from spider.data.packing import Opened, open_rows
-from spider.errors import DamagedShard, Diverged, Preempted, TrainingError
 from spider.model.layers import has_offsets
 from spider.processes.parallel import full_tensor
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
-from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import TOKENIZER
 from spider.training import compilecache
@@ -61,7 +61,7 @@ from spider.training.telemetry import Telemetry, Window, progress_bar, show, tar
 from spider.training.validation import Probes, Validation
 
 if TYPE_CHECKING:
-    from spider.ngram.store import NgramIndex
+    from spider.data.ngram.store import NgramIndex
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ import torch
 from rich.filesize import decimal
 
 from spider.checkpoints.records import Kind, Manifest, Warmup
+from spider.common.errors import TrainingError
 from spider.config import StageSpec, merged
 from spider.config.spec import largest_divisor
-from spider.errors import TrainingError
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.processes.gpus import memory_bytes

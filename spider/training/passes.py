@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spider.common.errors import TrainingError
 from spider.config import StageSpec
 from spider.data.loader import Batch
-from spider.errors import TrainingError
 from spider.processes.parallel import exchange_gradients, sum_gradients
 from spider.processes.world import World
 from spider.tokens import IGNORED

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from spider.checkpoints.records import Kind, SavedPrecision, Warmup
+from spider.common.errors import TrainingError
 from spider.config import StageSpec
-from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.model.layers import compute_dtype
 from spider.processes.parallel import is_sharded

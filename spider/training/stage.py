@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from spider import files
 from spider.checkpoints.claim import claim, hold
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt, Warmup
+from spider.common import files
+from spider.common.errors import TrainingError
+from spider.common.results import Results, StageFolder
 from spider.config import Config, ConfigError, StageSpec
 from spider.data.shards import load_metadata
-from spider.errors import TrainingError
+from spider.data.sources.mock import MOCK, make_mock_data
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE, World
-from spider.results import Results, StageFolder
-from spider.sources.mock import MOCK, make_mock_data
 from spider.training.loop import Trainer
 from spider.training.memory import fitted
 
@@ -124,7 +124,7 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
         text = MOCK if options.mock_data else config.run(run).dataset
         indexes = results.ngram(text, counted, "split"), results.ngram(text, counted, "full")
         if options.mock_data:
-            from spider.ngram.store import build_indexes  # numba: half a second of each start
+            from spider.data.ngram.store import build_indexes  # numba: half a second of each start
 
             build_indexes(data, spec.model.ngram, *indexes)
     return Plan(
@@ -178,7 +178,7 @@ def train(
         origin = {"data_digest": data_digest(spec, data), "parent_weights": None}
         opened = None
         if spec.model.ngram is not None:
-            from spider.ngram.store import open_index
+            from spider.data.ngram.store import open_index
 
             assert indexes is not None, "a plan for this model names its indexes"
             split, full = open_index(indexes[0]), open_index(indexes[1])

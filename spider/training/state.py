@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from spider.checkpoints.claim import differences
 from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import Manifest
+from spider.common.errors import TrainingError
 from spider.config import EmaConfig, StageSpec
 from spider.config.spec import largest_divisor
-from spider.errors import TrainingError
 from spider.model.interface import Model, model_tensors
 from spider.processes.parallel import local
 from spider.tokens import Tokens

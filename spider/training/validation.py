@@ -39,10 +39,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider import files
 from spider.checkpoints.records import best
+from spider.common import files
+from spider.common.errors import DamagedShard, TrainingError
 from spider.config import StageSettings, StageSpec
-from spider.errors import DamagedShard, TrainingError
 from spider.evaluation.bpb import ModelInput, spans
 from spider.evaluation.generate import as_text, written
 from spider.evaluation.questions import Task
@@ -57,7 +57,7 @@ from spider.training.precision import Precision
 from spider.training.state import Ema, Progress
 
 if TYPE_CHECKING:
-    from spider.ngram.lookup import NgramLookup
+    from spider.data.ngram.lookup import NgramLookup
 
 log = logging.getLogger(__name__)
 

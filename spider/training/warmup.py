@@ -36,10 +36,10 @@ import numpy as np
 import torch
 
 from spider.checkpoints.records import Kind, Step, Warmup
+from spider.common.errors import TrainingError
 from spider.config import StageSpec
 from spider.config.model import ModelConfig
 from spider.data.loader import Batch
-from spider.errors import TrainingError
 from spider.model.interface import Model
 from spider.processes.device import available
 from spider.processes.world import ALONE

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from spider.checkpoints.records import Receipt
+from spider.common.results import CompressedFolder, Results, StageFolder
 from spider.config import Config, StageSpec
 from spider.evaluation.records import Evaluation
 from spider.provenance.lineage import Lineage
-from spider.results import CompressedFolder, Results, StageFolder
 
 
 @dataclass(frozen=True)

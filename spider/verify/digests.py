@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spider.checkpoints.records import MANIFEST
-from spider.files import read_json
+from spider.common.files import read_json
+from spider.common.sealed import SealedFile, content_digest, damage
 from spider.provenance.lineage import Lineage
 from spider.provenance.made import Job, file_digest, relative
-from spider.sealed import SealedFile, content_digest, damage
 from spider.verify.claim import Claim, Finding
 
 #: Bytes that a quick check reads.

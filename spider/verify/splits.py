@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spider.cleaning.evidence import decisions
+from spider.data.cleaning.evidence import decisions
 from spider.data.encode import Encoded, encoded
 from spider.data.shards import DTYPE, Metadata, load_metadata, mapped
 from spider.verify.claim import Claim, Finding

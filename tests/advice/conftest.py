@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spider.results import StageFolder
+from spider.common.results import StageFolder
 from spider.training.stage import train
 from tests.unit.small_training import *  # noqa: F403
 from tests.workflow.conftest import prepared_folder, trained, trained_folder  # noqa: F401

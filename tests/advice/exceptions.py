@@ -9,7 +9,7 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "cli/data.py": ("{}: written; commit it with the configuration",),
     "cli/provenance.py": ("  code      Spider {}, commit {}{}",),
     "cli/train.py": ("%s: set in the environment and ignored, %s",),
-    "compress/code.py": ("loaded = {name: getattr(m, ",),
+    "checkpoints/compress/code.py": ("loaded = {name: getattr(m, ",),
     "evaluation/baselines.py": ("Compressors coded the same bytes",),
     "evaluation/candidates.py": ("Point at a byte for its candidates and its cost.",),
     "evaluation/harness.py": ("Run on {} by lm-evaluation-harness {}",),
@@ -24,7 +24,7 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
         "Look at every run in MLflow",
         ": bits per byte, lower is better",
     ),
-    "sources/pydocs.py": ("edistribution and use",),
+    "data/sources/pydocs.py": ("edistribution and use",),
     "tracking/registry.py": ("its registered model was deleted in MLflow and stays deleted", "name = '{}'"),
     "tracking/store.py": ("UPDATE {} SET {} = :new",),
     "tracking/trainings.py": ("train {}/{}", "evaluate --model {}"),
@@ -34,7 +34,7 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
 #: Advice that needs what this machine lacks, or that the tests named here follow on real systems.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     # tests/workflow/test_extras.py, where it is followed backwards.
-    "extras.py": ("run `pip install ./extras/{}` in Spider's folder",),
+    "common/extras.py": ("run `pip install ./extras/{}` in Spider's folder",),
     # A driver and a GPU.
     "processes/device.py": (
         "install a build of torch for its CUDA",
@@ -60,7 +60,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "{}; set evaluation.max_bytes to {}",
     ),
     # A cluster: tests/workflow/test_slurm.py and tests/unit/test_cluster.py.
-    "cluster.py": (
+    "common/cluster.py": (
         "this cluster has no partition {name}",
         "Slurm refuses this account on this partition",
         "the partition lacks these GPUs",

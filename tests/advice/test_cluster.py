@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spider.cluster import one_word
+from spider.common.cluster import one_word
 from tests.unit.test_unlock import entered, killed, locks, started  # noqa: F401 (a fixture)
 
 from .followed import advised, refused
@@ -15,11 +15,11 @@ def test_an_environment_among_spaces_gets_a_link_without_one(tmp_path, monkeypat
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "my environment"))
     python = f"{sys.prefix}/bin/python"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
-    with refused("cluster.py", "move the project, or set XDG_CACHE_HOME to a folder without a space"):
+    with refused("common/cluster.py", "move the project, or set XDG_CACHE_HOME to a folder without a space"):
         one_word(python)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with refused("cluster.py", "name another folder in XDG_CACHE_HOME, or move the project"):
+    with refused("common/cluster.py", "name another folder in XDG_CACHE_HOME, or move the project"):
         one_word(python)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     link = Path(one_word(python)).parents[1]

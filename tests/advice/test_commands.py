@@ -11,9 +11,9 @@ import yaml
 from click.testing import CliRunner
 
 from spider.cli import cli
+from spider.common.results import write_config
 from spider.config import load_config
 from spider.config.data import source_class
-from spider.results import write_config
 from tests.unit.small_training import DEFAULTS, MODEL
 
 from .followed import advised, changed, check_said, refused

@@ -364,7 +364,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.docs.answer_column": OUT},
         ),
     ],
-    "sources/stream.py": [
+    "data/sources/stream.py": [
         (
             "limit the tokens of the stages, or download the text",
             WEB | {"datasets.web": {"source": STREAM["source"] | {"take": "1 MB"}}},
@@ -393,7 +393,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.web.source.kind": "hub"},
         ),
     ],
-    "sources/hub.py": [
+    "data/sources/hub.py": [
         (
             "a stream reads only parquet files (got {}); set source.kind: hub",
             {"datasets.web.source": STREAM["source"] | {"files": ["a.jsonl"]}},
@@ -410,7 +410,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.web.source": {"kind": "local", "files": ["a.jsonl"], "take": "1 MB"}},
         ),
     ],
-    "sources/tokens.py": [
+    "data/sources/tokens.py": [
         (
             "published shards {}; leave it out",
             {"datasets.web": SHARDS | {"id_column": "id"}},

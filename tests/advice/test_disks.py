@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from spider import cli, doctor
+from spider.common.results import Results
 from spider.config import ConfigError
 from spider.config.text_files import list_files
 from spider.data.encode import encode_part
-from spider.results import Results
-from spider.sources.local import import_local
+from spider.data.sources.local import import_local
 from spider.unlock import enter
 from tests.unit.small_datasets import dataset
 from tests.workflow.test_hostile import mounted  # noqa: F401 (a fixture)
@@ -104,7 +104,7 @@ def test_a_folder_that_may_be_written_is_named_or_made_writable(tmp_path, withou
 def test_a_file_gets_the_permission_to_be_read(tmp_path, without_privilege):
     (own := tmp_path / "a.jsonl").write_bytes(LINES)
     own.chmod(0)
-    with refused("sources/local.py", "cannot be read or written; check its permissions"):
+    with refused("data/sources/local.py", "cannot be read or written; check its permissions"):
         import_local(own, tmp_path / "a.parquet", dataset())
     own.chmod(0o444)
     import_local(own, tmp_path / "a.parquet", dataset())

@@ -255,7 +255,9 @@ def test_a_lock_is_named_and_written_by_the_command(hub):
     source = {"kind": "hub", "repo": REPO, "revision": "main", "files": ["sample/0*"]}
     run = {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
     plain = {"datasets": {"d": {"source": source}}, "runs": {"r": run}}
-    with refused("sources/hub.py", "is required for the glob {}; name a file, as in lock: texts.lock.json"):
+    with refused(
+        "data/sources/hub.py", "is required for the glob {}; name a file, as in lock: texts.lock.json"
+    ):
         load_config(plain).parts("d")
     source["lock"] = "texts.lock.json"
     with refused("config/text_files.py", "run `spider data resolve CONFIG`, which needs a network"):

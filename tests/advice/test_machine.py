@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from spider import doctor
-from spider.errors import Preempted
-from spider.files import read_json, snakemake, write_json
+from spider.common.errors import Preempted
+from spider.common.files import read_json, snakemake, write_json
+from spider.common.results import MARK, Results, check_root, write_config
 from spider.processes.device import require_all, require_gpus
-from spider.results import MARK, Results, check_root, write_config
 from spider.training.memory import check_fits
 from spider.training.precision import compiles, decide
 from spider.training.stage import train
@@ -118,7 +118,7 @@ def test_a_stopped_training_goes_on(tmp_path, make_spec, shards):
         if step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with refused("errors.py", "{}: stopped after step {}, run again to go on", error=Preempted):
+    with refused("common/errors.py", "{}: stopped after step {}, run again to go on", error=Preempted):
         train(make_spec(**SHORT), tmp_path / "a", shards, on_step=stop)
     assert train(make_spec(**SHORT), tmp_path / "a", shards).steps == 6
 
@@ -128,7 +128,8 @@ def test_a_results_folder_of_another_version_or_without_permission_is_left(tmp_p
     root.mkdir()
     write_json(root / MARK, {"format": 99})
     with refused(
-        "results.py", "name another folder under `results:` in the configuration, or move this one away"
+        "common/results.py",
+        "name another folder under `results:` in the configuration, or move this one away",
     ):
         check_root(root)
     check_root(tmp_path / "other")
@@ -136,7 +137,7 @@ def test_a_results_folder_of_another_version_or_without_permission_is_left(tmp_p
     check_root(root)
     (tmp_path / "file").touch()
     with refused(
-        "results.py", "make it writable, or name another folder under `results:` in the configuration"
+        "common/results.py", "make it writable, or name another folder under `results:` in the configuration"
     ):
         write_config(tmp_path / "file/results", {})
     write_config(root, {})
@@ -152,7 +153,7 @@ def test_the_path_in_a_command_is_relative_to_the_working_folder(tmp_path, monke
 
 def test_a_damaged_file_is_deleted(tmp_path):
     (tmp_path / MARK).write_text("{")
-    with refused("files.py", "delete it and run again"):
+    with refused("common/files.py", "delete it and run again"):
         read_json(tmp_path / MARK)
     (tmp_path / MARK).unlink()
     write_config(tmp_path, {})

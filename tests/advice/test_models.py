@@ -11,24 +11,24 @@ import torch
 from spider_trust.documents import find
 from spider_trust.order import Order
 
+from spider.checkpoints.compress.pipeline import fit_cap
 from spider.clean import leftovers
-from spider.cleaning import evidence
-from spider.cleaning.show import _text
-from spider.compress.pipeline import fit_cap
+from spider.common.files import read_json, write_json
+from spider.common.results import Results
 from spider.config import RolloutConfig, load_config
 from spider.config.imports import allow_import
 from spider.config.model import family_block, family_config
+from spider.data.cleaning import evidence
+from spider.data.cleaning.show import _text
 from spider.data.packing import pack
 from spider.data.shards import Shards, build_metadata, load_metadata
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.rewards import Reward
-from spider.files import read_json, write_json
 from spider.hf.modeling import SpiderForCausalLM
 from spider.hf.tokenization import SpiderTokenizer
 from spider.model import build_model
 from spider.provenance.lineage import result_of
 from spider.publish.export import export
-from spider.results import Results
 from spider.training.rollouts import Prompts, Rollouts, check
 from spider.training.stage import train
 from tests.transformers_models import byte_level, gpt2
@@ -47,9 +47,11 @@ def test_a_compressed_model_gets_a_larger_cap():
     def size(clip: float) -> float:
         return 20_000 + 10_000 * (8 - math.log2(clip))
 
-    with refused("compress/pipeline.py", "use fewer parameters, fewer bits or a larger cap"):
+    with refused("checkpoints/compress/pipeline.py", "use fewer parameters, fewer bits or a larger cap"):
         fit_cap(10_000, 80_000, size, lambda clip: round(size(clip)))
-    with refused("compress/pipeline.py", "compress: no clip near {} gives a file of {} bytes; raise cap"):
+    with refused(
+        "checkpoints/compress/pipeline.py", "compress: no clip near {} gives a file of {} bytes; raise cap"
+    ):
         fit_cap(60_000, 80_000, size, lambda clip: 61_000)
     assert fit_cap(61_000, 80_000, size, lambda clip: round(size(clip)))[1] <= 61_000
 
@@ -166,7 +168,7 @@ def test_documents_and_results_are_named(here):  # noqa: F811
     with refused("trust/documents.py", "not found, but {}; name it as DATASET/PART:ROW"):
         find(config, results, "toy:3")
     assert find(config, results, "toy/000:3") == ("toy", "000", 3)
-    with refused("cleaning/show.py", "so it cannot be shown; download it again"):
+    with refused("data/cleaning/show.py", "so it cannot be shown; download it again"):
         _text(config, results, "toy", "000", 3)
     spider("data", "download", "toy", "000", "--output", raw)
     assert _text(config, results, "toy", "000", 3)
@@ -186,7 +188,7 @@ def test_changed_evidence_is_made_again(tmp_path):
     path = tmp_path / "removed/000.parquet"
     evidence.write_removed(path, "000", evidence.table({}, 0))
     path.write_bytes(b"damaged")
-    with refused("cleaning/evidence.py", "delete it and {}.json, and run {}"):
+    with refused("data/cleaning/evidence.py", "delete it and {}.json, and run {}"):
         evidence.read(path)
     for one in (path, path.with_suffix(".json")):
         one.unlink()

@@ -7,15 +7,15 @@ import shutil
 import pytest
 
 import spider
+from spider.checkpoints.compress.pipeline import compress
 from spider.checkpoints.load import Checkpoint
-from spider.compress.pipeline import compress
+from spider.common.results import CompressedFolder, Results
 from spider.config import CompressConfig
+from spider.data.ngram.lookup import NgramLookup
+from spider.data.ngram.store import build, build_indexes, count_part, open_index, verify
 from spider.data.shards import load_metadata
 from spider.hf.modeling import SpiderForCausalLM
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import build, build_indexes, count_part, open_index, verify
 from spider.publish.export import export
-from spider.results import CompressedFolder, Results
 from spider.tokens import BYTES
 from spider.training.stage import train
 from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
@@ -31,7 +31,7 @@ from tests.unit.ngram.small_index import (  # noqa: F401 (fixtures)
 from .followed import refused
 
 ADVICE = {
-    "ngram/table.py": [
+    "data/ngram/table.py": [
         ("{}: ends after {} of {} elements; delete {} and run again", 4),
         ("{}: {} keys, but {} has {} counts; delete {} and run again", None),
     ]
@@ -47,17 +47,17 @@ def test_a_damaged_or_other_index_is_deleted_and_counted_anew(copied, shards, tm
     split, full = copied / "split", copied / "full"
     digest = open_index(full).description.data_digest
     other = CONFIG.model_copy(update={"contexts": [1, 2]})
-    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
+    with refused("data/ngram/store.py", "delete {} and run {}, which counts the text anew"):
         open_index(full).check(digest, ["ngram"])
-    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
+    with refused("data/ngram/store.py", "delete {} and run {}, which counts the text anew"):
         open_index(full).check_counted(other)
-    with refused("ngram/store.py", "({}, {}, not {}); train on that dataset, or {}"):
+    with refused("data/ngram/store.py", "({}, {}, not {}); train on that dataset, or {}"):
         open_index(full).check("another", ["ngram", "train"])
     (full / "5.rows.npy").write_bytes(b"")
-    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
+    with refused("data/ngram/store.py", "delete {} and run {}, which counts the text anew"):
         verify(full)
     shutil.rmtree(full)
-    with refused("ngram/store.py", "delete {} and run {}, which counts the text anew"):
+    with refused("data/ngram/store.py", "delete {} and run {}, which counts the text anew"):
         open_index(full)
     build_indexes(shards, CONFIG, split, full)
     verify(full)
@@ -68,10 +68,10 @@ def test_damaged_counts_are_deleted_and_counted_again(copied, shards, tmp_path):
     metadata, counts = load_metadata(shards), copied / "counts"
     parts = [counts / part for part in PARTS]
     run = next((counts / "000/ngram").glob("*.counts.npy"))
-    for phrase, cut in ADVICE["ngram/table.py"]:
+    for phrase, cut in ADVICE["data/ngram/table.py"]:
         other = next((counts / "001/ngram").glob(run.name))
         run.write_bytes(run.read_bytes()[:-cut] if cut else other.read_bytes())
-        with refused("ngram/table.py", phrase):
+        with refused("data/ngram/table.py", phrase):
             build(parts, metadata, ["ngram"], CONFIG, tmp_path / "out")
         shutil.rmtree(counts / "000")
         count_part(shards, metadata, "000", CONFIG, counts / "000")
@@ -84,7 +84,8 @@ def test_more_documents_are_counted(tmp_path):
     (tmp_path / "few").mkdir()
     few = make_shards(tmp_path / "few", texts, share=1e-9)
     with refused(
-        "ngram/store.py", "raise `ngram` (the share of documents for the n-gram index), or give more text"
+        "data/ngram/store.py",
+        "raise `ngram` (the share of documents for the n-gram index), or give more text",
     ):
         build_indexes(few, CONFIG, tmp_path / "a", tmp_path / "b")
     (tmp_path / "more").mkdir()
@@ -93,7 +94,7 @@ def test_more_documents_are_counted(tmp_path):
 
 def test_a_carry_over_beyond_the_memory_is_lowered(indexes):  # noqa: F811
     lookup = NgramLookup(open_index(indexes["full"]), CONFIG, BYTES)
-    with refused("ngram/candidates.py", "and this machine has {} GB; lower it"):
+    with refused("data/ngram/candidates.py", "and this machine has {} GB; lower it"):
         lookup.document(carry_over=1 << 42)
     lookup.document(carry_over=1 << 10)
 
@@ -117,7 +118,7 @@ def test_the_index_of_a_checkpoint_or_an_export_is_brought_back(results, tmp_pat
     readers = (spider.load_model, SpiderForCausalLM.from_pretrained)
     for read in readers:
         shutil.rmtree(exported / "ngram")
-        with refused("ngram/store.py", "copy the exported folder whole, or export again"):
+        with refused("data/ngram/store.py", "copy the exported folder whole, or export again"):
             read(exported)
         shutil.rmtree(exported)
         export(root / "runs/r/a", exported)
@@ -131,7 +132,7 @@ def test_a_run_without_an_index_is_compressed_and_its_file_copied_again(
     tmp_path,
 ):
     spec, config = make_spec(max_steps=2, val_every=0), CompressConfig(method="nearest", clip=8.0)
-    with refused("compress/pipeline.py", "train a run without one (model.ngram: null)"):
+    with refused("checkpoints/compress/pipeline.py", "train a run without one (model.ngram: null)"):
         compress(results.stage("r", "a").receipt, spec, config, shards, tmp_path / "c")
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"ngram": None})})
     train(spec, tmp_path / "b", shards)
@@ -140,7 +141,7 @@ def test_a_run_without_an_index_is_compressed_and_its_file_copied_again(
     copied = tmp_path / "copy.spider"
     for cut in (30, -1):  # the header, and the rest
         copied.write_bytes(made.read_bytes()[:cut])
-        with refused("compress/format.py", "copy it again from where it was made"):
+        with refused("checkpoints/compress/format.py", "copy it again from where it was made"):
             spider.load_model(copied)
         shutil.copyfile(made, copied)
         spider.load_model(copied)

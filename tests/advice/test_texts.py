@@ -18,10 +18,10 @@ import pytest
 
 from spider.config import ConfigError, TokenizerConfig
 from spider.data.encode import documents, encode_part
+from spider.data.sources.local import LocalSource, all_texts, files_of, import_local
+from spider.data.sources.pydocs import Harvest, installed_files
 from spider.data.take import Section, take_files
 from spider.data.tokenizer import learn
-from spider.sources.local import LocalSource, all_texts, files_of, import_local
-from spider.sources.pydocs import Harvest, installed_files
 from tests.unit.data.test_pydocs import PROSE, write_distribution
 from tests.unit.small_datasets import dataset
 
@@ -48,7 +48,7 @@ BY_URL = {"split_by": {"column": "url"}}
 OTHER = {"split_by": {"column": "host"}}
 #: A phrase, the file that provokes it, and the settings; then the file and the settings after each remedy.
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
-    "sources/local.py": [
+    "data/sources/local.py": [
         (
             "no such file or folder; check datasets.*.source.files",
             ("b.jsonl", None),
@@ -168,7 +168,7 @@ def test_an_incomplete_parquet_is_copied_again_and_a_path_is_corrected():
     with refused("config/data.py", "no such file; correct its path in the block source"):
         source.probe(source.items(), dataset())
     Path("a.parquet").write_bytes(parquet()[:-9])
-    with refused("sources/local.py", "not a complete parquet file ({}); copy it again"):
+    with refused("data/sources/local.py", "not a complete parquet file ({}); copy it again"):
         source.probe(source.items(), dataset())
     Path("a.parquet").write_bytes(parquet())
     assert source.probe(source.items(), dataset())
@@ -185,7 +185,7 @@ def test_a_damaged_download_is_deleted():
 
 def test_data_are_kept_outside_of_the_results_folder():
     Path("raw.jsonl").write_bytes(LINES)
-    with refused("sources/local.py", "is also the output; keep your data outside the results folder"):
+    with refused("data/sources/local.py", "is also the output; keep your data outside the results folder"):
         import_local(Path("raw.jsonl"), Path("raw.jsonl"), dataset())
     Path("mine").mkdir()
     import_local(Path("raw.jsonl").rename("mine/raw.jsonl"), Path("raw.parquet"), dataset())
@@ -199,7 +199,7 @@ def test_the_files_of_a_folder_are_named():
         "config/text_files.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
     ):
         source.items()
-    with refused("sources/local.py", "{}: holds no file of a known kind; give {}"):
+    with refused("data/sources/local.py", "{}: holds no file of a known kind; give {}"):
         files_of(folder)
     (folder / "a.txt").write_text("one two three")
     assert source.items() and files_of(folder)
@@ -212,7 +212,7 @@ def test_the_files_of_a_folder_are_named():
 
 def test_a_protected_file_without_text_is_corrected():
     Path("a.jsonl").write_bytes(LINES)
-    with refused("sources/local.py", "holds no text of {} words or more; correct it, or leave it out"):
+    with refused("data/sources/local.py", "holds no text of {} words or more; correct it, or leave it out"):
         list(all_texts(Path("a.jsonl"), 8))
     Path("a.jsonl").write_bytes(LINES.replace(b"one", b"one two three four five six"))
     assert list(all_texts(Path("a.jsonl"), 8))
@@ -278,10 +278,10 @@ def test_a_missing_raw_text_is_downloaded_first():
 
 
 def test_a_large_array_is_written_as_lines(monkeypatch):
-    monkeypatch.setattr("spider.sources.local.MOST_ARRAY", 100)
+    monkeypatch.setattr("spider.data.sources.local.MOST_ARRAY", 100)
     rows = [{"text": "one two three", "id": str(i)} for i in range(9)]
     Path("a.json").write_text(json.dumps(rows))
-    with refused("sources/local.py", "write one object a line, as `jq -c '.[]'` does"):
+    with refused("data/sources/local.py", "write one object a line, as `jq -c '.[]'` does"):
         import_local(Path("a.json"), Path("a.parquet"), dataset())
     Path("a.json").write_text("\n".join(map(json.dumps, rows)))
     import_local(Path("a.json"), Path("a.parquet"), dataset())
@@ -296,7 +296,7 @@ def test_a_package_whose_files_are_missing_is_reinstalled():
     (installed,) = importlib.metadata.distributions(path=["site"])
     (file,) = (file for file in installed_files({"one": installed}) if file.path.name == "one.py")
     shutil.rmtree("site")
-    with refused("sources/pydocs.py", "cannot read {}: {}; reinstall {}"):
+    with refused("data/sources/pydocs.py", "cannot read {}: {}; reinstall {}"):
         Harvest().documents(file)
     install()
     assert Harvest().documents(file)

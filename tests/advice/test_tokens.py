@@ -27,7 +27,7 @@ def imported(folder: Path, **source: object) -> None:
 
 def test_the_model_and_the_shards_are_given_as_the_messages_say(tmp_path):
     publish(tmp_path)
-    with refused("sources/tokens.py", "but the configuration says {}; set it to {}"):
+    with refused("data/sources/tokens.py", "but the configuration says {}; set it to {}"):
         imported(tmp_path, vocab_size=SIZE + 1)
     imported(tmp_path, vocab_size=SIZE)
     with refused("tokens/sentencepiece.py", "{}: {}; give the SentencePiece model of the shards"):
@@ -39,15 +39,15 @@ def test_the_model_and_the_shards_are_given_as_the_messages_say(tmp_path):
     imported(tmp_path)
     first = tmp_path / "train_000.bin"
     aside = first.rename(tmp_path / "aside")
-    with refused("sources/tokens.py", "list that file first, or give the model of these shards"):
+    with refused("data/sources/tokens.py", "list that file first, or give the model of these shards"):
         imported(tmp_path)
     aside.rename(first)
     whole = first.read_bytes()
     shard(first, [token for token in stream(["of the"]) if token != BOS])
-    with refused("sources/tokens.py", "export the shards with it, or give the model of these shards"):
+    with refused("data/sources/tokens.py", "export the shards with it, or give the model of these shards"):
         imported(tmp_path)
     shard(first, [*stream(["of the"]), 60_000])
-    with refused("sources/tokens.py", "but the model has {} pieces; give the model of these shards"):
+    with refused("data/sources/tokens.py", "but the model has {} pieces; give the model of these shards"):
         imported(tmp_path)
     first.write_bytes(whole[:-2])
     with refused("data/shards.py", "for the {} tokens of its header; download it again"):
@@ -66,13 +66,13 @@ def test_imported_parts_are_those_of_the_configuration(tmp_path):
     web = load_config(config_of(tmp_path)).datasets["web"]
     with refused("config/data.py", "a source of kind {} has nothing to download; encode its parts"):
         source.fetch("000", tmp_path / "raw.parquet", web)
-    with refused("sources/tokens.py", "{}: part {} is missing; encode it first"):
+    with refused("data/sources/tokens.py", "{}: part {} is missing; encode it first"):
         source.imported("000", record)
     imported(tmp_path)
     source.imported("000", record)
     renamed = [str(shutil.copyfile(tmp_path / "train_000.bin", tmp_path / "first.bin"))]
     other = load_config(config_of(tmp_path, train=renamed)).datasets["web"].source
-    with refused("sources/tokens.py", "was made from {}, not {}; encode it again"):
+    with refused("data/sources/tokens.py", "was made from {}, not {}; encode it again"):
         other.imported("000", record)
     imported(tmp_path, train=renamed)
     other.imported("000", record)
@@ -85,7 +85,7 @@ def test_text_without_a_piece_is_left_out_or_exported_with_byte_pieces(tmp_path)
     for name in ("train_000", "val_000"):
         shard(tmp_path / f"{name}.bin", [BOS, of, unknown])
     with refused(
-        "sources/tokens.py", "export the text with a model that has byte pieces (byte_fallback=True)"
+        "data/sources/tokens.py", "export the text with a model that has byte pieces (byte_fallback=True)"
     ):
         imported(tmp_path)
     tokens = read_model(tmp_path / "m.model").tokens

@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from mlflow import MlflowClient
 
+from spider.common.files import read_json
+from spider.common.results import Results
 from spider.config.run import TrackingConfig
-from spider.files import read_json
-from spider.results import Results
 from spider.tracking.store import reach, serve
 from spider.tracking.target import explain, store_uri
 from tests.servers import postgresql

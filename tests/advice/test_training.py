@@ -115,7 +115,7 @@ def test_a_lost_or_damaged_checkpoint_is_trained_again(stage, make_spec, shards)
     Checkpoint.at(stage.path)
     for file in checkpoint.glob("*.safetensors"):
         file.write_bytes(b"damaged")
-    with refused("record.py", "delete it and run {command}, which makes it again"):
+    with refused("common/record.py", "delete it and run {command}, which makes it again"):
         Checkpoint.at(stage.path)
     stage.receipt.unlink()
     weights = train(make_spec(**SHORT), stage.path, shards).weights

@@ -66,7 +66,7 @@ def test_a_damaged_record_is_made_again_by_the_command_that_its_message_names(tr
         path.write_text(damage)
         with pytest.raises(ValueError) as caught:
             record.read(path)
-        advised(str(caught.value), "record.py", "which makes it again")
+        advised(str(caught.value), "common/record.py", "which makes it again")
         targets += commands(str(caught.value))
     for path in records.values():
         path.unlink()

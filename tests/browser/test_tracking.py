@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from spider.files import read_json
+from spider.common.files import read_json
 from spider.tracking.views import COLUMNS, CURVE
 from tests.forkserver import python
 from tests.servers import SlowConnection, free_port, mlflow_server, postgresql, wait_for_http

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from spider.checkpoints import records
+from spider.common.files import read_json
+from spider.common.results import StageFolder
 from spider.config import StageSpec, load_config
-from spider.files import read_json
-from spider.results import StageFolder
-from spider.sources.mock import make_mock_data
+from spider.data.sources.mock import make_mock_data
 from spider.training import stage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: no training ran on a device")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from spider.common.files import replacing
 from spider.config import Dataset, Source
-from spider.files import replacing
 
 
 class Paragraphs(Source):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spider.checkpoints.records import read_manifest
 from spider.checkpoints.save import save
-from spider.files import write_json
+from spider.common.files import write_json
 from spider.provenance.made import File, Job, Made, Process, Workflow, file_at, file_digest, made_path
 from spider.tokens.stored import TOKENIZER
 

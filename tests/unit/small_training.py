@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from spider.common.errors import Preempted
 from spider.config import StageSpec, TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
-from spider.errors import Preempted
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from spider.cluster import packed, remedies, unpacked
+from spider.common.cluster import packed, remedies, unpacked
 
 
 @pytest.mark.parametrize(

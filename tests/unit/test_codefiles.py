@@ -2,8 +2,8 @@
 
 import pytest
 
-from spider import codefiles
 from spider.config.imports import allow_import
+from spider.provenance import codefiles
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
+from spider.common.results import Results
 from spider.config import Config, ConfigError, load_config
 from spider.config.model import family_block
 from spider.describe import describe, quantity, render
@@ -21,7 +22,6 @@ from spider.model.gpt import config as gpt
 from spider.model.spider.activation_memory import Position, kept, kept_compiled
 from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
-from spider.results import Results
 from spider.training.optim import build_optimizer, narrow_weights
 from tests.unit.small_datasets import shards_of_ids
 

@@ -12,6 +12,7 @@ import yaml
 
 from spider.cli import cli
 from spider.cli.train import _read_settings
+from spider.common.extras import config_keys
 from spider.config import (
     Config,
     ModelConfig,
@@ -24,7 +25,6 @@ from spider.config import (
 )
 from spider.config.model import family_block, model_block
 from spider.config.reference import reference
-from spider.extras import config_keys
 from spider.model import build_model
 from spider.model.gpt.config import Config as GPTConfig
 from spider.training.memory import meta_model

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from spider import files
+from spider.common import files
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
@@ -22,7 +22,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 def test_a_writer_killed_in_the_middle_leaves_nothing_under_the_final_name(tmp_path):
     script = f"""
 import os, signal, pathlib
-from spider.files import replacing
+from spider.common.files import replacing
 with replacing(pathlib.Path({str(tmp_path / "a")!r})) as beside:
     beside.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

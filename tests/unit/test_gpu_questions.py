@@ -372,7 +372,7 @@ def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
     code += "assert len(BpeTokens([(104, 101)]).encode('hehe')) == 4\n"
     code += "from importlib import metadata\n"
     code += "metadata.distribution = None\n"  # Spider is not installed there
-    code += "from spider.codefiles import processor\n"
+    code += "from spider.provenance.codefiles import processor\n"
     code += "assert processor()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

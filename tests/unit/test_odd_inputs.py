@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from spider.checkpoints.load import Checkpoint
+from spider.common.errors import CheckpointError, reported
+from spider.common.files import read_json
 from spider.config.schema import Given, read_yaml
 from spider.config.tasks import CoreTask, JsonlTask
 from spider.data.chat import parse
-from spider.errors import CheckpointError, reported
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.questions import tasks
-from spider.files import read_json
 from spider.tokens.stored import read_tokens
 from tests.transformers_models import byte_level, gpt2, multilingual
 from tests.unit.hf.small_exports import exported, models

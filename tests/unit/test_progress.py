@@ -6,7 +6,7 @@ import time
 import pytest
 
 from spider import progress
-from spider.pace import Pace
+from spider.common.pace import Pace
 from spider.progress import _Job, plan
 
 

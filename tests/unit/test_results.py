@@ -4,8 +4,8 @@ from collections import OrderedDict
 import pytest
 import yaml
 
-from spider.files import write_json
-from spider.results import check_root, snapshot, write_config
+from spider.common.files import write_json
+from spider.common.results import check_root, snapshot, write_config
 
 
 def test_a_folder_of_another_version_is_refused_with_the_remedy(tmp_path):

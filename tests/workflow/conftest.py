@@ -19,7 +19,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.forkserver import python
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spider.files import read_json
+from spider.common.files import read_json
 
 from .conftest import Workflow, wait_for
 

@@ -5,9 +5,9 @@ import copy
 import pytest
 import yaml
 
+from spider.common.files import read_json
+from spider.common.results import StageFolder
 from spider.config import load_config
-from spider.files import read_json
-from spider.results import StageFolder
 
 from .conftest import PATIENCE, finished, untracked, wait_for
 from .test_module import Foreign

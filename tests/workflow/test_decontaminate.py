@@ -8,7 +8,7 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests import forkserver
 from tests.unit.small_datasets import is_validation
 

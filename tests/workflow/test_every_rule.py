@@ -20,17 +20,17 @@ from mlflow import MlflowClient
 
 from spider import load_model
 from spider.cli import cli
+from spider.common.errors import CheckpointError
+from spider.common.files import read_json
+from spider.common.results import StageFolder
+from spider.data.ngram.store import open_index
 from spider.data.packing import Packing
-from spider.errors import CheckpointError
 from spider.evaluation.bpb import clip_stream, score
 from spider.evaluation.records import results_of
 from spider.evaluation.text import validation_stream
-from spider.files import read_json
 from spider.model.reading import Scoring
-from spider.ngram.store import open_index
 from spider.provenance.lineage import Lineage
 from spider.provenance.made import jobs
-from spider.results import StageFolder
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from tests import forkserver

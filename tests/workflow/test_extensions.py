@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from spider import load_model
 from spider.cli import cli
-from spider.files import read_json
+from spider.common.files import read_json
 
 from .conftest import ROOT, Workflow, wait_for
 

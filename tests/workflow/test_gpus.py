@@ -25,11 +25,11 @@ from .conftest import PATIENCE, ROOT, finished
 #: Starts snakemake, whose jobs find the command beside the interpreter. Torch sees no GPU here.
 DRIVER = """
 import sys
-import spider.cluster
+import spider.common.cluster
 import snakemake.cli
 sys.modules.pop("pynvml", None)
 sys.executable = sys.argv.pop(1)
-spider.cluster.lacking_gpus = lambda gpus: None
+spider.common.cluster.lacking_gpus = lambda gpus: None
 snakemake.cli.main(sys.argv[1:])
 """
 
@@ -41,7 +41,7 @@ from pathlib import Path
 sys.modules.pop("pynvml", None)
 from spider.config import load_config
 from spider.processes.gpus import VISIBLE, claimed
-from spider.results import CompressedFolder, Results
+from spider.common.results import CompressedFolder, Results
 
 words = sys.argv[1:]
 config = load_config(Path(words[words.index("--config") + 1]))

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
+from spider.common.files import read_json
+from spider.common.results import StageFolder
 from spider.config import load_config
-from spider.files import read_json
-from spider.results import StageFolder
 
 from .conftest import PATIENCE, ROOT, finished, text_of, wait_for
 

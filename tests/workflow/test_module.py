@@ -8,7 +8,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from spider.files import read_json
+from spider.common.files import read_json
 from spider.provenance.made import jobs
 
 from .conftest import ROOT, SNAKEMAKE, Workflow

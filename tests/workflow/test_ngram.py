@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from spider import requests
+from spider.common.files import read_json
+from spider.config import requests
 from spider.config.ngram import NgramConfig
-from spider.files import read_json
 
 NGRAM = {"contexts": [1, 2, 4, 6], "rare": 5, "matches": [2, 4], "hidden": 8, "state": 8}
 

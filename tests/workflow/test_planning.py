@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.forkserver import python
 from tests.shown_commands import shown, words
 from tests.unit.data.hub_server import closed_port

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.forkserver import python
 from tests.unit.config.test_task_files import bundle
 from tests.unit.data.published import SIZE, publish

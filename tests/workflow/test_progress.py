@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from spider.common.files import read_json
 from spider.config import load_config
-from spider.files import read_json
 from spider.progress import training_seconds
 from tests.forkserver import python
 

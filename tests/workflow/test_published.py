@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from spider.common.files import read_json
 from spider.data.shards import verify
-from spider.files import read_json
 from tests.unit.data.published import config_of, publish
 
 ROOT = Path(__file__).parents[2]

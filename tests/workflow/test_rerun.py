@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spider.files import digest, read_json, write_json
+from spider.common.files import digest, read_json, write_json
 from spider.provenance.made import Made, made_path
 
 from .conftest import ROOT, jobs_in, untracked

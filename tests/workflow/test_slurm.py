@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.forkserver import spider
 
 from .conftest import PATIENCE, ROOT, Workflow, finished, untracked

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spider import load_model
-from spider.files import read_json
+from spider.common.files import read_json
 from spider.report.page import FIGURES
 from spider.tokens import BYTES
 from tests.forkserver import python

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.unit.data.hub_server import REPO, REVISION, serving
 
 from .conftest import PATIENCE, wait_for

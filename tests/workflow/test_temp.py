@@ -2,7 +2,7 @@
 
 import pytest
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 
 from .test_sources import FILES, parquet

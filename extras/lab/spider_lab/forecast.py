@@ -17,12 +17,12 @@ import numpy as np
 from pydantic import BaseModel
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from spider import files
 from spider.checkpoints.records import Receipt
+from spider.common import files
+from spider.common.record import Record
+from spider.common.results import Results
 from spider.config import Config
 from spider.evaluation.records import Evaluation
-from spider.record import Record
-from spider.results import Results
 from spider_lab.fit import LEAST_STEPS, Fit, Point, fit
 from spider_lab.ladders import FARTHEST, budgets_of, ladders_of, rungs_of
 

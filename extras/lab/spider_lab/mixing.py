@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spider.ngram.contexts import appended, compiled, inner, mixed
+from spider.data.ngram.contexts import appended, compiled, inner, mixed
 
 #: Values of a byte, which are the first ids of a vocabulary of bytes.
 BYTE_VALUES = 256

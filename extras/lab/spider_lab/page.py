@@ -10,13 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from spider import files
+from spider.common import files
+from spider.common.formatting import bits
+from spider.common.results import Results
 from spider.config import Config
 from spider.evaluation.result import COUNT, Number, Plot, Result, Row, Series, Table
-from spider.formatting import bits
 from spider.report import figures
 from spider.report.page import results_page
-from spider.results import Results
 from spider_lab.fit import COVERAGE, Curve, Fit, multiplier
 from spider_lab.forecast import Forecast, Prediction, Rung, copy_of, finished, path_of
 from spider_lab.ladders import FARTHEST, ladders_of, waiting_of

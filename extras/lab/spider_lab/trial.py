@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spider import files
+from spider.common import files
+from spider.common.results import Results
 from spider.config import Config, ConfigError, Given, load_config
 from spider.config.block import check_name
 from spider.config.settings import put, resolve, written_value
 from spider.evaluation.noise import Noise, Scored, noise, recipe_of, scored_runs
-from spider.results import Results
 from spider_lab.sequential import Shown, after
 from spider_lab.verdicts import BUDGET, Pair, Verdict, data_of
 

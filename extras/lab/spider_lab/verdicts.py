@@ -9,11 +9,11 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
 
-from spider import files
+from spider.common import files
+from spider.common.results import Results
 from spider.config import Config
 from spider.evaluation.noise import recipe_of
 from spider.evaluation.result import SECONDS, Number, Result, Row
-from spider.results import Results
 
 Outcome = Literal["better", "worse", "not shown", "failed"]
 

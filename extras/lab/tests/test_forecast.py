@@ -11,11 +11,11 @@ from test_fit import loss
 
 from spider.checkpoints.records import Receipt
 from spider.cli import cli
+from spider.common.files import read_json
+from spider.common.results import Results, write_config
 from spider.config import ConfigError, load_config
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
-from spider.files import read_json
-from spider.results import Results, write_config
 from spider.training.stage import Places, plan, train
 from tests.advice.followed import refused
 from tests.unit.report.finished import encode_text

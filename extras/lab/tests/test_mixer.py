@@ -14,6 +14,7 @@ from spider_lab.mixer import Mixer, check_tokens, prime_stream
 from spider_lab.mixing import Learned
 from test_trial import plain, trained  # noqa: F401 (a fixture)
 
+from spider.common.results import Results
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
@@ -21,7 +22,6 @@ from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.text import LearnedFrom, Text
 from spider.model.reading import Scoring
-from spider.results import Results
 from spider.tokens import BYTES
 from tests.advice.followed import refused
 from tests.unit.evaluation.toys import Bigram, Pairs

@@ -9,13 +9,13 @@ from spider_lab.verdicts import read_verdicts, verdicts_of
 
 from spider.checkpoints.records import Origin, Receipt
 from spider.cli import cli
+from spider.common.files import write_text
+from spider.common.results import Results, write_config
 from spider.config import ConfigError, load_config
 from spider.evaluation.noise import scored_runs
 from spider.evaluation.records import Evaluation
-from spider.files import write_text
 from spider.provenance import workflow
 from spider.report.tables import compare
-from spider.results import Results, write_config
 from tests.unit.report.finished import TOY, toys, train_toys
 from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
 

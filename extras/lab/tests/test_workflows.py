@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from spider_lab.verdicts import read_verdicts
 
-from spider.files import read_json
+from spider.common.files import read_json
 from tests.forkserver import spider
 from tests.workflow.conftest import workflow  # noqa: F401 (a fixture)
 

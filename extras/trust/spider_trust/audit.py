@@ -18,9 +18,9 @@ from typing import ClassVar
 
 from pydantic import computed_field
 
+from spider.common.files import sha256
+from spider.common.record import Record
 from spider.evaluation.result import SECONDS, Number, Result, Row, Table
-from spider.files import sha256
-from spider.record import Record
 from spider.verify.claim import Checks, Claim, Finding
 
 #: Details of a check that views show. The file has all.

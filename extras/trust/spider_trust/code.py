@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import distributions
 
-from spider.files import digest, read_json
+from spider.common.files import digest, read_json
 from spider.provenance.made import Job
 from spider.provenance.stale import by_rule
 from spider.verify.claim import Claim, Finding

@@ -24,7 +24,7 @@ from spider.cli.session import (
     take_gpu,
 )
 from spider.cli.verify import ONLY, QUICK, WHICH, claimed, run_checks
-from spider.results import root_of
+from spider.common.results import root_of
 
 if TYPE_CHECKING:
     from spider_trust.documents import Copy

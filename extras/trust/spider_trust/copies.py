@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 from scipy.stats import fisher_exact
 
-from spider.cleaning.words import FACTORS, sequences, text_hashes, words
+from spider.data.cleaning.words import FACTORS, sequences, text_hashes, words
 from spider.data.shards import Shards, load_metadata
 from spider.evaluation.overlap import MATCH_BYTES, StringMatches
 from spider.evaluation.text import Text

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spider.cleaning import evidence
+from spider.common.results import Results
 from spider.config import Config
+from spider.data.cleaning import evidence
 from spider.data.encode import as_text
 from spider.data.shards import Shards, check_size, load_metadata
-from spider.results import Results
 from spider_trust.order import Row
 
 

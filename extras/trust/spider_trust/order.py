@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from spider.checkpoints.records import Receipt
+from spider.common.results import Results
 from spider.config import Config, StageSpec
 from spider.data.loader import Loader, batch_digest, digest_text
 from spider.data.mixture import Mixture, positions_of, read_of_each
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.evaluation.text import orders
-from spider.results import Results
 from spider.training.metrics import read_rows
 from spider_trust.traces import Read
 

@@ -24,12 +24,12 @@ import torch
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Manifest, Receipt, steps
-from spider.codefiles import processor
+from spider.common.errors import CheckpointError
 from spider.config import StageSpec
 from spider.config.spec import windows_of
-from spider.errors import CheckpointError
 from spider.processes.shutdown import StopSignals
 from spider.processes.world import ALONE
+from spider.provenance.codefiles import processor
 from spider.training.loop import Trainer
 from spider.training.precision import device_name
 from spider.training.stage import data_digest
@@ -223,7 +223,7 @@ def _differences(claim: Claim, stretch: _Stretch) -> list[str]:
             return [f"{parent}: names other weights than those that the stage began with"]
     indexes = None
     if spec.model.ngram is not None:
-        from spider.ngram.store import open_index
+        from spider.data.ngram.store import open_index
 
         text, counted = claim.config.run(claim.run).dataset, spec.model.ngram.counted
         split, full = (open_index(claim.results.ngram(text, counted, name)) for name in ("split", "full"))

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from spider.checkpoints.load import Checkpoint
+from spider.data.ngram.candidates import history_of
 from spider.evaluation.text import validation_stream
 from spider.model import choose_kernels
 from spider.model.layers import wide
 from spider.model.reading import Scoring
-from spider.ngram.candidates import history_of
 from spider.processes.device import choose_tf32
 from spider.verify.claim import Claim
 from spider.verify.score import recorded, sample

@@ -28,12 +28,12 @@ from functools import partial
 import numpy as np
 
 from spider.config.tasks import JsonlTask
+from spider.data.ngram.layout import symbols_of
+from spider.data.ngram.store import open_index
 from spider.data.shards import Shards, load_metadata
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.questions import Question, tasks, texts
 from spider.evaluation.text import Text, validation_stream
-from spider.ngram.layout import symbols_of
-from spider.ngram.store import open_index
 from spider.tokens import BYTES
 from spider.verify.claim import Claim, Finding
 from spider.verify.splits import SHOWN, Step, joined, obstacle, rule

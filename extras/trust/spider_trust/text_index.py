@@ -24,11 +24,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
+from spider.common.files import replacing
+from spider.common.record import Record
+from spider.common.results import Results
+from spider.data.ngram.contexts import compiled, inner
 from spider.data.shards import Metadata, Shards, check_size, load_metadata
-from spider.files import replacing
-from spider.ngram.contexts import compiled, inner
-from spider.record import Record
-from spider.results import Results
 from spider.tokens import Tokens
 
 #: The byte that stands for a special token. UTF-8 never contains it.

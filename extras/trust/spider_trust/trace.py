@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
+from spider.common.results import Results
 from spider.config import Config
 from spider.data.shards import Shards, load_metadata
-from spider.results import Results
 from spider_trust.documents import id_of, rows_of
 from spider_trust.order import Order
 from spider_trust.text_index import (

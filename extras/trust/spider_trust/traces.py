@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import BaseModel, computed_field
 
+from spider.common.formatting import times
+from spider.common.record import Record
 from spider.evaluation.result import Figure, MarkedByte, MarkedText, Number, Piece, Result, Row, Table
-from spider.formatting import times
-from spider.record import Record
 
 #: Steps of a place that views name.
 _STEPS = 8

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
-from spider.files import write_json
+from spider.common.files import write_json
+from spider.common.results import StageFolder
+from spider.common.sealed import content_digest
 from spider.provenance.made import file_digest, records, stat_of
-from spider.results import StageFolder
-from spider.sealed import content_digest
 
 FAMILY = """
 import torch

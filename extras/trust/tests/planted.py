@@ -23,10 +23,10 @@ from spider_trust.audit import checks
 
 from extras.trust.tests.frauds import SEES, SUMS, family, receipt_of, recorded_again, sealed_again
 from spider.checkpoints.records import MANIFEST, CompressedReceipt, Manifest, Receipt, steps
+from spider.common.files import read_json, write_json
+from spider.common.results import Results, StageFolder
 from spider.config import load_config
 from spider.config.model import merged
-from spider.files import read_json, write_json
-from spider.results import Results, StageFolder
 from spider.verify.claim import Claim, Finding, findings
 from tests import forkserver
 from tests.unit.small_training import MODEL as SPIDER
@@ -257,7 +257,7 @@ FRAUDS = [
     Planted("counted held-out text", {"data": "counted", "model": {**TOY, "ngram": NGRAM}}, "splits",
             r"n-gram index counts another text than the splits .*held-out documents",
             {"datasets": {"counted": {**TEXT, "ngram": 0.3}}},
-            code=("spider/ngram/store.py", _PIECES, _HELD_OUT_PIECES)),
+            code=("spider/data/ngram/store.py", _PIECES, _HELD_OUT_PIECES)),
     Planted("a batch left out", check="replay", reason=r"windows were read without a step|did not read what",
             code=("spider/training/loop.py", _READ, f"        if progress.step == 5:\n    {_READ}{_READ}")),
     Planted("wrong bytes a token", {"data": "tokens"}, "distribution", r"the evaluation divides by", _TOKENS,

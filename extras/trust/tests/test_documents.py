@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from spider_trust.order import Order
 
 from spider.cli import cli
+from spider.common.files import read_json
+from spider.common.results import Results
 from spider.config import load_config
-from spider.files import read_json
-from spider.results import Results
 from spider.training.stage import train
 from tests.unit.small_training import DEFAULTS, MODEL
 

@@ -10,8 +10,8 @@ from spider_trust.replay import check
 
 from extras.trust.tests.frauds import receipt_of, sealed_again
 from spider.checkpoints.records import MANIFEST, Manifest, steps
+from spider.common.results import Results
 from spider.config import load_config
-from spider.results import Results
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.verify.claim import Claim

@@ -12,8 +12,8 @@ import pytest
 from spider_trust.copies import by_chance
 from spider_trust.splits import check
 
+from spider.data.ngram.store import open_index
 from spider.evaluation.result import Result
-from spider.ngram.store import open_index
 from tests.unit.verify.small_claims import (
     World,
     documents,

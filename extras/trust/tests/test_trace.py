@@ -12,11 +12,11 @@ from spider_trust.text_index import build, described
 from spider_trust.trace import Corpus, corpora, trace
 
 from spider.cli import cli
+from spider.common.results import Results
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
-from spider.results import Results
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train

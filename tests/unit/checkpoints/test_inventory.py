@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from spider.checkpoints.inventory import render
 from spider.checkpoints.save import save
 from spider.cli import cli
-from spider.errors import CheckpointError
+from spider.common.errors import CheckpointError
 from tests.unit.records import saved
 
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from spider import files
 from spider.checkpoints.records import Manifest, Origin, Receipt, read_manifest, steps
-from spider.errors import CheckpointError, TrainingError
-from spider.results import StageFolder
-from spider.sealed import content_digest
+from spider.common import files
+from spider.common.errors import CheckpointError, TrainingError
+from spider.common.results import StageFolder
+from spider.common.sealed import content_digest
 from spider.training.stage import train
 from tests.unit.records import receipt
 

@@ -13,13 +13,13 @@ import safetensors.torch
 import torch
 
 import spider
-from spider import files, sealed
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import read_manifest, steps
 from spider.checkpoints.save import clean, retain, save
+from spider.common import files, sealed
+from spider.common.errors import CheckpointError
 from spider.config import TokenizerConfig
 from spider.data.tokenizer import learn
-from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import model_tensors, weights_digest
 from spider.training.stage import train

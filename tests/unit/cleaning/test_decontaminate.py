@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.cleaning.decontaminate import (
+from spider.config import Dataset
+from spider.config.cleaning import DecontaminateConfig
+from spider.data.cleaning.decontaminate import (
     SCHEMA,
     Protected,
     find_contaminated,
     write_held_out,
     write_protected,
 )
-from spider.config import Dataset
-from spider.config.cleaning import DecontaminateConfig
 
 
 def protected(*texts, held_out=True, length=13, shortest=8, common=10):

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from spider.cleaning import evidence
-from spider.cleaning.drop import drop
 from spider.cli import cli
+from spider.common.files import read_json
 from spider.config import load_config
-from spider.files import read_json
+from spider.data.cleaning import evidence
+from spider.data.cleaning.drop import drop
 
 RUN = {"data": "first", "model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}
 

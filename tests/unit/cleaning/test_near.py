@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spider.cleaning.lines import MANY, Counts, lines, without
-from spider.cleaning.minhash import LEAST, MOST, bands, candidates
-from spider.cleaning.verify import WHOLE, containment
-from spider.cleaning.words import words
+from spider.data.cleaning.lines import MANY, Counts, lines, without
+from spider.data.cleaning.minhash import LEAST, MOST, bands, candidates
+from spider.data.cleaning.verify import WHOLE, containment
+from spider.data.cleaning.words import words
 
 NO_LINES = np.empty(0, np.uint64)
 

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from spider.cleaning import evidence, near
-from spider.cleaning.drop import drop
 from spider.cli import cli
-from spider.files import read_json
+from spider.common.files import read_json
+from spider.data.cleaning import evidence, near
+from spider.data.cleaning.drop import drop
 
 
 def prose(seed, count):

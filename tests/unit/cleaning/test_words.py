@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.cleaning.words import sequences, text_hashes, words
+from spider.data.cleaning.words import sequences, text_hashes, words
 
 TEXTS = st.lists(st.text(st.sampled_from("aB1 \n\t.-é\u0301\xa0ß世’"), max_size=40), max_size=8)
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
+from spider.common.errors import TrainingError
 from spider.config import load_config
 from spider.data.chat import opening
 from spider.data.encode import encode_part
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
-from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate, stream_text
 from spider.tokens import BYTES

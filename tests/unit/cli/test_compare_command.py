@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from scipy import stats
 
 from spider.cli import cli
+from spider.common.files import read_json, write_json
+from spider.common.results import write_config
 from spider.evaluation.records import Evaluation
-from spider.files import read_json, write_json
-from spider.results import write_config
 from tests.advice.followed import advised, refused
 from tests.unit.report.finished import TOY, toys, train_toys
 from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)

@@ -14,10 +14,10 @@ import torch
 from click.testing import CliRunner, Result
 
 import spider
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, steps
 from spider.cli import cli, main
+from spider.common import files
 from spider.evaluation.generate import generate
 from spider.training.stage import train
 from tests.unit.records import saved_again

@@ -9,7 +9,7 @@ import pytest
 
 from spider.cli import cli, main
 from spider.cli.train import ALIASES
-from spider.errors import RESUME_ME, Preempted
+from spider.common.errors import RESUME_ME, Preempted
 
 HEAVY = ("torch", "mlflow", "datasets", "matplotlib", "pyarrow", "numpy")
 

@@ -17,15 +17,15 @@ import torch
 import yaml
 from click.testing import CliRunner, Result
 
-from spider import files
 from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.cli.train import ALIASES
+from spider.common import files
+from spider.common.errors import RESUME_ME, TrainingError
 from spider.config import ConfigError, Given, StageSpec, load_config, with_settings
 from spider.data.shards import verify
-from spider.errors import RESUME_ME, TrainingError
+from spider.data.sources.mock import make_mock_data
 from spider.publish.export import export
-from spider.sources.mock import make_mock_data
 from spider.training.loop import Trainer
 from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan

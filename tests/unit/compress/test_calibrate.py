@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels import grouped_mm
-from spider.compress.calibrate import InputSums, input_sums
+from spider.checkpoints.compress.calibrate import InputSums, input_sums
 from spider.config.model import family_block
 from spider.model import build_model
 from spider.model.spider import moe as experts

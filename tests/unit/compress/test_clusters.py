@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from spider.compress import rans
-from spider.compress.clusters import assign_clusters, split, subtract_base
-from spider.compress.format import join_clusters
+from spider.checkpoints.compress import rans
+from spider.checkpoints.compress.clusters import assign_clusters, split, subtract_base
+from spider.checkpoints.compress.format import join_clusters
 
 RNG = np.random.default_rng(0)
 ZERO = 127

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spider.compress import gptq as it
+from spider.checkpoints.compress import gptq as it
 from tests.unit.model.small_gpt import build_gpt
 
 BITS = 6

@@ -19,24 +19,24 @@ import torch
 from click.testing import CliRunner
 
 from spider import load_model
+from spider.checkpoints.compress import code, format, pipeline, writer
+from spider.checkpoints.compress.parts import split
+from spider.checkpoints.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
+from spider.checkpoints.compress.predict import predict
 from spider.checkpoints.inventory import below, examine
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CompressedReceipt, steps
 from spider.cli import cli
-from spider.compress import code, format, pipeline, writer
-from spider.compress.parts import split
-from spider.compress.pipeline import LEAST_CLIP, SLACK, compress, first_clip, fit_cap
-from spider.compress.predict import predict
+from spider.common.errors import CheckpointError
+from spider.common.results import CompressedFolder, Results, StageFolder, write_config
 from spider.config import CompressConfig, TTTConfig
 from spider.config.model import family_block, merged, presets
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
-from spider.errors import CheckpointError
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.publish.export import export
-from spider.results import CompressedFolder, Results, StageFolder, write_config
 from spider.tracking.trainings import Model
 from spider.training.stage import train
 from tests.unit.records import saved_again
@@ -118,7 +118,7 @@ for path, names in zip(sys.argv[1::2], sys.argv[2::2]):
         assert os.wait()[1] == 0
         continue
     allowed = set(names.split(","))
-    from spider.compress.format import read
+    from spider.checkpoints.compress.format import read
     model = read(Path(path)).model()
     with torch.no_grad():
         digest = hashlib.sha256(model(torch.arange(40)[None]).logits.numpy().tobytes()).hexdigest()
@@ -153,8 +153,8 @@ def test_a_process_with_only_the_counted_source_reads_the_same_bits(files, train
     assert 0 < change < 1.0, "the logits are close to the original model's, and differ"
     unneeded = {
         "spider.config.schema",
-        "spider.compress.clusters",
-        "spider.compress.writer",
+        "spider.checkpoints.compress.clusters",
+        "spider.checkpoints.compress.writer",
         "spider.tokens.sentencepiece",
     }
     assert not unneeded & set(receipt.compressed.modules), (

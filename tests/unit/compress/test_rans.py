@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.compress import rans
+from spider.checkpoints.compress import rans
 
 RNG = np.random.default_rng(0)
 

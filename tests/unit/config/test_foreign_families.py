@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 import spider
+from spider.checkpoints.compress.format import CompressedModel
 from spider.cli import cli
-from spider.compress.format import CompressedModel
+from spider.common.errors import CheckpointError
 from spider.config import imports, load_config
 from spider.config.block import ConfigError
 from spider.config.imports import allow_import
 from spider.config.model import family_block
-from spider.errors import CheckpointError
 from spider.model import build_model
 from tests.unit.hf.small_exports import exported
 
@@ -137,6 +137,6 @@ def test_an_installed_package_registers_its_family(downloaded, foreign):
 def test_the_source_of_ones_own_family_is_counted_in_a_fresh_process(foreign, monkeypatch):
     """The process that counts what reading a compressed model imports takes over what was named here."""
     monkeypatch.setenv("PYTHONPATH", f"{foreign.parent}:{ROOT}")
-    code = import_module("spider.compress.code")
+    code = import_module("spider.checkpoints.compress.code")
     allow_import("foreign_code.family")
     assert "foreign_code.family.model" in code.needed_by(json.dumps({"family": "foreign_code.family"}))

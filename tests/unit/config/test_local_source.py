@@ -13,8 +13,8 @@ import pytest
 from spider.config import Config, ConfigError, Dataset, load_config
 from spider.config.data import SplitBy
 from spider.config.text_files import matches
-from spider.sources.local import LocalSource
-from spider.sources.tokens import TokensSource
+from spider.data.sources.local import LocalSource
+from spider.data.sources.tokens import TokensSource
 
 HUB = {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
 LOCAL = {"kind": "local", "files": ["a.jsonl"]}

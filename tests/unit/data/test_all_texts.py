@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.config.tasks import CoreTask, JsonlTask
+from spider.data.sources.local import all_texts, files_of
 from spider.evaluation.questions import texts
-from spider.sources.local import all_texts, files_of
 
 LONG = "one two three four five six seven eight"
 ROW = {"id": 7, "question": LONG, "choices": {"text": ["no", f"{LONG} nine"], "label": ["A", "B"]}}

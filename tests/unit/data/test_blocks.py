@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_hexdigest
 
+from spider.common.errors import DamagedShard
 from spider.data.encode import writing
 from spider.data.loader import Loader, MixedLoader
+from spider.data.ngram.store import count_part
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import BLOCK_BYTES as BLOCK_BYTES
 from spider.data.shards import BLOCKS_KEY, BlockWriter, Shards, _tell, build_metadata, load_metadata, verify
-from spider.errors import DamagedShard
-from spider.ngram.store import count_part
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG
 from tests.unit.small_datasets import dataset, flip, forget, shards_of_ids

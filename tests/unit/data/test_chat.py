@@ -14,7 +14,7 @@ from spider.data import chat
 from spider.data.encode import documents, encode_part
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards, build_metadata, verify
-from spider.sources.local import import_local
+from spider.data.sources.local import import_local
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import (

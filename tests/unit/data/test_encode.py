@@ -21,13 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spider.common.files import read_json
 from spider.config.text_files import Section
 from spider.data import encode
 from spider.data.encode import encode_part, encoded
+from spider.data.sources.local import import_local
 from spider.data.split import hash_keys, split_masks
 from spider.data.take import take_files
-from spider.files import read_json
-from spider.sources.local import import_local
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset, document_key, is_validation
 

@@ -9,7 +9,7 @@ import pytest
 
 from spider.config import load_config
 from spider.data.encode import documents, encode_part, read_documents, row_counts
-from spider.sources.local import import_local
+from spider.data.sources.local import import_local
 from tests.unit.small_datasets import dataset
 
 ROWS = {

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spider.common.files import read_json
 from spider.data import encode
 from spider.data import shards as on_disk
 from spider.data.encode import encode_part
@@ -18,7 +19,6 @@ from spider.data.shards import (
     verify,
 )
 from spider.evaluation.text import validation_stream
-from spider.files import read_json
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset, is_validation
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spider.common.files import read_json
 from spider.config import ConfigError, load_config
 from spider.data.shards import Shards, inspect, load_metadata, verify
+from spider.data.sources import tokens as headered
 from spider.evaluation.text import validation_stream
-from spider.files import read_json
-from spider.sources import tokens as headered
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
 from tests.unit.data.published import BOS, EOS, SIZE, UNK, config_of, import_shards, publish, shard, stream

@@ -15,8 +15,8 @@ import pytest
 from hub_server import serving
 from test_take import configuration, environment, fails, fetch, parquet, resolve
 
+from spider.common.files import read_json
 from spider.config import ConfigError, load_config
-from spider.files import read_json
 from tests.forkserver import python
 
 ROWS = [{"text": f"Document {i}. " + "words " * 40, "id": f"<{i}>"} for i in range(300)]

@@ -20,8 +20,8 @@ import zstandard
 
 from spider.config import ConfigError, load_config
 from spider.data.encode import encode_part
-from spider.sources import local
-from spider.sources.local import LocalSource, import_local
+from spider.data.sources import local
+from spider.data.sources.local import LocalSource, import_local
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset, is_validation
 
@@ -429,7 +429,7 @@ def peak_of_import(folder: Path, name: str, documents: int) -> int:
             f.write(json.dumps({"text": f"{i} " + "x" * 500_000, "id": str(i)}) + "\n")
     code = (
         "import re, sys; from pathlib import Path; from spider.config import Dataset;"
-        "from spider.sources.local import import_local; dataset = Dataset(source={'kind': 'pydocs'});"
+        "from spider.data.sources.local import import_local; dataset = Dataset(source={'kind': 'pydocs'});"
         "folder = Path(sys.argv[1]); import_local(folder / sys.argv[2], folder / 'o.parquet', dataset);"
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )

@@ -6,9 +6,9 @@ import yaml
 from click.testing import CliRunner
 
 from spider.cli import cli
+from spider.common.files import read_json, sha256
 from spider.data.shards import Shards, verify
-from spider.files import read_json, sha256
-from spider.sources.mock import make_mock_data, write_mock
+from spider.data.sources.mock import make_mock_data, write_mock
 
 
 @pytest.fixture(autouse=True)

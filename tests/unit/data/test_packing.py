@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spider.common.files import read_json, write_json
+from spider.config.requests import packing
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.packing import PIECE, PackedRows, Packing, cut_documents, pack, plan
 from spider.data.shards import Shards, build_metadata
-from spider.files import read_json, write_json
-from spider.requests import packing
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
 

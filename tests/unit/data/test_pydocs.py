@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.utils import canonicalize_name
 
-from spider.sources import pydocs as corpus
-from spider.sources.pydocs import (
+from spider.data.sources import pydocs as corpus
+from spider.data.sources.pydocs import (
     Harvest,
     Listed,
     SourceFile,
@@ -99,7 +99,7 @@ def harvested(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pydocs")
     for name, seed in (("a", "1"), ("b", "2")):
         code = (
-            "import sys; from pathlib import Path; from spider.sources.pydocs import write_pydocs;"
+            "import sys; from pathlib import Path; from spider.data.sources.pydocs import write_pydocs;"
             f"write_pydocs(20, 24, Path({str(folder / name)!r}) / '000.parquet');"
             "print([m for m in ('torch', 'sympy', 'mlflow') if m in sys.modules])"
         )

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider import files
+from spider.common import files
 from spider.data import shards as describing
 from spider.data.encode import encode_part
 from spider.data.loader import Loader

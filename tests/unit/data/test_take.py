@@ -18,8 +18,8 @@ import pytest
 import yaml
 from hub_server import REPO, REVISION, Hub, Repeated, serving
 
+from spider.common.files import read_json
 from spider.config import load_config
-from spider.files import read_json
 from tests.forkserver import python, spider
 
 ROOT = Path(__file__).parents[3]

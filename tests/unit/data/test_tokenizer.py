@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.cleaning.evidence import decisions, table, write_removed
+from spider.common.files import read_json
 from spider.config import TokenizerConfig
+from spider.data.cleaning.evidence import decisions, table, write_removed
 from spider.data.encode import documents, encode_part
 from spider.data.shards import Shards, build_metadata, inspect, load_metadata, verify
 from spider.data.tokenizer import learn
 from spider.evaluation.text import validation_stream
-from spider.files import read_json
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from tests.unit.small_datasets import dataset

@@ -12,6 +12,7 @@ import pyppmd
 import pytest
 
 from spider.checkpoints.records import Receipt
+from spider.common.files import write_json
 from spider.config.run import EvaluationConfig
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
@@ -40,7 +41,6 @@ from spider.evaluation.text import (
     of_stages,
     stage_text,
 )
-from spider.files import write_json
 from spider.tokens import BYTES
 from tests.unit import records
 from tests.unit.small_datasets import dataset

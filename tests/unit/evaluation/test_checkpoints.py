@@ -11,19 +11,19 @@ import pytest
 
 from spider import load_model
 from spider.checkpoints.records import steps
+from spider.common.files import read_json
+from spider.common.results import Results
+from spider.common.sealed import remove
 from spider.config import ConfigError, load_config
 from spider.evaluation.bpb import score
 from spider.evaluation.evaluate import evaluate, evaluate_checkpoints
 from spider.evaluation.records import CheckpointScores
 from spider.evaluation.text import validation_stream
-from spider.files import read_json
 from spider.model.reading import Scoring
 from spider.report.figures import loss
 from spider.report.stages import read_stages
 from spider.report.summary import Summary
 from spider.report.tables import compare
-from spider.results import Results
-from spider.sealed import remove
 from tests.forkserver import python
 from tests.unit.report.finished import config_of, encode_text, train_stage
 
@@ -33,7 +33,7 @@ import logging, os, signal, sys
 from pathlib import Path
 from spider.config import load_config
 from spider.evaluation.evaluate import evaluate_checkpoints
-from spider.results import Results
+from spider.common.results import Results
 
 results = Results(Path(sys.argv[1]))
 spec = load_config(results.root / "given.json").stage("small", "first")

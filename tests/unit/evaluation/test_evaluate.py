@@ -16,6 +16,8 @@ import torch
 
 from spider import load_model
 from spider.checkpoints.save import save
+from spider.common.files import write_json
+from spider.common.results import StageFolder
 from spider.config import TTTConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata, scored_groups
@@ -27,14 +29,12 @@ from spider.evaluation.records import Evaluation, Sample
 from spider.evaluation.result import CARRIED
 from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import LearnedFrom, validation_stream
-from spider.files import write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
 from spider.model.spider.config import BoundaryConfig
 from spider.report.page import FIGURES, draw_stage
 from spider.report.tables import compare
-from spider.results import StageFolder
 from spider.tokens import BYTES
 from tests.unit import records
 from tests.unit.small_datasets import dataset

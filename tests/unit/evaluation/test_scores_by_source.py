@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.checkpoints.records import Receipt
+from spider.common.results import Results, write_config
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.mixture import read_of_each
@@ -20,7 +21,6 @@ from spider.evaluation.text import learned_from
 from spider.publish.export import export
 from spider.report.page import render
 from spider.report.tables import compare
-from spider.results import Results, write_config
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 

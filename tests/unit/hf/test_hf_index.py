@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import spider
+from spider.data.ngram.store import open_index
 from spider.evaluation.generate import generate
-from spider.ngram.store import open_index
 from tests.unit.hf.small_exports import exported
 from tests.unit.model.small_gpt import build_gpt
 from tests.unit.ngram.small_index import CONFIG

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import spider
-from spider import files
-from spider.errors import CheckpointError
+from spider.common import files
+from spider.common.errors import CheckpointError
 from spider.evaluation.generate import generate
 from spider.hf.modeling import SpiderForCausalLM
 from spider.model.interface import Reader, model_tensors

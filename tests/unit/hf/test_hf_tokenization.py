@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from spider import files
+from spider.common import files
 from spider.data.chat import opening
 from spider.hf.tokenization import SpiderTokenizer
 from spider.tokens import BYTES

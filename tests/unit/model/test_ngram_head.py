@@ -10,9 +10,9 @@ from torch import Tensor
 
 from spider.config import merged
 from spider.config.ngram import NgramConfig
+from spider.data.ngram.layout import BEGIN, END, Layout
 from spider.model.ngram_head import NgramHead
 from spider.model.spider.model import Incremental
-from spider.ngram.layout import BEGIN, END, Layout
 from spider.processes.parallel import compile_forward
 from spider.tokens import BYTES
 from tests.families.toy.config import Config as ToyConfig

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spider.common.results import Results, write_config
 from spider.config import StageSpec, load_config
 from spider.config.ngram import NgramConfig
 from spider.data.encode import encode_part
+from spider.data.ngram.lookup import NgramLookup
+from spider.data.ngram.store import build, count_part, open_index
 from spider.data.shards import build_metadata, load_metadata
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import build, count_part, open_index
-from spider.results import Results, write_config
 from spider.tokens import BYTES
 from spider.training.stage import train
 from tests.unit.ngram.texts import documents

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from spider.config.ngram import NgramConfig
-from spider.ngram import candidates as module
-from spider.ngram.candidates import _HELD, MAX_DISTANCE, MAX_MATCH, Document, history_of
-from spider.ngram.layout import BEGIN, END, Layout
-from spider.ngram.table import MATCH_LENGTH, successors
+from spider.data.ngram import candidates as module
+from spider.data.ngram.candidates import _HELD, MAX_DISTANCE, MAX_MATCH, Document, history_of
+from spider.data.ngram.layout import BEGIN, END, Layout
+from spider.data.ngram.table import MATCH_LENGTH, successors
 from tests.unit.ngram.texts import context_before, documents, followers, q, symbols, tables_of
 
 ORDERS, RARE, COUNTS = [1, 2, 3, 5, 9], 9, [1, 2, 4]

@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 
+from spider.common.formatting import quantity
 from spider.config import load_config
 from spider.config.ngram import NgramConfig
+from spider.config.requests import PIECE
+from spider.data.ngram.cost import cost
 from spider.data.shards import load_metadata
 from spider.describe import describe, render
-from spider.formatting import quantity
 from spider.model.spider.config import PRESETS
-from spider.ngram.cost import cost
-from spider.requests import PIECE
 
 
 def test_the_estimate_is_the_measured_cost_at_the_size_of_the_default_corpus():

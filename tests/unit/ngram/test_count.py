@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from spider.config.ngram import STRUCTURES, kind_of
-from spider.ngram import table
-from spider.ngram.candidates import _read_rows, _shift
-from spider.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
-from spider.ngram.layout import BEGIN, END
-from spider.ngram.table import Reader, count, merge, runs_of, stretches, write_runs
+from spider.data.ngram import table
+from spider.data.ngram.candidates import _read_rows, _shift
+from spider.data.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
+from spider.data.ngram.layout import BEGIN, END
+from spider.data.ngram.table import Reader, count, merge, runs_of, stretches, write_runs
 from tests.unit.ngram.texts import (
     built_of,
     context_before,

@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from spider.data.ngram import candidates
 from spider.evaluation.generate import generate
 from spider.model.interface import Reader
-from spider.ngram import candidates
 from spider.tokens import BYTES
 from tests.families.toy.config import Config
 from tests.families.toy.model import Toy

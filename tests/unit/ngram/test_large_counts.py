@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from spider.ngram.table import count, quantized, write_first
+from spider.data.ngram.table import count, quantized, write_first
 from tests.unit.ngram.test_count import look_up
 from tests.unit.ngram.texts import built_of, documents, symbols
 

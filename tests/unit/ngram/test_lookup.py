@@ -12,11 +12,11 @@ import pytest
 
 from spider.config.ngram import NgramConfig
 from spider.data.loader import Loader
+from spider.data.ngram import candidates
+from spider.data.ngram.candidates import MAX_DISTANCE, history_of
+from spider.data.ngram.lookup import NgramLookup
+from spider.data.ngram.store import open_index
 from spider.data.shards import Shards
-from spider.ngram import candidates
-from spider.ngram.candidates import MAX_DISTANCE, history_of
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import open_index
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG, make_shards
 from tests.unit.ngram.texts import documents

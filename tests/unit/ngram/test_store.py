@@ -9,13 +9,13 @@ import shutil
 import numpy as np
 import pytest
 
-from spider import files
+from spider.common import files
 from spider.config.ngram import name_of
+from spider.data.ngram import store, table
+from spider.data.ngram.layout import BEGIN, symbols_of
+from spider.data.ngram.lookup import NgramLookup
+from spider.data.ngram.store import MARK, build, count_part, open_index, verify
 from spider.data.shards import Shards, load_metadata
-from spider.ngram import store, table
-from spider.ngram.layout import BEGIN, symbols_of
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import MARK, build, count_part, open_index, verify
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG, PARTS, SPLITS, build_indexes, make_shards
 from tests.unit.ngram.texts import documents

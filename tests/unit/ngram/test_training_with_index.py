@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
+from spider.common import files
+from spider.common.errors import CheckpointError
+from spider.common.results import Results, write_config
 from spider.config import EvaluationConfig, TTTConfig
 from spider.config.run import Mixture
+from spider.data.ngram.lookup import NgramLookup
+from spider.data.ngram.store import open_index
 from spider.data.shards import Shards
-from spider.errors import CheckpointError
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import as_text, generate, written
@@ -22,9 +25,6 @@ from spider.evaluation.text import validation_stream
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
-from spider.ngram.lookup import NgramLookup
-from spider.ngram.store import open_index
-from spider.results import Results, write_config
 from spider.tokens import BYTES
 from spider.training import warmup
 from spider.training.loop import Trainer

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from spider.config.ngram import name_of
-from spider.ngram import table
-from spider.ngram.contexts import MAX_LINE, MAX_WORD
-from spider.ngram.layout import BEGIN, END
-from spider.ngram.table import count, runs_of
+from spider.data.ngram import table
+from spider.data.ngram.contexts import MAX_LINE, MAX_WORD
+from spider.data.ngram.layout import BEGIN, END
+from spider.data.ngram.table import count, runs_of
 
 WORDS = ["the", "then", "there", "a", "an", "and", "cat", "cats", "sat", "on", "mat", "é", "in", "of", "12"]
 

@@ -28,10 +28,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from spider.common.errors import Preempted
+from spider.common.files import digest
 from spider.config import StageSpec
 from spider.data.loader import Loader, MixedLoader
-from spider.errors import Preempted
-from spider.files import digest
 from spider.model import build_model
 from spider.processes.parallel import exchange_gradients, full_tensor, local, replicate, shard
 from spider.processes.world import World, join

@@ -12,7 +12,7 @@ import torch._inductor.config
 from packaging.requirements import Requirement
 from torch.nn.attention import _registry
 
-from spider.errors import TrainingError
+from spider.common.errors import TrainingError
 from spider.processes import device
 from spider.processes.device import choose_attention, choose_tf32, make_deterministic, require_gpus
 from spider.training import memory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spider.errors import TrainingError
+from spider.common.errors import TrainingError
 from spider.processes.gpus import CLAIMED, ORDER, VISIBLE, claimed, visible
 
 ROOT = Path(__file__).parents[3]

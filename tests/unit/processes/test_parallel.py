@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from spider import files
+from spider.common import files
 from spider.config import ConfigError
 from spider.data.loader import Loader
 from spider.data.packing import PackedRows

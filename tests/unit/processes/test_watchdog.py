@@ -9,7 +9,7 @@ import time
 import pytest
 
 from spider.checkpoints.records import steps
-from spider.errors import RESUME_ME
+from spider.common.errors import RESUME_ME
 from spider.processes.shutdown import Watchdog
 from spider.training.stage import train
 from tests.forkserver import python

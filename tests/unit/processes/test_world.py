@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from spider.common.errors import Ended, TrainingError
 from spider.config import StageSettings
-from spider.errors import Ended, TrainingError
 from spider.processes.shutdown import FIRST
 from spider.processes.world import ALONE, join, peers_required
 

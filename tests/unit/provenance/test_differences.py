@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from spider.cli import cli
-from spider.codefiles import short_digest
-from spider.files import digest, write_json
+from spider.common.files import digest, write_json
+from spider.common.results import Results
+from spider.provenance.codefiles import short_digest
 from spider.provenance.differences import Comparison
 from spider.provenance.lineage import Lineage
 from spider.provenance.stale import other_code
-from spider.results import Results
 from tests.unit.records import write_job, write_workflow
 
 #: The settings of the jobs of a small workflow, by rule.

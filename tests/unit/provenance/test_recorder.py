@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from spider.common.files import sha256, write_json
 from spider.config import load_config
-from spider.files import sha256, write_json
 from spider.provenance.made import File, Job, Made, file_at, made_path, stat_of, workflows
 from spider.provenance.recorder import Hashes, Recorder
 

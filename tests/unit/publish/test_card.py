@@ -12,17 +12,17 @@ import yaml
 from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from spider import files
 from spider.checkpoints.inventory import examine
 from spider.checkpoints.records import CompressedReceipt
+from spider.common import files
+from spider.common.errors import CheckpointError
+from spider.common.results import CompressedFolder, Results
 from spider.config import load_config
-from spider.errors import CheckpointError
 from spider.evaluation.records import HarnessResult
 from spider.evaluation.result import BITS, SHARE, Number, Result, Row
 from spider.publish.export import export
 from spider.publish.push import push
 from spider.report.card import is_edited
-from spider.results import CompressedFolder, Results
 from spider.training.stage import train
 from tests.unit.data.model_hub import TOKEN, problems_of_card, serving_models
 from tests.unit.evaluation.stages import write_stage

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import spider
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
-from spider.errors import CheckpointError
+from spider.common import files
+from spider.common.errors import CheckpointError
 from spider.model import build_model
 from spider.model.interface import model_tensors, weights_digest
 from spider.model.reading import Scoring

@@ -9,11 +9,11 @@ import torch
 from click.testing import CliRunner
 
 import spider
-from spider import files, sealed
 from spider.checkpoints import inventory
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
-from spider.errors import CheckpointError
+from spider.common import files, sealed
+from spider.common.errors import CheckpointError
 from spider.evaluation.generate import generate
 from spider.publish.export import export
 from spider.tokens import BYTES

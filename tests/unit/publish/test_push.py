@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from huggingface_hub.utils import _http
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
+from spider.common import files
+from spider.common.errors import CheckpointError
 from spider.config.model import family_block
 from spider.data.hub import Patience
-from spider.errors import CheckpointError
 from spider.model import build_model
 from spider.publish import export as exporting
 from spider.publish.push import push

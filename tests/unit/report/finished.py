@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spider.common.files import sha256
+from spider.common.results import Results
 from spider.config import Config, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
@@ -16,9 +18,7 @@ from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import sample
 from spider.evaluation.overlap import find_overlap
 from spider.evaluation.text import LearnedFrom
-from spider.files import sha256
 from spider.report.page import draw_stage
-from spider.results import Results
 from spider.training.stage import train
 from tests.unit.records import write_job
 from tests.unit.small_datasets import dataset

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from spider.common.files import sha256
 from spider.evaluation.result import BITS, SHARE, Result, Row
-from spider.files import sha256
 from spider.report.costs import seconds_by_rule
 from spider.report.summary import Summary
 from spider.report.tables import compare

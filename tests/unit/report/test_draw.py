@@ -5,7 +5,7 @@ import sys
 
 import yaml
 
-from spider.files import read_json
+from spider.common.files import read_json
 from spider.report.page import FIGURES
 from tests.unit.report.finished import config_of, finished_run
 

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from spider_trust.traces import Place, Read, Stretch, Trace
 
+from spider.common.files import read_json, write_json
+from spider.common.formatting import quantity
+from spider.common.results import Results
 from spider.config import load_config
-from spider.files import read_json, write_json
-from spider.formatting import quantity
 from spider.report.page import draw_stage, render, settings_of
 from spider.report.provenance import chain, read_datasets
 from spider.report.stages import read_stages
-from spider.results import Results
 from spider.training.metrics import read_rows
 from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage, write_job_files
 
@@ -383,7 +383,7 @@ from spider.config import load_config
 from spider.report.tables import compare
 from spider.report.page import draw_stage, write_report
 from spider.report.tables import terminal_summary
-from spider.results import Results, StageFolder
+from spider.common.results import Results, StageFolder
 plain, stages = json.loads(sys.argv[1]), [Path(one) for one in sys.argv[2:]]
 results = Results(Path(plain["results"]))
 for stage in stages:

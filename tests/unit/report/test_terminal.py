@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from spider.common.formatting import duration
 from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row
-from spider.formatting import duration
 from spider.report.tables import Invocation, compare, terminal_summary
 from tests.unit.evaluation.stages import chat, demo, write_benchmark, write_stage
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.files import read_json, write_json
+from spider.common.files import read_json, write_json
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
 from spider.tokens.stored import StoredPieces, copy_tokenizer, read_tokens, tokens_in

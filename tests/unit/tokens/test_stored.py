@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spider.files import read_json, write_json
+from spider.common.files import read_json, write_json
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.stored import LearnedFrom, StoredTokens, read_tokens, tokens_in

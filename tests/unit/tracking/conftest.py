@@ -14,10 +14,10 @@ import mlflow
 import pytest
 
 from spider.checkpoints.records import Origin
+from spider.common.files import write_json
+from spider.common.results import Results, StageFolder
 from spider.config import Config, StageSpec, load_config
-from spider.files import write_json
 from spider.provenance.made import Job, Workflow
-from spider.results import Results, StageFolder
 from spider.tracking.store import create_database, quiet
 from spider.tracking.sync import Report, sync
 from tests.unit.records import receipt, write_job, write_workflow

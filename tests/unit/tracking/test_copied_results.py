@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from spider.files import sha256
+from spider.common.files import sha256
 from spider.tracking.store import Store
 from spider.tracking.views import TAG
 from tests.unit.tracking.conftest import Folder

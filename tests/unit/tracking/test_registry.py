@@ -16,16 +16,16 @@ import torch
 from spider.checkpoints.load import Checkpoint as Loaded
 from spider.checkpoints.records import Origin
 from spider.checkpoints.save import save
+from spider.common.files import read_json, write_json
+from spider.common.results import CompressedFolder
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
 from spider.evaluation.result import Result, Row
-from spider.files import read_json, write_json
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
 from spider.report.tables import compare
-from spider.results import CompressedFolder
 from tests.unit.evaluation.stages import write_stage
 from tests.unit.records import receipt, saved
 from tests.unit.small_training import MODEL

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from spider.files import read_json, write_json
+from spider.common.files import read_json, write_json
 from spider.provenance.made import Made, Process, made_path
 from spider.tracking.curves import POINTS, Curve
 from spider.tracking.sync import Syncer

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spider import files
+from spider.common import files
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spider.errors import TrainingError
+from spider.common.errors import TrainingError
 from spider.training import compilecache, loop
 from spider.training.stage import train
 from tests.forkserver import python

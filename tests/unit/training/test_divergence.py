@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from spider.checkpoints.records import read_manifest, steps
+from spider.common.errors import Preempted, TrainingError
 from spider.config import OptimizerConfig
-from spider.errors import Preempted, TrainingError
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from tests.unit.processes.parallel_job import emulate_fp8

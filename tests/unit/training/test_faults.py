@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from spider.checkpoints.records import steps
+from spider.common.errors import RESUME_ME, DamagedShard, TrainingError
 from spider.data import loader
 from spider.data.shards import BLOCK_BYTES, Shards
-from spider.errors import RESUME_ME, DamagedShard, TrainingError
 from spider.evaluation.text import validation_stream
 from spider.training.loop import Trainer
 from spider.training.stage import train

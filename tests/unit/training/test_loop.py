@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spider import files
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt, steps
+from spider.common import files
+from spider.common.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.config import OptimizerConfig, StageSpec
 from spider.config.block import identity
 from spider.data.loader import Batch
 from spider.data.packing import pack
-from spider.errors import RESUME_ME, CheckpointError, Preempted, TrainingError
 from spider.model.spider import model as spider_model
 from spider.processes.world import World
 from spider.tokens import BYTES

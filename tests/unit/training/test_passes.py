@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
+from spider.common.errors import TrainingError
 from spider.config import StageSpec
-from spider.errors import TrainingError
 from spider.training import build, passes
 from spider.training.loop import Trainer
 from spider.training.passes import Graph, why_eager

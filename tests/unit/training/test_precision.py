@@ -6,10 +6,10 @@ from torch import nn
 
 from spider import load_model
 from spider.checkpoints.records import Warmup
+from spider.common.errors import TrainingError
+from spider.common.files import read_json
 from spider.config import EvaluationConfig
-from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
-from spider.files import read_json
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.processes.parallel import compile_forward

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spider.checkpoints.load import Checkpoint
+from spider.common.results import StageFolder
 from spider.config import ConfigError, EvaluationConfig, load_config
 from spider.evaluation.generate import as_text, written
 from spider.evaluation.records import Evaluation
@@ -15,7 +16,6 @@ from spider.evaluation.tasks import read_tasks, run_tasks
 from spider.model.reading import Scoring
 from spider.report import figures
 from spider.report.stages import read_log
-from spider.results import StageFolder
 from spider.training.stage import train
 from tests.unit.evaluation.stages import write_stage
 from tests.unit.small_datasets import questions

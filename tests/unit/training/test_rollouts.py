@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from spider.common.errors import TrainingError
 from spider.config import ConfigError, RolloutConfig, load_config, merged
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
-from spider.errors import TrainingError
+from spider.data.sources.arithmetic import ArithmeticSource
 from spider.evaluation.rewards import Reward
 from spider.model import build_model
 from spider.processes.parallel import compile_forward
-from spider.sources.arithmetic import ArithmeticSource
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import TURN

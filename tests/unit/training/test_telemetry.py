@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from spider.checkpoints.save import Saver
-from spider.files import read_json
+from spider.common.files import read_json
 from spider.model import build_model
 from spider.training.precision import Precision, eligible, fp8_layers
 from spider.training.stage import train

@@ -10,11 +10,11 @@ import pytest
 
 from spider import load_model
 from spider.checkpoints.load import Checkpoint
+from spider.common.errors import CheckpointError, TrainingError
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
-from spider.errors import CheckpointError, TrainingError
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train

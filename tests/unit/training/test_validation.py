@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, best, steps
 from spider.cli import cli
+from spider.common.errors import TrainingError
 from spider.config import ConfigError, EvaluationConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
-from spider.errors import TrainingError
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring

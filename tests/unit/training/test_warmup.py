@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from spider import files
 from spider.checkpoints.records import Step, Warmup
 from spider.cli.session import keep_freed_memory
+from spider.common import files
+from spider.common.errors import TrainingError
 from spider.config import StageSpec
 from spider.config.model import family_block, model_block
 from spider.data.packing import Packing
-from spider.errors import TrainingError
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import sample
 from spider.model import build_model

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spider.common.results import write_config
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.evaluation.evaluate import evaluate
-from spider.results import write_config
 from spider.training.stage import train
 from spider.verify.claim import Claim
 from tests.unit.small_training import DEFAULTS

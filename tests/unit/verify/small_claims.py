@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spider.cleaning.evidence import decisions
 from spider.config import TokenizerConfig, load_config
+from spider.data.cleaning.evidence import decisions
 from spider.data.encode import encode_part
+from spider.data.ngram.store import build_indexes
 from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
 from spider.evaluation.text import Text, validation_stream
-from spider.ngram.store import build_indexes
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.verify.claim import Claim

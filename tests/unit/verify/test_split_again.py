@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from spider.cleaning.evidence import table, write_removed
+from spider.data.cleaning.evidence import table, write_removed
 from spider.verify.splits import check
 from tests.unit.verify.small_claims import (
     World,

@@ -1,0 +1,13 @@
+"""What all packages share: files that are whole or absent, names of paths, shapes of records, errors.
+
+results.py      every path of a results folder
+files.py        a file is written whole or not at all; digests
+sealed.py       the same for a folder
+record.py       one shape for each JSON file
+errors.py       errors that stop a job with a sentence
+pace.py         how far a long loop is
+formatting.py   numbers and tables as text
+secrets.py      what is never written or sent
+extras.py       entry points of packages in ``extras/``
+cluster.py      what a scheduler says
+"""
