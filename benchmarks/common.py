@@ -8,11 +8,10 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
@@ -68,11 +67,6 @@ def workflow(
     return time.perf_counter() - began
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return mean and sample standard deviation."""
-    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
-
-
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table."""
     table = Table(title=title, title_justify="left")
@@ -104,19 +98,3 @@ def report(
     if options.json is not None:
         command = " ".join(["python", *sys.argv])
         write_json(options.json, {"machine": where, "command": command, "title": title, "figures": figures})
-
-
-def rates(
-    evaluation: Mapping[str, Any], *, baselines: bool = False
-) -> dict[str, tuple[float | None, float | None]]:
-    """Return bits per byte in an evaluation.json by label: each document alone, and with what came before.
-
-    The model's own score is first; with ``baselines``, only those are returned.
-    """
-    scores = {} if baselines else {"model": (evaluation["bpb"], evaluation["bpb_carried"])}
-    for result in evaluation["results"].values():
-        for row in result["rows"]:
-            if row["unit"] == "bits per byte" and (row["baseline"] or not baselines):
-                carried = row["carried"]
-                scores[row["label"]] = (row["value"], None if carried is None else carried["value"])
-    return scores

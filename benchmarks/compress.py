@@ -43,14 +43,11 @@ PLENTY = 10**8
 CLIP = 12.85
 #: Label and settings of each way.
 WAYS: list[tuple[str, dict[str, Any]]] = [
-    ("gptq, 7 bits", {"bits": 7, "clip": CLIP}),
-    ("nearest, 7 bits", {"bits": 7, "clip": CLIP, "method": "nearest"}),
-    ("gptq, 6 bits", {"bits": 6, "clip": CLIP}),
-    ("nearest, 6 bits", {"bits": 6, "clip": CLIP, "method": "nearest"}),
-    ("gptq, 5 bits", {"bits": 5, "clip": CLIP}),
-    ("nearest, 5 bits", {"bits": 5, "clip": CLIP, "method": "nearest"}),
-    ("gptq, 4 bits", {"bits": 4, "clip": CLIP}),
-    ("nearest, 4 bits", {"bits": 4, "clip": CLIP, "method": "nearest"}),
+    *(
+        (f"{method}, {bits} bits", {"bits": bits, "clip": CLIP, "method": method})
+        for bits in (7, 6, 5, 4)
+        for method in ("gptq", "nearest")
+    ),
     ("gptq, 6 bits, clip 8", {"clip": 8.0}),
     ("gptq, 6 bits, clip 20", {"clip": 20.0}),
     ("nearest, 6 bits, clip 2.5", {"method": "nearest", "clip": 2.5}),

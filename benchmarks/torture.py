@@ -1,7 +1,6 @@
 """Kill a small run a hundred times, damage its files and fill its disk, and compare the bytes it ends with.
 
     python benchmarks/torture.py [--family spider|gpt] [--quick] [--kills N] [--seed N] [--json FILE]
-    python benchmarks/torture.py --mixture [--quick] [--kills N] [--seed N] [--json FILE]
 
 A run of two stages with their evaluations is first done undisturbed. With ``spider`` its model reads an
 n-gram index. With ``gpt`` it reads tokens, first text and then conversations in packed rows, and it is
@@ -23,17 +22,12 @@ The files that a kill leaves show where it fell. The hidden folder of a save, or
 makes data, has the number of the dead process in its name. A manifest in the folder of a save means that only
 the rename was missing.
 
-With ``--mixture`` three, one, two and four processes in turn train one stage on packed rows of three
-datasets, with a switch of weights and a cap. Then they do it again with SIGKILLs (20 by default). Both
-trainings have to end with the same bytes, and each process has to read the same rows at each position.
-
 Lives take turns on two disks. On this disk a limit on file sizes stands in for a full disk. The other is a
 memory disk, if mounting is allowed, and is really filled.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -57,7 +51,6 @@ from common import PROGRAMS, ROOT, parser, report
 
 from spider.common.files import read_json, sha256
 from spider.common.results import CompressedFolder
-from spider.config import StageSpec, load_config
 
 RUN, STAGES = "smoke", ("first", "second")
 #: Commands of one stage.
@@ -196,18 +189,6 @@ class Life:
         command = [PROGRAMS / "snakemake", "--snakefile", ROOT / "Snakefile"]
         command += ["--profile", ROOT / "profiles/default", "--cores", "2", *targets]
         return self._start(command)
-
-    def begin_packing(self, *datasets: str) -> subprocess.Popen[str]:
-        """Start the workflow for the packed rows of datasets."""
-        return self._snakemake(*(f"results/shards/{name}/packed-32.json" for name in datasets))
-
-    def begin_together(self, processes: int, job: dict[str, Any]) -> subprocess.Popen[str]:
-        """Start so many processes that train a job of ``parallel_job.py`` together."""
-        (self.folder / "jobs.json").write_text(json.dumps([job]))
-        launch = [PROGRAMS / "torchrun", "--standalone", f"--nproc-per-node={processes}"]
-        return self._start(
-            [*launch, ROOT / "tests/unit/processes/parallel_job.py", self.folder / "jobs.json"]
-        )
 
     def _start(self, words: list[Any], **options: Any) -> subprocess.Popen[str]:
         # Python must not write caches, because a limit on file sizes would cut them for every process.
@@ -561,97 +542,6 @@ def untrained_copy(life: Life, folder: Path, raw: bool) -> Life:
     return copy
 
 
-# ------------------------------------------------------------------------------------------------- mixture
-
-
-#: Numbers of processes that train in turn.
-TURNS = (3, 1, 2, 4)
-MIX = {
-    "mix": {"text": 0.7, "talk": 0.25, "more": 0.05},
-    "switches": [{"sample": 401, "mix": {"talk": 0.5, "more": 0.5}}],
-    "max_epochs": {"more": 1.5},
-}
-
-
-def mixed_configuration(steps: int) -> dict[str, Any]:
-    """Return the configuration of a GPT on a mixture, in one stage."""
-    config = configuration("gpt", steps)
-    more = {"source": {"kind": "local", "files": ["more.jsonl"]}}
-    config["datasets"]["more"] = config["datasets"]["text"] | more
-    run = config["runs"][RUN]
-    run["data"], run["evaluation"]["data"] = MIX, "text"
-    packed = {"packing": "best_fit", "attend": "document", "micro_batch": 12}
-    run["stages"] = [{"name": "first", "max_steps": steps, "warmup_steps": 5, **packed}]
-    del run["compress"]
-    return config
-
-
-def train_in_turns(life: Life, name: str, spec: StageSpec, kills: int, draw: random.Random) -> int:
-    """Train with each number of processes in turn, each for a share of the steps; return the SIGKILLs."""
-    folder = life.folder / name
-    folder.mkdir()
-    hit = 0
-    steps = spec.settings.max_steps or 0
-    for turn, processes in enumerate(TURNS, 1):
-        stop = steps * turn // len(TURNS)
-        job = {"spec": spec.model_dump(mode="json"), "folder": str(folder), "record": False, "stop": stop}
-        job["data"] = str(life.results / "shards" / spec.data)
-        read = folder / f"read-{processes}-0.txt"
-        reached = folder / f"checkpoints/step-{stop:08d}"
-        while not reached.exists():
-            process = life.begin_together(processes, job)
-            if hit * len(TURNS) >= kills * turn:
-                finish(process)
-                continue
-            lines = len(read.read_text().splitlines()) if read.exists() else 0
-            lines += draw.randint(1, 3)
-            while process.poll() is None and not (
-                read.exists() and len(read.read_text().splitlines()) >= lines
-            ):
-                time.sleep(0.005)
-            time.sleep(draw.uniform(0, 0.2))
-            hit += kill(process)
-    return hit
-
-
-def mixture(options: argparse.Namespace, kills: int) -> int:
-    """Compare a training by `TURNS` that is killed with one that is not."""
-    draw = random.Random(options.seed)
-    steps = max(40, 4 * kills)
-    with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
-        folder = Path(scratch)
-        (folder / "config.yaml").write_text(yaml.safe_dump(mixed_configuration(steps)))
-        write_texts(folder)
-        rows = (json.dumps({"id": str(i), "text": f"{i} and {i + 1} are numbers"}) for i in range(200))
-        (folder / "more.jsonl").write_text("\n".join(rows))
-        life = Life(folder)
-        finish(life.begin_packing(*MIX["mix"]))
-        spec = load_config(folder / "config.yaml").stage(RUN, "first")
-        hit = 0
-        found = []
-        for name, wanted in (("undisturbed", 0), ("killed", kills)):
-            hit += train_in_turns(life, name, spec, wanted, draw)
-            receipt = read_json(folder / name / "train.json")
-            files = read_json(folder / name / receipt["checkpoint"] / "manifest.json")["files"]
-            ends = {one: files[one]["sha256"] for one in files if "safetensors" in one}
-            ends |= {one: receipt[one] for one in ("weights", "steps", "position", "loss", "best_loss")}
-            read = {path.name: set(path.read_text().splitlines()) for path in (folder / name).glob("read-*")}
-            found.append((ends, read))
-        (ends, read), (killed_ends, killed_read) = found
-    figures = {
-        "kills": hit,
-        "same_bytes": ends == killed_ends,
-        "one_sequence": read == killed_read,
-        "batches": sum(map(len, read.values())),
-        "position": ends["position"],
-    }
-    rows = [[name, str(value)] for name, value in figures.items() if name != "position"]
-    turns = ", ".join(map(str, TURNS))
-    title = f"{steps} steps of {turns} processes in turn, on a mixture"
-    report(title, ["figure", "value"], rows, figures, options, ["torch"])
-    return 0 if figures["same_bytes"] and figures["one_sequence"] and hit >= kills else 1
-
-
 def main() -> int:
     arguments = parser(__doc__ or "")
     arguments.add_argument(
@@ -659,10 +549,7 @@ def main() -> int:
     )
     arguments.add_argument("--kills", type=int, help="SIGKILLs to reach (default: 110; 8 with --quick)")
     arguments.add_argument("--seed", type=int, default=0, help="seed of the order and moments of faults")
-    arguments.add_argument("--mixture", action="store_true", help="several processes on a mixture instead")
     options = arguments.parse_args()
-    if options.mixture:
-        return mixture(options, options.kills or (4 if options.quick else 20))
     wanted = options.kills or (8 if options.quick else 110)
     hits: dict[tuple[str, str], list[int]] = {}
     equal: list[bool] = []

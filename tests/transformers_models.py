@@ -14,7 +14,6 @@ from transformers import (
     ByT5Tokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    PerceiverTokenizer,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -48,20 +47,12 @@ def byt5(texts: Iterable[str]) -> ByT5Tokenizer:
     return ByT5Tokenizer()
 
 
-def perceiver(texts: Iterable[str]) -> PerceiverTokenizer:
-    """Return Perceiver's tokenizer, of bytes and without a BOS."""
-    return PerceiverTokenizer(bos_token="[BOS]", eos_token="[EOS]")
-
-
-def multilingual(
-    texts: Iterable[str], *, fallback: bool = False, nfkc: bool = False
-) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as XGLM's or XLM-R's: pieces of many languages. Among them are all characters that
+def multilingual(texts: Iterable[str], *, fallback: bool = False) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as XGLM's: pieces of many languages. Among them are all characters that
     stand for a byte in GPT-2's. It keeps runs of blanks, but not a blank at the beginning.
 
     Args:
         fallback: add a piece for each byte, for characters without a piece.
-        nfkc: normalize texts as XLM-R does.
     """
     tokenizer = Tokenizer(Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -69,8 +60,6 @@ def multilingual(
     special = ["<s>", "</s>", "<unk>"]
     trainer = UnigramTrainer(vocab_size=600, special_tokens=special, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator([*texts, " ".join(pre_tokenizers.ByteLevel.alphabet())], trainer)
-    if nfkc:
-        tokenizer.normalizer = normalizers.NFKC()
     if fallback:
         plain = json.loads(tokenizer.to_str())
         plain["model"]["byte_fallback"] = True
@@ -85,24 +74,6 @@ def multilingual(
 def with_fallback(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer as `multilingual`'s with a piece for each byte."""
     return multilingual(texts, fallback=True)
-
-
-def normalizing(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as `multilingual`'s that normalizes a text."""
-    return multilingual(texts, nfkc=True)
-
-
-def with_suffixes(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as the first GPT's: the last piece of a word ends with ``</w>``, for one blank."""
-    tokenizer = Tokenizer(BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
-    special = ["<unk>", "<s>"]
-    trainer = BpeTrainer(
-        vocab_size=400, special_tokens=special, end_of_word_suffix="</w>", show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
 
 
 def with_blanks(texts: Iterable[str]) -> PreTrainedTokenizerFast:

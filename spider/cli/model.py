@@ -138,7 +138,7 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
     from rich.console import Console
 
     from spider.checkpoints.load import Checkpoint
-    from spider.evaluation.segments import cut, read_beginning
+    from spider.evaluation.inside import cut, read_beginning
     from spider.model.reading import Scoring
 
     text = read_beginning(file, count)

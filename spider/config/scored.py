@@ -15,7 +15,7 @@ from spider.config.schema import Config
 from spider.config.spec import StageSpec
 
 #: Version of the settings of compressors, which are no keys. A new one runs them again, and scores nothing.
-COMPRESSORS = 3
+COMPRESSORS = 4
 
 
 def learned_splits(config: Config, spec: StageSpec) -> list[tuple[str, str]]:

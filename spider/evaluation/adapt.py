@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -108,60 +108,50 @@ def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Scor
         remedy = f"a model of family {model.config.family} has no feed-forward; set it to all"
         raise ValueError(f"evaluation.ttt.parameters: {settings.parameters}: {remedy}")
     with torch.inference_mode(False), torch.enable_grad(), _restored(model, trainable) as before:
-        learner = _ChunkLearner(model, tokens_N, settings, trainable, reading, layers, before)
+        learner = _ChunkLearner(model, tokens_N, settings, trainable, layers, reading, before)
         return score(model, tokens_N, reading, learner=learner)
 
 
+@dataclass(eq=False)
 class _ChunkLearner:
-    """Learns from the chunks of a stream one after the other (a `spider.evaluation.bpb.Learner`).
+    """Learns from the chunks of a stream one after the other (a `spider.evaluation.bpb.Learner`)."""
 
-    ``trainable`` are the parameters to learn, for ``projection`` the output matrices of ``layers``. The pairs
-    of ``before`` are tensors and their values at first.
-    """
+    model: Model
+    tokens_N: np.ndarray
+    settings: TTTConfig
+    trainable: list[Tensor]
+    """Parameters that learn; for ``projection`` the output matrices of ``layers``."""
+    layers: Sequence[int]
+    reading: Scoring
+    before: list[tuple[Tensor, Tensor]]
+    """Tensors, each with its value at first."""
+    remedy: str = DIVERGED
 
-    def __init__(
-        self,
-        model: Model,
-        tokens_N: np.ndarray,
-        settings: TTTConfig,
-        trainable: list[Tensor],
-        reading: Scoring,
-        layers: Sequence[int],
-        before: list[tuple[Tensor, Tensor]],
-    ) -> None:
-        self.model = model
-        self.settings = settings
-        self.trainable = trainable
-        self.layers = layers
-        self.before = before
-        self.input = ModelInput(model, tokens_N, carry_over=reading.carry_over)
-        self.reading = replace(reading, overlap=0.0, batch=1)
-        self.optimizer = torch.optim.SGD(trainable, settings.lr, MOMENTUM)
-        self.remedy = DIVERGED
-        self.end = settings.chunk
+    def __post_init__(self) -> None:
+        self.input = ModelInput(self.model, self.tokens_N, carry_over=self.reading.carry_over)
+        self.reading = replace(self.reading, overlap=0.0, batch=1)
+        self.optimizer = torch.optim.SGD(self.trainable, self.settings.lr, MOMENTUM)
+        self.end = self.settings.chunk
 
     def learn(self) -> None:
         """Learn from the chunk before ``end``, and advance to the next chunk."""
         self.remedy = "lower evaluation.ttt.lr"
         chunk, window = self.settings.chunk, self.reading.seq_len
-        first, begin = max(0, self.end - window), self.end - chunk
+        context, begin = max(0, self.end - window), self.end - chunk
         if self.settings.reset == "window":
             _copy_back(self.before)
             self.optimizer = torch.optim.SGD(self.trainable, self.settings.lr, MOMENTUM)
-            first = begin = max(0, self.end + chunk - window)  # the beginning of the next window
+            context = begin = max(0, self.end + chunk - window)  # the beginning of the next window
+        take_step = self._project if self.settings.objective == "projection" else self._descend
         for start in range(begin, self.end, chunk):
-            for read in self._windows(min(first, start), start, start + chunk):
-                if self.settings.objective == "projection":
-                    self._project(read)
-                else:
-                    self._descend(read)
+            for read in self._windows(min(context, start), start, start + chunk):
+                take_step(read)
         self.end += chunk
 
-    def _windows(self, first: int, start: int, end: int) -> Iterator[Batch]:
-        """Yield the windows of the targets from ``first`` to ``end``, whose labels are those from ``start``
-        on."""
-        seen = first
-        for read in self.input.batches(self.reading, first, end + 1):
+    def _windows(self, context: int, start: int, end: int) -> Iterator[Batch]:
+        """Yield the windows from ``context`` to ``end``, whose labels are those from ``start`` on."""
+        seen = context
+        for read in self.input.batches(self.reading, context, end + 1):
             targets = int((read.labels_BT != IGNORED).sum())
             read.labels[:, : max(0, start - seen)] = IGNORED
             seen += targets

@@ -1,25 +1,23 @@
 """Measure general-purpose compressors on the held-out text, after they have read training text.
 
 A model's bits per byte are a compression rate. The fair baseline is a compressor at a strong setting, on
-*the same bytes* and after *the same text*. A compressor that codes a stream first reads the training text.
-Copies of its state then code texts, and no copy learns from another. The bits of a text are
+*the same bytes* and after *the same text*.
+
+PPMd (Shkarin's variant H of order 24, as in 7-Zip) codes a stream: it first reads the training text. Copies
+of its state then code texts, and no copy learns from another. A copy is a fork of this process, because the
+library copies no state. The bits of a text are
 
     8 * (bytes that a copy outputs for the text and its end - bytes that a copy outputs for its end alone).
 
 One copy codes the whole held-out text: the figure *with what came before*. Further copies code one document
-each: the figure of *each document alone*. A copy is a fork of this process, because no library copies its
-state.
+each: the figure of *each document alone*. The other compressors pack whole buffers, so they have the first
+figure only, 8 * (size of packed(given + text) - size of packed(given)). zpaq, a mixer of context models, is
+the strongest of all.
 
 A model reads for free where a document begins. So a byte that no text has stands between documents, and its
 bits are subtracted. PPMd codes byte after byte, so the length of its output gives the cost of each piece of
-the text to within some bytes, and the bits of the boundaries are measured. The others output blocks: theirs
-are estimated as `boundary_bits`, what the places cost without the text. That favours the compressor, because
-the text tells where it may end: PPMd needs fewer.
-
-zpaq, a mixer of context models, is the strongest. Its library compresses whole buffers, so it is not measured
-on each document alone. The bits of a text are 8 * (size of compressed(given + text) - size of
-compressed(given)). PPMd (Shkarin's variant H of order 24, as in 7-Zip) is the strongest of the others, and
-the fastest.
+the text to within some bytes, and the bits of the boundaries are measured. For the others they are the bits
+that name the places without the text. That favours the compressor, because the text tells where it may end.
 
 PPMd codes 1.5 MB a second: it reads up to ``training_bytes``. The others are four to thirty times slower and
 are primed only with a text under ``training_bytes / SLOWER``. With ``evaluation.zpaq``, zpaq reads what PPMd
@@ -34,7 +32,8 @@ import lzma
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,10 +46,10 @@ import zstandard
 
 from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
+from spider.evaluation.bpb import bootstrap_interval
 from spider.evaluation.overlap import SEARCHED
 from spider.evaluation.records import Baselines
 from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row, best_first
-from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import (
     OUTSIDE_OVERLAP,
     LearnedFrom,
@@ -64,13 +63,13 @@ from spider.evaluation.text import (
 
 log = logging.getLogger(__name__)
 
-#: The command line that each compressor's rate stands for; the strongest first.
+#: The command line that each compressor's rate stands for.
 COMPRESSORS = {
     "ppmd": "7z PPMd, order 24",
     "xz": "xz -9",
     "zstd": "zstd --ultra -22",
     "brotli": "brotli -q 11",
-    "zpaq": "zpaq -m511 (cannot be reset)",
+    "zpaq": "zpaq -m511",
 }
 SLOWER = 64
 #: The stage's text is left out if it is at least this share of all training text.
@@ -79,16 +78,14 @@ _ORDER = 24
 _PPMD_MEMORY = 2000 << 20
 #: Bytes of prose that fit PPMd's largest memory, at 35 bytes a byte. When it is full, PPMd begins anew.
 PPMD_HOLDS = _PPMD_MEMORY // 35
-#: Bytes that a compressor is given at a time. xz codes them when it gets the next ones, so each copy does.
-_PIECE = 1 << 12
 _LEGEND = (
     "Compressors coded the same bytes, after reading the text that their name says they were given. Each "
-    "document alone: a compressor returns to its state after that text before each document. With what came "
-    "before: it has read all earlier documents and learned from them. Within a document it learns in both "
-    "columns. Where a document begins is free, as for a model: a byte that no text has stands there, and the "
-    "bits of its place are subtracted. zpaq cannot be reset: its cell is empty. A model is frozen, and may "
-    "have read its training text several times. Compare figures within one column only. Overlap means "
-    "strings of 50 bytes or more that also occur in the training text."
+    "document alone: PPMd returns to its state after that text before each document. The others cannot be "
+    "reset: their cells are empty. With what came before: a compressor has read all earlier documents and "
+    "learned from them. Within a document it learns in both columns. Where a document begins is free, as for "
+    "a model: a byte that no text has stands there, and the bits of its place are subtracted. A model is "
+    "frozen, and may have read its training text several times. Compare figures within one column only. "
+    "Overlap means strings of 50 bytes or more that also occur in the training text."
 )
 
 
@@ -188,7 +185,7 @@ def rates(
     """
     limit = settings.training_bytes
     names = [name for name in COMPRESSORS if name != "zpaq" or _has_zpaq()]
-    left_out = ["zpaq: its package is not installed"] if "zpaq" not in names else []
+    left_out = [] if "zpaq" in names else ["zpaq: its package is not installed"]
     too_slow, rows = [], []
     for source in sources:
         given = Given.of(*source, limit, text.bytes_N.tobytes())
@@ -200,14 +197,11 @@ def rates(
             fast = name == "ppmd" or (name == "zpaq" and settings.zpaq)
             if not fast and limit is not None and len(given.raw) > limit // SLOWER:
                 too_slow.append(f"{name} {given.label}")
-                continue
-            log.info("%s, %s", name, given.label or "alone")
-            if name != "zpaq":
-                rows.append(_row(name, given, text, overlap))
-            elif row := _zpaq_row(given, text):
-                rows.append(row)
-            else:
+            elif name == "zpaq" and not same_tables(len(given.raw), len(text) + len(text.bounds_D)):
                 left_out.append(f"zpaq {given.label}: its tables change their size within the text")
+            else:
+                log.info("%s, %s", name, given.label or "alone")
+                rows.append(_row(name, given, text, overlap))
     if too_slow:
         remedy = (
             "evaluation.training_bytes: null gives all to all, evaluation.zpaq gives zpaq what ppmd reads"
@@ -217,7 +211,29 @@ def rates(
 
 
 def _row(name: str, given: Given, text: Text, overlap: Overlap) -> Row:
-    """Return the rates of a compressor, in each context and outside of the overlap."""
+    """Return the rates of a compressor, for PPMd in each context and outside of the overlap."""
+    label = f"{name} {given.label}".strip()
+    row = Row(
+        name=f"compressors/{label}",
+        label=label,
+        note=COMPRESSORS[name] + given.note,
+        value=None,
+        unit=BITS,
+        better="lower",
+        baseline=True,
+        group=given.label,
+        columns={GIVEN: Number(value=given.size, unit=BYTES)},
+    )
+    if name == "ppmd":
+        return row.model_copy(update=_of_ppmd(given, text, overlap, row.columns))
+    bits = packed_bits(name, given.raw, given.boundary.join(text.documents()))
+    if given.boundary:
+        bits -= boundary_bits(len(text), len(text.lengths()))
+    return row.model_copy(update={"carried": Number(value=bits / len(text), unit=BITS)})
+
+
+def _of_ppmd(given: Given, text: Text, overlap: Overlap, columns: dict[str, Number]) -> dict[str, Any]:
+    """Return the fields of the row of PPMd."""
     outside_N = ~overlap.covered(len(text))
     cuts = np.union1d(np.flatnonzero(np.diff(outside_N)) + 1, text.bounds_D)
     cuts_by_document = np.split(cuts[:-1], np.searchsorted(cuts, text.bounds_D[1:-1]))
@@ -226,52 +242,19 @@ def _row(name: str, given: Given, text: Text, overlap: Overlap) -> Row:
         for begins, end in zip(cuts_by_document, text.bounds_D[1:], strict=True)
     ]
     documents = [piece for one in text.documents() for piece in (given.boundary, one)][1:]
-    with_before, *by_piece = bits(name, given.raw, [documents, *pieces])
+    with_before, *by_piece = ppmd_bits(given.raw, [documents, *pieces])
+    if overlap.searched is not None and outside_N.any():
+        outside = np.concatenate(by_piece)[outside_N[cuts[:-1]]].sum() / outside_N.sum()
+        columns = columns | {OUTSIDE_OVERLAP: Number(value=outside, unit=BITS)}
     alone_D = np.array([sum(one) for one in by_piece])
-    carried = Number(value=(sum(with_before) - _free_bits(text, given)) / len(text), unit=BITS)
-    columns = {GIVEN: Number(value=given.size, unit=BYTES)}
-    if name == "ppmd":  # the only one that outputs the bits of a document before it reads the next one
-        own_D = np.array(with_before[::2])
-        carried = Number(
-            value=own_D.sum() / len(text), unit=BITS, interval=bootstrap_interval(own_D, text.lengths())
-        )
-        if overlap.searched is not None and outside_N.any():
-            outside = np.concatenate(by_piece)[outside_N[cuts[:-1]]].sum() / outside_N.sum()
-            columns[OUTSIDE_OVERLAP] = Number(value=outside, unit=BITS)
-    return _labelled(
-        name,
-        given,
-        columns,
-        value=alone_D.sum() / len(text),
-        interval=bootstrap_interval(alone_D, text.lengths()),
-        carried=carried,
-    )
+    carried_D = np.array(with_before[::2])  # without the boundaries
 
+    def number(bits_D: np.ndarray) -> Number:
+        interval = bootstrap_interval(bits_D, text.lengths())
+        return Number(value=float(bits_D.sum()) / len(text), unit=BITS, interval=interval)
 
-def _zpaq_row(given: Given, text: Text) -> Row | None:
-    """Return the rate of zpaq, None where the sizes of its tables differ."""
-    coded = given.boundary.join(text.documents())
-    if not same_tables(len(given.raw), len(coded)):
-        return None
-    cost = 8.0 * (zpaq_size(given.raw + coded) - zpaq_size(given.raw)) - _free_bits(text, given)
-    columns = {GIVEN: Number(value=given.size, unit=BYTES)}
-    carried = Number(value=cost / len(text), unit=BITS)
-    return _labelled("zpaq", given, columns, value=None, carried=carried)
-
-
-def _labelled(name: str, given: Given, columns: dict[str, Number], **numbers: Any) -> Row:
-    label = f"{name} {given.label}".strip()
-    return Row(
-        name=f"compressors/{label}",
-        label=label,
-        note=COMPRESSORS[name] + given.note,
-        unit=BITS,
-        better="lower",
-        baseline=True,
-        group=given.label,
-        columns=columns,
-        **numbers,
-    )
+    alone, carried = number(alone_D), number(carried_D)
+    return {"value": alone.value, "interval": alone.interval, "carried": carried, "columns": columns}
 
 
 def absent_byte(text: bytes) -> bytes:
@@ -286,30 +269,11 @@ def boundary_bits(size: int, documents: int) -> float:
     return nats / math.log(2)
 
 
-def _free_bits(text: Text, given: Given) -> float:
-    """Return the bits of the boundaries in a text, as `boundary_bits` estimates them."""
-    return boundary_bits(len(text), len(text.lengths())) if given.boundary else 0.0
-
-
 # ------------------------------------------------------------------------------------------------ compressors
 
 
 def _has_zpaq() -> bool:
-    try:
-        return bool(version("zpaq"))
-    except PackageNotFoundError:
-        return False
-
-
-def zpaq_size(text: bytes) -> int:
-    """Return the size in bytes of a text that zpaq has compressed; 0 for an empty text.
-
-    At the strongest level in one block of up to 2 GB, as text, which zpaq detects by itself in the default
-    run.
-    """
-    import zpaq
-
-    return len(zpaq.compress(text, method="511,128,1", threads=1)) if text else 0
+    return find_spec("zpaq") is not None
 
 
 def same_tables(given: int, text: int) -> bool:
@@ -323,61 +287,42 @@ def same_tables(given: int, text: int) -> bool:
     return not given or max(20, before) == max(20, after) <= 31
 
 
-class _Stream(NamedTuple):
-    """A compressor."""
-
-    code: Callable[[bytes], bytes]
-    """Codes further bytes and returns new output."""
-    end: Callable[[], bytes]
-    """Ends the stream and returns the rest of the output."""
-    flush: Callable[[], bytes] = bytes
-    """Codes what is still buffered; without it, each copy of brotli or zstd codes up to 16 MB again."""
-
-
-def _open(name: str, size: int) -> _Stream:
-    """Start a compressor on a stream of at most ``size`` bytes."""
+def packed_bits(name: str, given: bytes, text: bytes) -> float:
+    """Return the bits by which a text makes the output of a compressor longer that packs ``given`` before."""
+    pack: Callable[[bytes], bytes]
     match name:
-        case "ppmd":
-            ppmd = pyppmd.Ppmd7Encoder(_ORDER, min(max(1 << 28, 64 * size), _PPMD_MEMORY))
-            return _Stream(ppmd.encode, ppmd.flush)
         case "xz":
-            xz = lzma.LZMACompressor(preset=9)
-            return _Stream(xz.compress, xz.flush)
+            pack = partial(lzma.compress, preset=9)
         case "zstd":
+            size = len(given) + len(text)
             parameters = zstandard.ZstdCompressionParameters.from_level(22, source_size=size)
-            zstd = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-            return _Stream(zstd.compress, zstd.flush, lambda: zstd.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+            pack = zstandard.ZstdCompressor(compression_params=parameters).compress
+        case "brotli":
+            pack = partial(brotli.compress, quality=11, lgwin=24)
         case _:
-            window = brotli.Compressor(quality=11, lgwin=24)
-            return _Stream(window.process, window.finish, window.flush)
+            import zpaq
+
+            # The strongest level, in one block of up to 2 GB, as text.
+            pack = partial(zpaq.compress, method="511,128,1", threads=1)
+    return 8.0 * (len(pack(given + text)) - len(pack(given)))
 
 
-def bits(name: str, given: bytes, texts: Sequence[Sequence[bytes]]) -> list[list[float]]:
-    """Return the bits of each text, which a copy of a compressor codes that has read ``given``.
-
-    Args:
-        name: A compressor, but not zpaq.
-        texts: Each text in pieces.
-
-    Returns:
-        The bits of each piece of each text. Only their sum is exact, unless the compressor is PPMd.
-    """
-    stream = _open(name, len(given) + max(sum(map(len, pieces)) for pieces in texts))
-    for at in range(0, len(given), _PIECE):
-        stream.code(given[at : at + _PIECE])
-    if given:
-        stream.flush()
+def ppmd_bits(given: bytes, texts: Sequence[Sequence[bytes]]) -> list[list[float]]:
+    """Return the bits of each piece of each text, which a copy of PPMd codes that has read ``given``."""
+    size = len(given) + max(sum(map(len, pieces)) for pieces in texts)
+    encoder = pyppmd.Ppmd7Encoder(_ORDER, min(max(1 << 28, 64 * size), _PPMD_MEMORY))
+    encoder.encode(given)
     context = multiprocessing.get_context("fork")
     answers = []
     for pieces in [[], *texts]:
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_sizes, args=(stream, pieces, sender))
+        child = context.Process(target=_send_sizes, args=(encoder, pieces, sender))
         child.start()
         sender.close()
         try:
             answers.append(receiver.recv())
         except EOFError:
-            raise RuntimeError(f"{name}: the process of a copy ended without an answer") from None
+            raise RuntimeError("ppmd: the process of a copy ended without an answer") from None
         finally:
             child.join()
     (_, end_alone), *found = answers
@@ -386,9 +331,9 @@ def bits(name: str, given: bytes, texts: Sequence[Sequence[bytes]]) -> list[list
     return [[8.0 * (b - a) for a, b in pairwise(sizes)] for sizes in found]
 
 
-def _sizes(stream: _Stream, pieces: Sequence[bytes], sender: Connection) -> None:
+def _send_sizes(encoder: pyppmd.Ppmd7Encoder, pieces: Sequence[bytes], sender: Connection) -> None:
     """Send the bytes of output before each piece, after the last one, and after the end of the stream."""
     ends = [0]
     for piece in pieces:
-        ends.append(ends[-1] + len(stream.code(piece)))
-    sender.send([*ends, ends[-1] + len(stream.end())])
+        ends.append(ends[-1] + len(encoder.encode(piece)))
+    sender.send([*ends, ends[-1] + len(encoder.flush())])

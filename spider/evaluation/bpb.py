@@ -78,6 +78,9 @@ class Score:
     counts: dict[str, int]
     """Number of targets; for ``byte``, the bytes that they stand for."""
     seconds: float
+    tokens_N: np.ndarray
+    """The stream."""
+    vocabulary: Tokens
     by_target_S: np.ndarray
     """Nats of each target, in order: (N - 1,) float32."""
     deviation: float
@@ -93,6 +96,71 @@ class Score:
     def bpb_strict(self) -> float:
         nats = self.nats["byte"] + self.nats["eos"] + self.nats["bos"]
         return nats / (math.log(2) * self.counts["byte"])
+
+    @property
+    def bits_B(self) -> np.ndarray:
+        """Return the bits of each byte of text: (bytes,) float64. The bytes of a token share its bits."""
+        bytes_S = self.vocabulary.bytes_of[self.tokens_N[1:]].astype(np.int64)
+        bits_S = self.by_target_S / math.log(2) / np.maximum(1, bytes_S)
+        return np.repeat(bits_S.astype(np.float64), bytes_S)
+
+    @property
+    def document_bits(self) -> list[float]:
+        """Return the bits of the text of each document."""
+        is_text_S = self.vocabulary.bytes_of[self.tokens_N[1:]] > 0
+        return [round(bits, 3) for bits in self._by_document(self._bits_S * is_text_S).tolist()]
+
+    def intervals(self, bytes_D: np.ndarray | None = None) -> dict[str, tuple[float, float]]:
+        """Return the intervals of bpb and bpb_strict over documents, by name; none for a single document.
+
+        Args:
+            bytes_D: Bytes of each document (default: those that its ids stand for).
+        """
+        target_S, tokens = self.tokens_N[1:], self.vocabulary
+        is_text_S = tokens.bytes_of[target_S] > 0
+        if bytes_D is None:
+            bytes_D = self._by_document(tokens.bytes_of[target_S])
+        counted = {"bpb": is_text_S, "bpb_strict": is_text_S | np.isin(target_S, [tokens.bos, tokens.eos])}
+        found = {
+            name: bootstrap_interval(self._by_document(self._bits_S * counted_S), bytes_D)
+            for name, counted_S in counted.items()
+        }
+        return {name: interval for name, interval in found.items() if interval is not None}
+
+    @property
+    def _bits_S(self) -> np.ndarray:
+        return self.by_target_S / math.log(2)
+
+    def _by_document(self, values_S: np.ndarray) -> np.ndarray:
+        """Return the sum of some values of targets in each document: (D,)."""
+        document_S = np.cumsum(self.tokens_N == self.vocabulary.bos)[1:] - 1
+        return np.bincount(document_S, values_S)
+
+
+#: Resamples of a bootstrap.
+RESAMPLES = 1000
+
+
+def bootstrap_interval(bits_D: np.ndarray, bytes_D: np.ndarray) -> tuple[float, float] | None:
+    """Return the 95% percentile interval of bits per byte over resampled documents.
+
+    A resample draws as many documents as there are, with replacement, and divides the sum of their bits by
+    the sum of their bytes. The draws depend on the number of documents alone, so two models on one text have
+    the same resamples (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13).
+
+    Args:
+        bits_D: Bits that a model or a compressor spent on each document.
+        bytes_D: Bytes of each document.
+
+    Returns:
+        The bounds in bits per byte; None for fewer than two documents.
+    """
+    if len(bits_D) < 2:
+        return None
+    random = np.random.default_rng(0)
+    drawn = (random.integers(len(bits_D), size=len(bits_D)) for _ in range(RESAMPLES))
+    low, high = np.percentile([bits_D[i_D].sum() / bytes_D[i_D].sum() for i_D in drawn], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def clip_stream(tokens_N: np.ndarray, max_bytes: int, vocabulary: Tokens = BYTES) -> np.ndarray:
@@ -261,6 +329,8 @@ def score(
         nats=dict(zip(KINDS, nats.tolist(), strict=True)),
         counts=dict(zip(KINDS, counts.astype(int).tolist(), strict=True)),
         seconds=time.perf_counter() - began,
+        tokens_N=tokens_N,
+        vocabulary=vocabulary,
         by_target_S=np.concatenate(by_target),
         deviation=deviation,
         metrics={name: value / rows for name, value in sums.items()},
@@ -304,7 +374,13 @@ class Batch(NamedTuple):
 
 
 class ModelInput:
-    """A stream prepared for a model: windows on the model's device, with candidates of its n-gram index."""
+    """A stream prepared for a model: windows on the model's device, with candidates of its n-gram index.
+
+    The index reads all of each document before. Windows in ascending order are fast.
+    """
+
+    #: Ids that the index looks up at once, so that each document is read once and not for every batch.
+    AHEAD = 1 << 16
 
     def __init__(
         self, model: Model, tokens_N: np.ndarray, lookup: NgramLookup | None = None, carry_over: int = 0
@@ -313,72 +389,44 @@ class ModelInput:
         self.tokens_N = tokens_N
         self.vocabulary = model.tokens
         self.device = next(model.parameters()).device
-        lookup = lookup or model.lookup
-        self.candidates = _Candidates(lookup, tokens_N, carry_over) if lookup else None
+        self.lookup = lookup or model.lookup
+        self.carry_over = carry_over
+        self._first = 0
+        self._known_NW = np.zeros((0, 0), np.uint8)
 
     def batches(self, reading: Scoring, start: int = 0, end: int | None = None) -> Iterator[Batch]:
         """Yield the `windows` of the ids from ``start`` to ``end``."""
         for start_B, inputs_BT, labels_BT in windows(self.tokens_N[start:end], reading, self.vocabulary):
             candidates = None
-            if self.candidates:
-                candidates = self.candidates.windows(start + start_B, reading.seq_len).to(self.device)
+            if self.lookup is not None:
+                candidates = self._candidates(self.lookup, start + start_B, reading.seq_len).to(self.device)
             inputs = torch.from_numpy(inputs_BT).to(self.device)
             labels = torch.from_numpy(labels_BT).to(self.device)
             yield Batch(labels_BT, inputs, labels, candidates)
 
-    def spread(self, reading: Scoring) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def evenly(self, reading: Scoring) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return a batch of windows spread evenly over the stream: inputs (B, T), labels, and candidates."""
         total = len(spans(self.tokens_N, reading, self.vocabulary.bos)[0])
         chosen_B = ((np.arange(reading.batch) + 0.5) * total / reading.batch).astype(np.int64)
         ((start_B, inputs_BT, labels_BT),) = windows(self.tokens_N, reading, self.vocabulary, chosen_B)
         candidates_BTW = None
-        if self.candidates is not None:
-            found = [self.candidates.window(at, reading.seq_len) for at in start_B.tolist()]
-            candidates_BTW = np.stack(found)
+        if self.lookup is not None:
+            ends = start_B + reading.seq_len
+            pairs = zip(start_B.tolist(), ends.tolist(), strict=True)
+            candidates_BTW = np.stack([self._look_up(self.lookup, at, end, end) for at, end in pairs])
         return inputs_BT, labels_BT, candidates_BTW
 
-
-class _Candidates:
-    """Candidates of an n-gram index in windows of a stream, given all of each document before.
-
-    Windows in ascending order are fast.
-    """
-
-    #: Ids that are looked up at once, so that each document is read once and not for every batch.
-    AHEAD = 1 << 16
-
-    def __init__(self, lookup: NgramLookup, tokens_N: np.ndarray, carry_over: int) -> None:
-        self.lookup = lookup
-        self.tokens_N = tokens_N
-        self.carry_over = carry_over
-        self.first = 0
-        self.known_NW = np.zeros((0, lookup.layout.width), np.uint8)
-
-    def window(self, at: int, T: int) -> np.ndarray:
-        """Return the candidates of a single window, without looking ahead: (T, W)."""
-        end = min(at + T, len(self.tokens_N) - 1)
-        known_TW = np.zeros((T, self.lookup.layout.width), np.uint8)
-        known_TW[: end - at] = self.lookup.after(self.tokens_N, at, end, self.carry_over)
-        return known_TW
-
-    def windows(self, at_B: np.ndarray, T: int) -> torch.Tensor:
+    def _candidates(self, lookup: NgramLookup, at_B: np.ndarray, T: int) -> Tensor:
         """Return the candidates of the windows that begin at ``at_B``: (B, T, W); zeros in padding."""
-        first = int(at_B[0])
-        end = int(at_B[-1]) + T
-        if first < self.first or end > self.first + len(self.known_NW):
-            last = min(max(first + self.AHEAD, end), len(self.tokens_N) - 1)
-            padding_NW = np.zeros((max(0, end - last), self.lookup.layout.width), np.uint8)
-            self.first = first
-            known_NW = self.lookup.after(self.tokens_N, first, last, self.carry_over)
-            self.known_NW = np.concatenate([known_NW, padding_NW])
-        return torch.from_numpy(self.known_NW[at_B[:, None] - self.first + np.arange(T)])
+        first, end = int(at_B[0]), int(at_B[-1]) + T
+        if first < self._first or end > self._first + len(self._known_NW):
+            self._first = first
+            self._known_NW = self._look_up(lookup, first, max(first + self.AHEAD, end), end)
+        return torch.from_numpy(self._known_NW[at_B[:, None] - self._first + np.arange(T)])
 
-
-def bits_by_byte(score: Score, tokens_N: np.ndarray, vocabulary: Tokens) -> np.ndarray:
-    """Return the bits of each byte of a scored stream: (bytes,) float64.
-
-    The bits of a token are shared equally among its bytes.
-    """
-    bytes_S = vocabulary.bytes_of[tokens_N[1:]].astype(np.int64)
-    bits_S = score.by_target_S / math.log(2) / np.maximum(1, bytes_S)
-    return np.repeat(bits_S.astype(np.float64), bytes_S)
+    def _look_up(self, lookup: NgramLookup, first: int, last: int, end: int) -> np.ndarray:
+        """Return the candidates from ``first`` to ``last``, with zeros up to ``end`` behind the stream."""
+        last = min(last, len(self.tokens_N) - 1)
+        known_NW = lookup.after(self.tokens_N, first, last, self.carry_over)
+        padding_NW = np.zeros((max(0, end - last), lookup.layout.width), np.uint8)
+        return np.concatenate([known_NW, padding_NW])

@@ -60,14 +60,13 @@ def _value(node: ast.expr) -> int | float:
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             pass
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = -_value(operand)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            value = _value(operand)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=operand):
+            value = -_value(operand) if isinstance(op, ast.USub) else _value(operand)
         case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
             one, two = _value(left), _value(right)
-            if isinstance(op, ast.Pow) and isinstance(one, int) and isinstance(two, int):
-                _check_power(one, two)
+            bits = (abs(one).bit_length() - 1) * two if isinstance(one, int) and isinstance(two, int) else 0
+            if isinstance(op, ast.Pow) and bits > MOST_BITS:  # the result has more bits than these
+                raise ValueError("too large")
             value = BINARY[type(op)](one, two)
         case ast.Call(
             func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
@@ -82,12 +81,6 @@ def _value(node: ast.expr) -> int | float:
     if value.bit_length() > MOST_BITS if isinstance(value, int) else not math.isfinite(value):
         raise ValueError("too large")
     return value
-
-
-def _check_power(base: int, exponent: int) -> None:
-    """Raise `ValueError` if ``base ** exponent`` is certain to be too large to compute."""
-    if (abs(base).bit_length() - 1) * exponent > MOST_BITS:  # the result has more bits than this product
-        raise ValueError("too large")
 
 
 class Calls:

@@ -27,11 +27,10 @@ from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.config.imports import measurement
 from spider.data.shards import load_metadata, scored_groups
-from spider.evaluation import adapt, candidates, measures, overlap, segments, spread, tasks
-from spider.evaluation.bpb import Score, bits_by_byte, score
+from spider.evaluation import adapt, inside, measures, overlap, tasks
+from spider.evaluation.bpb import Score, score
 from spider.evaluation.records import CheckpointScores, Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Overlap, Text, validation_stream
 from spider.model import choose_kernels
@@ -45,15 +44,15 @@ log = logging.getLogger(__name__)
 
 #: The measurements that come with Spider, in display order.
 MEASUREMENTS = {
-    "spread": spread.measure,
+    "spread": measures.spread,
     "overlap": overlap.measure,
     "sources": measures.sources,
     "train_text": measures.train_text,
     "adapt": adapt.measure,
     "tasks": tasks.measure,
     "loops": measures.loops,
-    "segments": segments.measure,
-    "candidates": candidates.measure,
+    "segments": inside.segments,
+    "candidates": inside.candidates,
 }
 
 
@@ -105,18 +104,14 @@ class HeldOut:
 
     def evaluation(self, trained: Receipt, model: Model, scored: Score, carried: Score | None) -> Evaluation:
         """Return the evaluation of a model by its scores, without results of measurements."""
-        spec, tokens_N = self.spec, self.tokens_N
+        spec = self.spec
         return Evaluation(
             **self.measured(model, self.reading(trained), scored, carried),
             run=spec.run,
             stage=spec.stage,
             index=spec.index,
-            bpb_assistant=_bpb_of_answers(scored, tokens_N, model.tokens),
-            document_bits=document_bits(scored.by_target_S, tokens_N, model.tokens),
-            intervals=intervals(scored.by_target_S, tokens_N, model.tokens),
-            intervals_carried=intervals(carried.by_target_S, tokens_N, model.tokens) if carried else {},
+            bpb_assistant=_bpb_of_answers(scored),
             learn=spec.settings.learn,
-            lossless=load_metadata(self.data).lossless,
             checkpoint=trained.checkpoint,
             averaged=bool(trained.averaged_weights),
             weights=trained.averaged_weights or trained.weights,
@@ -128,9 +123,18 @@ class HeldOut:
         )
 
     def measured(
-        self, model: Model, reading: Scoring, scored: Score, carried: Score | None
+        self,
+        model: Model,
+        reading: Scoring,
+        scored: Score,
+        carried: Score | None,
+        bytes_D: np.ndarray | None = None,
     ) -> dict[str, Any]:
-        """Return the fields of an evaluation that do not depend on where the model comes from."""
+        """Return the fields of an evaluation that do not depend on where the model comes from.
+
+        Args:
+            bytes_D: Bytes of each document (default: those that its ids stand for).
+        """
         settings = self.spec.evaluation
         return {
             "format": Evaluation.FORMAT,
@@ -139,6 +143,10 @@ class HeldOut:
             "bpb_carried": carried.bpb if carried else None,
             "bpb_strict_carried": carried.bpb_strict if carried else None,
             "carry_over": settings.carry_over,
+            "document_bits": scored.document_bits,
+            "intervals": scored.intervals(bytes_D),
+            "intervals_carried": carried.intervals(bytes_D) if carried else {},
+            "lossless": load_metadata(self.data).lossless,
             "deviation": max(one.deviation for one in (scored, carried) if one),
             "bytes": len(self.text),
             "documents": int(np.count_nonzero(self.tokens_N == model.tokens.bos)),
@@ -191,8 +199,7 @@ def evaluate(
     checkpoint = Checkpoint.at(receipt)
     settings = spec.evaluation
     held_out = HeldOut.of(spec, data, checkpoint.tokens, device)
-    tokens_N, text = held_out.tokens_N, held_out.text
-    reading = held_out.reading(trained)
+    text, reading = held_out.text, held_out.reading(trained)
     model = checkpoint.model(held_out.device)
     inspector = model.inspector()
     scored, carried = held_out.score(model, reading, inspector)
@@ -200,11 +207,9 @@ def evaluate(
         spec=spec,
         model=model,
         inspector=inspector,
-        tokens_N=tokens_N,
         text=text,
         score=scored,
         carried=carried,
-        bits_B=bits_by_byte(scored, tokens_N, model.tokens),
         reading=reading,
         overlap=searched if searched and searched.text_sha256 == text.sha256 else None,
         groups=scored_groups(data, settings.max_bytes, settings.largest_group)[: len(text.lengths())],
@@ -232,9 +237,10 @@ def _measure(subject: Subject) -> dict[str, Result]:
     return {name: result for name, result in found.items() if result is not None}
 
 
-def _bpb_of_answers(scored: Score, tokens_N: np.ndarray, tokens: Tokens) -> float | None:
+def _bpb_of_answers(scored: Score) -> float | None:
     """Return bits per byte of the assistant's answers; None for a text without answers."""
-    bytes_S = tokens.bytes_of[tokens_N[1:]] * assistant_mask(tokens_N)[1:]
+    tokens_N, bytes_V = scored.tokens_N, scored.vocabulary.bytes_of
+    bytes_S = bytes_V[tokens_N[1:]] * assistant_mask(tokens_N)[1:]
     nats = float(scored.by_target_S[bytes_S > 0].sum(dtype=np.float64))
     return nats / (math.log(2) * float(bytes_S.sum())) if bytes_S.any() else None
 
@@ -276,11 +282,12 @@ def evaluate_checkpoints(
             continue
         scores.append(Evaluation.read(file))
         log.info("%s: %.4f bits per byte", path.name, scores[-1].bpb)
-    weights = trained.averaged_weights or trained.weights
-    found = CheckpointScores(
-        format=CheckpointScores.FORMAT, weights=weights, scores=scores, left_out=left_out
-    )
-    return found.write(folder.checkpoint_scores)
+    return CheckpointScores(
+        format=CheckpointScores.FORMAT,
+        weights=trained.averaged_weights or trained.weights,
+        scores=scores,
+        left_out=left_out,
+    ).write(folder.checkpoint_scores)
 
 
 def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Path]:
@@ -290,24 +297,15 @@ def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Pat
     chosen = kept[nth - 1 :: nth]
     if chosen:
         names = ", ".join(path.name for path in chosen)
-        log.info(
-            "scoring %d of the %d kept checkpoints before %s: %s", len(chosen), len(kept), end.name, names
-        )
-    elif kept:
+        log.info("scoring %d of the %d checkpoints before %s: %s", len(chosen), len(kept), end.name, names)
+    else:
         log.warning(
-            "%s: no checkpoint is scored, because only %d are kept before %s and "
-            "evaluation.checkpoints is %s. Lower it, or keep more (keep_every) before the stage is trained",
+            "%s: no checkpoint is scored, because %d are kept before %s and evaluation.checkpoints is %s. "
+            "Save and keep more (ckpt_every, keep_every) before the stage is trained, or lower it",
             folder.checkpoints,
             len(kept),
             end.name,
             every,
-        )
-    else:
-        log.warning(
-            "%s: no checkpoint is scored, because none before %s is kept. Save and keep more with "
-            "ckpt_every and keep_every, before the stage is trained",
-            folder.checkpoints,
-            end.name,
         )
     return chosen
 
@@ -315,16 +313,13 @@ def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Pat
 def _scored(path: Path, folder: StageFolder, held_out: HeldOut) -> Path:
     """Score a checkpoint, unless its file exists, and return that file."""
     settings = held_out.spec.evaluation.changed(include=set(held_out.spec.evaluation.BPB))
-    made_of = [Evaluation.FORMAT, Manifest.read(path / MANIFEST).digest, held_out.data_digest, settings]
+    manifest = Manifest.read(path / MANIFEST)
+    made_of = [Evaluation.FORMAT, manifest.digest, held_out.data_digest, settings]
     file = folder.scores / f"{digest(made_of)}.json"
     if not file.exists():
-        receipt = _receipt(path, folder)
+        # The receipt of the stage if it had ended with this checkpoint.
+        receipt = Receipt.of(manifest, path.relative_to(folder.path).as_posix())
         model = Checkpoint.at(path).model(held_out.device)
         scored, carried = held_out.score(model, held_out.reading(receipt))
         held_out.evaluation(receipt, model, scored, carried).write(file)
     return file
-
-
-def _receipt(path: Path, folder: StageFolder) -> Receipt:
-    """Return what the receipt of the stage would be if it had ended with this checkpoint."""
-    return Receipt.of(Manifest.read(path / MANIFEST), path.relative_to(folder.path).as_posix())

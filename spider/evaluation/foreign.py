@@ -24,12 +24,10 @@ from spider.common.errors import reported
 from spider.common.files import digest, sha256
 from spider.common.results import StageFolder
 from spider.config import ForeignConfig, StageSpec
-from spider.data.shards import load_metadata
 from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.spread import document_bits, intervals
 from spider.evaluation.tasks import answered
 from spider.evaluation.text import Text, validation_stream
 from spider.model.interface import Model, ModelOutput
@@ -115,8 +113,8 @@ class ForeignModel(Model):
         if size is not None and ids_N.max() >= size:
             raise ValueError(f"{folder}: the tokenizer gives id {ids_N.max()}, the model has {size:,} ids")
         ids_1T = torch.from_numpy(ids_N[None, :window]).to(next(self.parameters()).device)
-        remedy = "set a smaller foreign.NAME.window"
-        with reported(f"{folder}: {remedy}, because it fails on {window:,} tokens"), torch.inference_mode():
+        problem = f"it fails on the {window:,} tokens that its config.json promises; correct them there"
+        with reported(f"{folder}: {problem}"), torch.inference_mode():
             self(ids_1T)
         ids_1T = ids_1T[:, :_CHECKED]
         with torch.inference_mode():
@@ -172,16 +170,11 @@ def evaluate_foreign(
     results = {"foreign": _described(foreign, model, reading.seq_len)}
     if found := answered(model, reading, settings, converses=False):
         results["tasks"] = found
-    size_D = text.lengths()
     evaluation = Evaluation(
-        **held_out.measured(model, reading, scored, carried),
+        **held_out.measured(model, reading, scored, carried, text.lengths()),
         run=name,
         stage="foreign",
         index=0,
-        document_bits=document_bits(scored.by_target_S, tokens_N, tokens),
-        intervals=intervals(scored.by_target_S, tokens_N, tokens, size_D),
-        intervals_carried=intervals(carried.by_target_S, tokens_N, tokens, size_D) if carried else {},
-        lossless=load_metadata(data).lossless,
         checkpoint=foreign.model,
         averaged=False,
         weights=digest({Path(file).name: sha256(Path(file)) for file in foreign.files()}),

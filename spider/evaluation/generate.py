@@ -13,9 +13,10 @@ from __future__ import annotations
 import codecs
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Required, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,52 +44,59 @@ log = logging.getLogger(__name__)
 _SHOWN = {PYTHON_START: "⟨", PYTHON_END: "⟩", OUTPUT_START: "⟨= ", OUTPUT_END: "⟩"}
 
 
-class Settings(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class Settings:
     """Settings of a generated text."""
 
-    max_bytes: Required[int]
+    max_bytes: int
     """Most bytes of text, where a token of a call counts as one. EOS may end the text before."""
-    max_ids: int | None
-    """Most ids, also those of calls (default: no limit)."""
-    temperature: float
-    """0 takes the likeliest id each time (default: 1)."""
-    top_k: int | None
+    max_ids: int | None = None
+    """Most ids, also those of calls (None: no limit)."""
+    temperature: float = 1.0
+    """0 takes the likeliest id each time."""
+    top_k: int | None = None
     """Draw from the k likeliest ids."""
-    top_p: float | None
+    top_p: float | None = None
     """Draw from the fewest ids whose probabilities reach p (nucleus sampling, Holtzman et al. 2020)."""
-    n_loops: int | None
-    """Loops of the recurrent core (default: the model's)."""
-    context: int
-    """Most ids that the model reads (default: 1024). The window of its training is best."""
-    ends: Collection[int]
+    n_loops: int | None = None
+    """Loops of the recurrent core (None: the model's)."""
+    context: int = 1024
+    """Most ids that the model reads. The window of its training is best."""
+    ends: Collection[int] = ()
     """Special ids that end the text, as EOS does."""
-    calculator: bool
-    """Compute the calls that the model writes, and continue the text with their outputs (default: no)."""
+    calculator: bool = False
+    """Compute the calls that the model writes, and continue the text with their outputs."""
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0 or self.temperature < 0 or self.context < 1:
+            raise ValueError(
+                "generation needs max_bytes >= 0, temperature >= 0 and context >= 1 "
+                f"(got {self.max_bytes}, {self.temperature}, {self.context})"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1 (got {self.top_k})")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1 (got {self.top_p})")
 
 
-def generate(
-    model: Model,
-    prompt: bytes | str | np.ndarray,
-    *,
-    seed: int,
-    **settings: Unpack[Settings],
-) -> Iterator[int]:
+def generate(model: Model, prompt: bytes | str | np.ndarray, *, seed: int, **settings: Any) -> Iterator[int]:
     """Stream the ids that the model writes after ``[BOS] + prompt``, without the prompt and the end.
 
     Args:
         prompt: Text or raw bytes (empty: begin a document), or ids, which are read without a BOS in front.
+        settings: Fields of `Settings`.
 
     Raises:
         ValueError: An argument is out of range, or the prompt is not text or exceeds the context. The call
             raises it, before the first id.
     """
     closing = {model.tokens.eos, *settings.get("ends", ())}
-    steps = _steps(model, prompt, [seed], **settings)
+    steps = _steps(model, prompt, [seed], Settings(**settings))
     return (drawn for step in steps for drawn in step.values() if drawn not in closing)
 
 
 def generate_many(
-    model: Model, prompt: bytes | str | np.ndarray, *, seeds: Sequence[int], **settings: Unpack[Settings]
+    model: Model, prompt: bytes | str | np.ndarray, *, seeds: Sequence[int], **settings: Any
 ) -> list[list[int]]:
     """Return several texts that the model writes after one prompt, as ids. The id that ends a text is
     included.
@@ -98,49 +106,28 @@ def generate_many(
     alike. The arguments and errors are those of `generate`.
     """
     texts: list[list[int]] = [[] for _ in seeds]
-    for step in _steps(model, prompt, seeds, **settings):
+    for step in _steps(model, prompt, seeds, Settings(**settings)):
         for text, drawn in step.items():
             texts[text].append(drawn)
     return texts
 
 
 def _steps(
-    model: Model,
-    prompt: bytes | str | np.ndarray,
-    seeds: Sequence[int],
-    *,
-    max_bytes: int,
-    max_ids: int | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    n_loops: int | None = None,
-    context: int = 1024,
-    ends: Collection[int] = (),
-    calculator: bool = False,
+    model: Model, prompt: bytes | str | np.ndarray, seeds: Sequence[int], settings: Settings
 ) -> Iterator[dict[int, int]]:
     """Yield the next id of each text that has not ended, by the number of its seed."""
-    if max_bytes < 0 or temperature < 0 or context < 1:
-        raise ValueError(
-            "generation needs max_bytes >= 0, temperature >= 0 and context >= 1 "
-            f"(got {max_bytes}, {temperature}, {context})"
-        )
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1 (got {top_k})")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1 (got {top_p})")
-    prompt_ids = _prompt_ids(prompt, model.tokens, context)
-    model.loops(n_loops)
-    closing = {model.tokens.eos, *ends}
-    calls = [Calls(model.tokens) for _ in seeds] if calculator else []
-    marks = {PYTHON_START, PYTHON_END} if calculator else set()
+    prompt_ids = _prompt_ids(prompt, model.tokens, settings.context)
+    model.loops(settings.n_loops)  # raises if the model cannot have so many
+    closing = {model.tokens.eos, *settings.ends}
+    calls = [Calls(model.tokens) for _ in seeds] if settings.calculator else []
+    marks = {PYTHON_START, PYTHON_END} if calls else set()
     writable_W = np.append(np.flatnonzero(model.tokens.bytes_of), sorted(closing | marks))
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def steps() -> Iterator[dict[int, int]]:
-        if not max_bytes:
+        if not settings.max_bytes:
             return
-        texts = Streams(model, context, n_loops)
+        texts = Streams(model, settings.context, settings.n_loops)
         numbers = list(range(len(seeds)))
         written = [0] * len(seeds)
         new = [prompt_ids]
@@ -150,16 +137,16 @@ def _steps(
                 texts.select([0] * len(numbers))
                 logits_RV = logits_RV.expand(len(numbers), -1)
             drawing = [generators[number] for number in numbers]
-            drawn_R = draw(logits_RV, temperature, top_k, top_p, drawing, writable_W)
-            if calculator:
+            drawn_R = draw(logits_RV, settings, drawing, writable_W)
+            if calls:
                 drawn_R = [calls[number].next(drawn) for number, drawn in zip(numbers, drawn_R, strict=True)]
             step = {}
             going = []
             for row, (number, drawn) in enumerate(zip(numbers, drawn_R, strict=True)):
                 written[number] += int(model.tokens.bytes_of[drawn]) or 1
-                if written[number] <= max_bytes:
+                if written[number] <= settings.max_bytes:
                     step[number] = drawn
-                if written[number] < max_bytes and drawn not in closing:
+                if written[number] < settings.max_bytes and drawn not in closing:
                     going.append(row)
             yield step
             if not going:
@@ -168,7 +155,7 @@ def _steps(
             new = [[drawn_R[row]] for row in going]
             numbers = [numbers[row] for row in going]
 
-    return islice(steps(), max_ids)
+    return islice(steps(), settings.max_ids)
 
 
 def _prompt_ids(prompt: bytes | str | np.ndarray, vocabulary: Tokens, context: int) -> list[int]:
@@ -200,12 +187,7 @@ def _utf8(prompt: str) -> bytes:
 
 
 def draw(
-    logits_RV: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generators: Sequence[torch.Generator],
-    writable_W: np.ndarray,
+    logits_RV: Tensor, settings: Settings, generators: Sequence[torch.Generator], writable_W: np.ndarray
 ) -> list[int]:
     """Draw one of the ids in ``writable_W`` for each row of unnormalised log probabilities (R, V).
 
@@ -217,16 +199,16 @@ def draw(
         raise Diverged(
             "the model's predictions are not finite, its weights have diverged; use an earlier checkpoint"
         )
-    if temperature == 0:
+    if settings.temperature == 0:
         return [int(i) for i in writable_W[allowed_RW.argmax(-1).numpy()]]
-    p_RW = (allowed_RW / temperature).softmax(-1)
+    p_RW = (allowed_RW / settings.temperature).softmax(-1)
     order_RW = None
-    if top_k is not None or top_p is not None:
+    if settings.top_k is not None or settings.top_p is not None:
         p_RW, order_RW = p_RW.sort(descending=True, stable=True)
-    if top_k is not None:
-        p_RW[:, top_k:] = 0
-    if top_p is not None:
-        p_RW[p_RW.cumsum(-1) - p_RW >= top_p * p_RW.sum(-1, keepdim=True)] = 0  # the id that crosses p stays
+    if settings.top_k is not None:
+        p_RW[:, settings.top_k :] = 0
+    if settings.top_p is not None:  # the id that crosses p stays
+        p_RW[p_RW.cumsum(-1) - p_RW >= settings.top_p * p_RW.sum(-1, keepdim=True)] = 0
     # The first id whose cumulated probability exceeds a uniform share of the whole.
     sum_RW = p_RW.cumsum(-1)
     share_R = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])

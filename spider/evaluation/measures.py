@@ -1,4 +1,4 @@
-"""Measure a model on further texts: with other numbers of loops, by source, and on its training text."""
+"""Measure a model by groups of documents, with other numbers of loops, by source, and on training text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ from spider.config.run import EvaluationConfig
 from spider.data.mixture import positions_of
 from spider.data.shards import Shards, load_metadata
 from spider.evaluation.bpb import Score, clip_stream, score
-from spider.evaluation.result import ALONE, BITS, BYTES, CARRIED, SHARE, Curve, Note, Number, Result, Row
-from spider.evaluation.spread import intervals
+from spider.evaluation.result import (
+    ALONE,
+    BITS,
+    BYTES,
+    CARRIED,
+    SHARE,
+    Curve,
+    Note,
+    Number,
+    Result,
+    Row,
+    Table,
+)
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Text, holds_out, orders, validation_stream
 
@@ -25,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Groups of documents that have a row of their own in the table, the largest ones.
+_ROWS = 20
+_MODEL = f"this model, {ALONE}"
 _LOOPS = "Bits per byte by number of loops"
 _LEGEND = (
     "By source: bits per byte of the beginning of the held-out text of each dataset that the run reads. The "
@@ -55,6 +69,58 @@ def loops(subject: Subject, settings: EvaluationConfig) -> Result:
     return Result(title=_LOOPS, figures=[curve], curves={"bpb_at_loops": values})
 
 
+def spread(subject: Subject, settings: EvaluationConfig) -> Result | None:
+    """Return the scores of each group of documents (``split_by``); None if the groups are not recorded."""
+    if not subject.groups:
+        return None
+    count = len(subject.groups)
+    names, group_D = np.unique(subject.groups, return_inverse=True)
+    bytes_G = np.bincount(group_D, subject.text.lengths()[:count])
+    order_G = np.argsort(-bytes_G, kind="stable")
+    first_D = subject.text.bounds_D[:-1]
+    scores = {_MODEL: subject.score}
+    if subject.carried is not None:
+        scores[f"this model, {CARRIED}"] = subject.carried
+    bits_G = {
+        title: np.bincount(group_D, np.add.reduceat(one.bits_B, first_D)[:count])
+        for title, one in scores.items()
+    }
+
+    def row(label: str, chosen: np.ndarray) -> Row:
+        size = bytes_G[chosen].sum()
+        columns = {
+            "bytes": Number(value=int(size), unit=BYTES),
+            "share": Number(value=float(size / len(subject.text)), unit=SHARE),
+        }
+        for title, of_title_G in bits_G.items():
+            columns[title] = Number(value=float(of_title_G[chosen].sum() / size), unit=BITS)
+        alone = columns.pop(_MODEL)
+        return Row(name=f"spread/{label}", label=label, value=alone.value, unit=BITS, columns=columns)
+
+    rows = [row(names[group], np.array([group])) for group in order_G[:_ROWS].tolist()]
+    if others := len(names[_ROWS:]):
+        rows.append(row(f"{others} others", order_G[_ROWS:]))
+    bpb_G = bits_G[_MODEL] / bytes_G
+    largest = float(bytes_G.max() / len(subject.text))
+    note = (
+        f"{len(names)} groups are scored, at most {largest:.1%} of the bytes from one. Each document alone, "
+        f"they have {bpb_G.min():.3f} to {bpb_G.max():.3f} bits per byte."
+    )
+    if len(subject.text.lengths()) > count:
+        note += f" Only the groups of the first {count:,} documents are recorded."
+    return Result(
+        title="Spread",
+        notes=[note],
+        metrics={
+            "spread/groups": len(names),
+            "spread/largest_share": largest,
+            "spread/lowest": float(bpb_G.min()),
+            "spread/highest": float(bpb_G.max()),
+        },
+        figures=[Table(title="By group of documents", head="group", value=_MODEL, rows=rows)],
+    )
+
+
 def sources(subject: Subject, settings: EvaluationConfig) -> Result | None:
     """Return the score of each dataset of a run with a mixture, and their mean by weight, or None.
 
@@ -67,20 +133,17 @@ def sources(subject: Subject, settings: EvaluationConfig) -> Result | None:
         return None
     weights = subject.spec.weights
     held_out = {name: folder for name, folder in subject.sources.items() if holds_out(folder)}
-    alone: dict[str, float] = {}
-    carried: dict[str, float] = {}
+    scores = {name: _scores(subject, settings, name, folder) for name, folder in held_out.items()}
+    alone = {name: one.bpb for name, (one, _) in scores.items()}
+    carried = {name: one.bpb for name, (_, one) in scores.items() if one}
     metrics: dict[str, float] = {}
     rows = []
     for name, folder in held_out.items():
-        one, with_before = _scores(subject, settings, name, folder)
-        alone[name] = one.bpb
-        if with_before:
-            carried[name] = with_before.bpb
         read = _read(subject.learned_from, folder)
         metrics |= {f"sources/{title.replace(' ', '_')}/{name}": value for title, value in read.items()}
         columns = {
             "weight": Number(value=weights.get(name, 0.0), unit=SHARE),
-            "bytes scored": Number(value=one.counts["byte"], unit=BYTES),
+            "bytes scored": Number(value=scores[name][0].counts["byte"], unit=BYTES),
             **{title: Number(value=value) for title, value in read.items()},
         }
         rows.append(_row(name, f"/{name}", alone[name], carried.get(name), columns))
@@ -170,7 +233,7 @@ def train_text(subject: Subject, settings: EvaluationConfig) -> Result | None:
         name="train_text/bpb",
         label="of training text",
         value=scored.bpb,
-        interval=intervals(scored.by_target_S, train_N, subject.model.tokens).get("bpb"),
+        interval=scored.intervals().get("bpb"),
         unit=BITS,
         note=f"Bits per byte of the first {scored.counts['byte']:,} bytes of the train split",
     )

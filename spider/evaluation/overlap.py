@@ -1,8 +1,7 @@
 """Measure the train/test overlap: how much of the held-out text also occurs in the training text.
 
-Two lengths answer two questions. A match of 50 bytes may have been copied: a licence, an inherited
-docstring. The share of a document's 12-byte strings that the training text holds tells how much of its
-wording was seen. A match lies within one document on both sides.
+A match of 50 bytes may have been copied: a licence, an inherited docstring. It lies within one document on
+both sides.
 
 Every string of the held-out text is hashed. The training text is then read once, in chunks, and each of its
 strings is looked up. The hash of string i is the polynomial sum_j b[i+j] p^j modulo 2**64. Since p is odd it
@@ -22,7 +21,7 @@ import numpy as np
 from spider.common.pace import Pace
 from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
-from spider.evaluation.result import BITS, BYTES, SHARE, Number, Result, Row, Table
+from spider.evaluation.result import BITS, Result, Row
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import (
     OUTSIDE_OVERLAP,
@@ -36,12 +35,8 @@ from spider.evaluation.text import (
 
 #: Length of a match, in bytes.
 MATCH_BYTES = 50
-#: Length of the strings whose share in the training text is measured, in bytes.
-SEEN_BYTES = 12
 #: Most ids of the training text that are searched.
 SEARCHED = 1 << 28
-#: Bytes of the training text that are searched at a time.
-CHUNK = 1 << 22
 
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
@@ -68,28 +63,21 @@ def find_overlap(spec: StageSpec, data: Path, learned: LearnedFrom, output: Path
 
 def overlap_of(text: Text, training: TrainingText | None, reasons: Sequence[str] = ()) -> Overlap:
     """Return the overlap of a text with a training text; without one, the reasons."""
-    unknown = Overlap(format=Overlap.FORMAT, text_sha256=text.sha256, left_out=tuple(reasons))
+    found = Overlap(format=Overlap.FORMAT, text_sha256=text.sha256, left_out=tuple(reasons))
     if training is None:
-        return unknown
-    matches, seen = StringMatches(text, MATCH_BYTES), StringMatches(text, SEEN_BYTES)
+        return found
+    matches = StringMatches(text, MATCH_BYTES)
     pace = Pace("searched {done} of {total} ids", training.size)
     done = 0
     for piece in training.pieces(overlap=MATCH_BYTES - 1):
-        other = Text.of(piece, training.vocabulary)
-        matches.search(other)
-        seen.search(other)
+        matches.search(Text.of(piece, training.vocabulary))
         pace(done := min(training.size, done + len(piece)))
     edges = np.flatnonzero(np.diff(matches.covered(), prepend=False, append=False))
-    return Overlap(
-        **unknown.model_dump(exclude={"edges", "seen", "searched"}),
-        edges=tuple(edges.tolist()),
-        seen=tuple(seen.shares().tolist()),
-        searched=training.share,
-    )
+    return found.model_copy(update={"edges": tuple(edges.tolist()), "searched": training.share})
 
 
 def measure(subject: Subject, settings: EvaluationConfig) -> Result:
-    """Return the model's score outside the overlap, and its scores by the share of seen text."""
+    """Return the model's score outside the overlap, and the score of each document."""
     overlap, bits_B = subject.overlap, subject.bits_B
     size_D = subject.text.lengths()
     first_D = subject.text.bounds_D[:-1]
@@ -98,7 +86,6 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
         return Result(title="Overlap", details={"by_document": _records(columns)})
     overlap_B = overlap.covered(len(subject.text))
     columns["overlap"] = np.add.reduceat(overlap_B.astype(float), first_D) / size_D
-    columns["seen"] = np.array(overlap.seen)
     outside = int((~overlap_B).sum())
     share = float(overlap_B.mean())
     searched = overlap.searched
@@ -121,7 +108,6 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
             "overlap/searched": searched,
             "overlap/bytes_outside": outside,
         },
-        figures=[_by_share_of_seen_text(columns)],
         details={"by_document": _records(columns)},
     )
 
@@ -130,41 +116,6 @@ def _records(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """Return one mapping for each document from columns of values."""
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
-def _by_share_of_seen_text(columns: dict[str, np.ndarray]) -> Table:
-    """Return mean scores of four groups of documents of about equal size, sorted by share of seen text."""
-    order_D = np.argsort(columns["seen"], kind="stable")
-    size_D = columns["bytes"][order_D]
-    middle_D = np.cumsum(size_D) - size_D / 2
-    group_D = np.minimum(3, (4 * middle_D / size_D.sum()).astype(int))
-    rows = []
-    for group in np.unique(group_D):
-        chosen = order_D[group_D == group]
-        weights = columns["bytes"][chosen]
-        mean = {name: float(np.average(columns[name][chosen], weights=weights)) for name in columns}
-        further = {
-            "bytes": Number(value=int(weights.sum()), unit=BYTES),
-            "in overlap": Number(value=mean["overlap"], unit=SHARE),
-        }
-        seen = columns["seen"][chosen]
-        rows.append(
-            Row(
-                name=f"seen/{group}",
-                label=f"{seen[0]:.0%} to {seen[-1]:.0%}",
-                value=mean["bpb"],
-                unit=BITS,
-                better="lower",
-                columns=further,
-            )
-        )
-    return Table(
-        title="By share of seen text",
-        head=f"{SEEN_BYTES}-byte strings seen in training",
-        value="this model",
-        rows=rows,
-        notes=["Four groups of documents of about equal size."],
-    )
 
 
 class StringMatches:
@@ -176,22 +127,16 @@ class StringMatches:
         self.offsets, hashes = _hashes(text, length)
         self._hashes, self._index = np.unique(hashes, return_inverse=True)
         self._found = np.zeros(len(self._hashes), bool)
-        self._fill_bitmap()
-
-    def _fill_bitmap(self) -> None:
-        """Mark the top bits of the hashes that are not found yet."""
         self._bitmap = np.zeros(1 << _BITS, bool)
-        self._bitmap[_top_bits(self._hashes[~self._found])] = True
+        self._bitmap[_top_bits(self._hashes)] = True
 
     def search(self, other: Text) -> None:
         """Mark the strings that occur in another text."""
         _, hashes = _hashes(other, self.length)
         likely = hashes[self._bitmap[_top_bits(hashes)]]
-        if not len(likely) or not len(self._hashes):
-            return
-        index = np.minimum(np.searchsorted(self._hashes, likely), len(self._hashes) - 1)
-        self._found[index[self._hashes[index] == likely]] = True
-        self._fill_bitmap()
+        if len(likely):
+            index = np.minimum(np.searchsorted(self._hashes, likely), len(self._hashes) - 1)
+            self._found[index[self._hashes[index] == likely]] = True
 
     def covered(self) -> np.ndarray:
         """Return which bytes of the text lie in a found string: (N,) bool."""
@@ -201,23 +146,15 @@ class StringMatches:
         np.add.at(edges, begins + self.length, -1)
         return np.cumsum(edges)[:-1] > 0
 
-    def shares(self) -> np.ndarray:
-        """Return the share of each document's strings that were found: (D,); 0 for too short documents."""
-        document = np.searchsorted(self.text.bounds_D, self.offsets, side="right") - 1
-        count = len(self.text.bounds_D) - 1
-        total_D = np.bincount(document, minlength=count)
-        return np.bincount(document, self._found[self._index], count) / np.maximum(1, total_D)
-
 
 def _hashes(text: Text, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the offset (int64) and the hash (uint64) of each string within a document."""
     count = len(text) - length + 1
     if count < 1:
         return np.empty(0, np.int64), np.empty(0, np.uint64)
-    with np.errstate(over="ignore"):
-        powers = _powers(_BASE, len(text))
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(text.bytes_N * powers, dtype=np.uint64)])
-        hashes = (sums[length:] - sums[:-length]) * _powers(_INVERSE, count)
+    sums = np.cumsum(text.bytes_N * _powers(_BASE, len(text)), dtype=np.uint64)
+    sums = np.concatenate([np.zeros(1, np.uint64), sums])
+    hashes = (sums[length:] - sums[:-length]) * _powers(_INVERSE, count)
     inside = np.ones(len(text) + length, bool)  # False for the last length - 1 bytes of a document
     for back in range(1, length):
         inside[np.maximum(0, text.bounds_D[1:] - back)] = False
@@ -225,20 +162,12 @@ def _hashes(text: Text, length: int) -> tuple[np.ndarray, np.ndarray]:
     return offsets, hashes[offsets]
 
 
-_TABLES: dict[int, np.ndarray] = {}
-
-
 def _powers(base: int, count: int) -> np.ndarray:
     """Return base**i modulo 2**64 for i below ``count``."""
-    table = _TABLES.get(base)
-    if table is None or len(table) < count:
-        factors = np.full(max(count, CHUNK), base, np.uint64)
-        factors[0] = 1
-        with np.errstate(over="ignore"):
-            _TABLES[base] = table = np.cumprod(factors, dtype=np.uint64)
-    return table[:count]
+    factors = np.full(count, base, np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint64)
 
 
 def _top_bits(hashes: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return (hashes * _MIX) >> np.uint64(64 - _BITS)
+    return (hashes * _MIX) >> np.uint64(64 - _BITS)

@@ -1,4 +1,4 @@
-"""Read multiple-choice questions. Each has several continuations of a text, and one is correct.
+"""Read multiple-choice questions, and judge answers. A question has several continuations; one is correct.
 
 They are lines of JSON, or a folder in the layout of nanochat's CORE bundle. Questions are bytes, so they do
 not depend on a model. In chat form the choices are part of the question, each after a letter, and the letters
@@ -10,15 +10,17 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from spider.common.errors import reported
+from spider.config import RolloutConfig
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
-from spider.evaluation.rewards import NUMBER, last_number
 
 #: CORE's seeds: for the choice of items and for the shots of each.
 _CORE_ORDER = 1337
@@ -26,6 +28,8 @@ _SHOTS_SEED = 1234
 #: Names of choices in chat form, and what stands before the answer of GSM8K.
 _CHOICES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ANSWER = "####"
+#: A number may have commas between its digits, a sign and decimals: ``1,200.50`` equals ``1200.5``.
+_NUMBER = re.compile(r"(?:(?<!\d)-)?\d[\d,]*(?:\.\d+)?")
 #: Longest answer to a question without choices.
 _ANSWER_BYTES = 1000
 
@@ -94,9 +98,31 @@ def is_right(written: str, expected: str) -> bool:
     Only the part after the last ``####`` counts, as in GSM8K.
     """
     written, expected = (text.rpartition(_ANSWER)[2].strip() for text in (written, expected))
-    if not NUMBER.fullmatch(expected):
+    if not _NUMBER.fullmatch(expected):
         return written == expected
     return last_number(written) == last_number(expected)
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text; None if it has none."""
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+
+
+class Reward:
+    """The reward of an answer: 1 if it has the last number of the reference, or its text with ``exact``."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        self.kind = config.reward
+
+    def key(self, text: str) -> str | Decimal | None:
+        """Return what is compared of a text; None if the text does not have it."""
+        return text.strip() if self.kind == "exact" else last_number(text)
+
+    def __call__(self, answer: str, reference: str) -> float:
+        """Return 1.0 for a correct answer, else 0.0."""
+        key = self.key(answer)
+        return float(key is not None and key == self.key(reference))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,12 @@ class Subject:
     model: Model
     inspector: Inspector | None
     """Observer of the pass that scored the text; None for a family without an inspector."""
-    tokens_N: np.ndarray
-    """The text in ids, beginning with BOS."""
     text: Text
-    """The same text in bytes."""
+    """The text in bytes."""
     score: Score
     """The score of each document alone."""
     carried: Score | None
     """The score with what came before; None without ``evaluation.carry_over``."""
-    bits_B: np.ndarray
-    """Bits that the model spent on each byte of the text, each document alone."""
     reading: Scoring
     """How the model read each document alone."""
     overlap: Overlap | None = None
@@ -45,6 +42,16 @@ class Subject:
     """Shards folders of the datasets that are scored by themselves, by name; empty without a mixture."""
     converses: bool = False
     """Whether the model has learned from conversations."""
+
+    @property
+    def tokens_N(self) -> np.ndarray:
+        """Return the text in ids, beginning with BOS."""
+        return self.score.tokens_N
+
+    @cached_property
+    def bits_B(self) -> np.ndarray:
+        """Return the bits that the model spent on each byte of the text, each document alone."""
+        return self.score.bits_B
 
     @property
     def carrying(self) -> Scoring:

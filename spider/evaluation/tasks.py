@@ -136,7 +136,11 @@ class ScoredIds(NamedTuple):
 def run_task(model: Model, task: Task, reading: Scoring) -> Row:
     """Answer the questions of a task, and return its accuracy, by nats per byte."""
     questions = task.questions
-    read = _answers(model, task, reading) if task.chat else _continuations(model, task, reading)
+    if task.chat:
+        read = _answers(model, task, reading)
+    else:
+        pairs = [pair for one in questions for pair in zip(one.contexts, one.choices, strict=True)]
+        read = score_rows(model, [text_row(model, *pair, reading.seq_len) for pair in pairs], reading)
     bytes_R = np.array([len(choice) for one in questions for choice in one.choices])
     accuracy = _accuracy(questions, read.nats_R / bytes_R, read.greedy_R)
     by_sum = _accuracy(questions, read.nats_R, read.greedy_R)
@@ -171,12 +175,6 @@ def _centered(accuracy: float, task: Task) -> Number:
     """Return an accuracy above chance: 0 for guessing, 1 for no error."""
     above = 1 - task.chance
     return Number(value=(accuracy - task.chance) / above, error=_error(accuracy, len(task.questions)) / above)
-
-
-def _continuations(model: Model, task: Task, reading: Scoring) -> Continuations:
-    """Score the choices as texts after their contexts."""
-    pairs = [pair for one in task.questions for pair in zip(one.contexts, one.choices, strict=True)]
-    return score_rows(model, [text_row(model, *pair, reading.seq_len) for pair in pairs], reading)
 
 
 def _answers(model: Model, task: Task, reading: Scoring) -> Continuations:

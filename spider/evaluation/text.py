@@ -81,8 +81,6 @@ class Overlap(Record):
     text_sha256: str
     edges: tuple[int, ...] = ()
     """Bytes where a match of 50 bytes with the training text begins, and where it ends, in turn."""
-    seen: tuple[float, ...] = ()
-    """Share of each document's 12-byte strings that occur in the training text."""
     searched: float | None = None
     """Share of the training text that was searched; None if it is unknown."""
     left_out: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ class Scoring:
     overlap: float = 0.5
     """Share of a window that is context only."""
     batch: int = 16
-    """PatchLayout that are read at once."""
+    """Windows that are read at once."""
     n_loops: int | None = None
     """Loops of the recurrent core (None: the model's own number)."""
     autocast: bool = False

@@ -1,7 +1,7 @@
 """Reinforcement learning from answers: the batches of a stage with ``objective: reinforce``.
 
 The model answers each prompt several times. An answer is rewarded by a comparison with the reference answer
-(`spider.evaluation.rewards`), and its advantage is its reward minus the mean reward of the same prompt
+(`spider.evaluation.questions`), and its advantage is its reward minus the mean reward of the same prompt
 (REINFORCE with a baseline: Williams, 1992; Ahmadian et al., arXiv:2402.14740). The loss of a step is
 
     - sum over answers i and their tokens t of A_i log p(y_it | before) / tokens of all answers
@@ -32,7 +32,7 @@ from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, epoch_keys, permute
 from spider.data.shards import Shards
 from spider.evaluation.generate import generate_many
-from spider.evaluation.rewards import Reward
+from spider.evaluation.questions import Reward
 from spider.model.interface import Model
 from spider.tokens.turns import ASSISTANT, TURN, assistant_mask
 

@@ -266,7 +266,7 @@ class HeldOut:
         model, spec, size = self.model, self.spec, self.world.size
         model_input = ModelInput(model, self.tokens_N, self.full_lookup)
         reading = Scoring(spec.window, spec.evaluation.overlap, batch=self.windows)
-        inputs_BT, labels_BT, candidates_BTW = model_input.spread(reading)
+        inputs_BT, labels_BT, candidates_BTW = model_input.evenly(reading)
         scored_BT = labels_BT != IGNORED
         bytes_BT = model.tokens.bytes_of[np.where(scored_BT, labels_BT, model.tokens.pad)] * scored_BT
         self.bytes = int(bytes_BT.sum(dtype=np.int64))

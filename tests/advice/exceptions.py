@@ -11,7 +11,6 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "cli/train.py": ("%s: set in the environment and ignored, %s",),
     "checkpoints/compress/code.py": ("loaded = {name: getattr(m, ",),
     "evaluation/baselines.py": ("Compressors coded the same bytes",),
-    "evaluation/candidates.py": ("Point at a byte for its candidates and its cost.",),
     "evaluation/harness.py": ("Run on {} by lm-evaluation-harness {}",),
     "evaluation/records.py": (
         "Bits per byte: nats of the predicted bytes",

@@ -220,7 +220,7 @@ def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
     assert [one["global_step"] for one in scored] == [5] and scored[0]["bpb"] > ends[0]["bpb"]
     assert read_json(folder / "packed/checkpoints.json")["scores"] == []
     printed = (everything.results / "logs/evaluate_checkpoints/bpe/packed.log").read_text()
-    assert "no checkpoint is scored, because none before step-00000015 is kept" in printed
+    assert "no checkpoint is scored, because 0 are kept before step-00000015" in printed
     row = f"| bpe / first, step 5 | {scored[0]['bpb']:.4f}"
     assert row in (everything.results / "report/table.md").read_text()
     assert "<th>first, step 5</th>" in (everything.results / "report/runs/bpe.html").read_text()

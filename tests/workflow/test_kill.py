@@ -48,7 +48,6 @@ def test_each_family_has_a_configuration_for_the_torture_test(family, monkeypatc
     torture = importlib.import_module("torture")
     config = load_config(torture.configuration(family, 30))
     assert [config.stage(torture.RUN, stage).model.family for stage in torture.STAGES] == [family] * 2
-    assert load_config(torture.mixed_configuration(40)).stage(torture.RUN, "first").mixed
 
 
 def test_the_next_snakemake_waits_for_the_trainer_of_a_killed_one(prepared):

@@ -45,16 +45,16 @@ def test_the_summary_has_scores_baselines_and_seconds(smoke):
     for stage in stages.values():
         assert 0 < stage["bpb"] <= stage["bpb_strict"] < 9
         assert stage["steps"] > 0 and stage["bytes"] > 0 and stage["seconds"] > 0
-    alone = {"ppmd", "xz", "zstd", "brotli"}
-    given = {"ppmd given part", *(f"{name} given stage" for name in alone)}
     rows = {row["label"]: row for row in stages["anneal"]["results"]["baselines"]["rows"]}
-    zpaq = {label: rows.pop(label) for label in ("zpaq", "zpaq given stage") if label in rows}
-    assert set(rows) == alone | given
-    for label, row in rows.items():
-        assert 1 < row["carried"]["value"] < row.get("value", 8) <= 8
-        assert ("outside overlap" in row["columns"]) == label.startswith("ppmd")
-    assert all(row["value"] is None and 1 < row["carried"]["value"] < 8 for row in zpaq.values())
-    assert min(rows, key=lambda label: rows[label].get("value", 8)) == "ppmd given part"
+    rates = {label: (row.get("value"), row["carried"]["value"]) for label, row in rows.items()}
+    packing = {"xz", "zstd", "brotli"} | ({"zpaq"} & {*rates})
+    assert {*rates} == {"ppmd", "ppmd given part", "ppmd given stage"} | packing | {
+        f"{name} given stage" for name in packing
+    }
+    for label, (alone, carried) in rates.items():
+        assert (alone is not None) == label.startswith("ppmd") and 1 < carried < (alone or 8) <= 8
+        assert ("outside overlap" in rows[label]["columns"]) == label.startswith("ppmd")
+    assert min(rates, key=lambda label: rates[label][0] or 8) == "ppmd given part"
     copied = [stage["results"]["overlap"]["metrics"]["overlap/share"] for stage in stages.values()]
     assert all(0 <= share < 0.5 for share in copied)
     rules = {"download", "encode", "index", "warmup", "train", "evaluate"}

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -40,7 +41,6 @@ from spider.evaluation.bpb import check_deviation, score
 from spider.evaluation.measures import split_lookup, train_stream
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.result import BITS, Number, Result, Row
-from spider.evaluation.spread import intervals
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Text
 from spider.tokens import Tokens
@@ -82,7 +82,7 @@ def measure(subject: Subject, config: Config) -> Result:
         start = _primed(subject, config)
     began = time.perf_counter()
     mixers = [Mixer(tokens, config.rate, start, keeps_text=False, keeps_weights=False)]
-    score(subject.model, subject.tokens_N, subject.reading, consume=mixers[0].read)
+    scored = score(subject.model, subject.tokens_N, subject.reading, consume=mixers[0].read)
     if subject.carried is not None:
         mixers.append(Mixer(tokens, config.rate, start))
         score(subject.model, subject.tokens_N, subject.carrying, consume=mixers[1].read)
@@ -90,7 +90,7 @@ def measure(subject: Subject, config: Config) -> Result:
     numbers = []
     for mixer in mixers:
         nats_S = np.concatenate(mixer.nats)
-        interval = intervals(nats_S, subject.tokens_N, tokens).get("bpb")
+        interval = replace(scored, by_target_S=nats_S).intervals().get("bpb")
         value = float(nats_S[is_byte_S].mean() / math.log(2))
         numbers.append(Number(value=value, unit=BITS, interval=interval))
     row = Row(

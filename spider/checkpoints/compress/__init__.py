@@ -3,7 +3,6 @@
     calibrate   collect the inputs of each matrix on training text
     gptq        quantize weights to small integers, by rounding or by GPTQ
     parts       split a model into tensors that are quantized and tensors that are stored exactly
-    clusters    cluster the rows of a tensor, so that similar rows share a frequency table
     rans        entropy-code small integers
     format      read the file; reading needs `rans`, this module and the model
     writer      write the file
@@ -11,5 +10,5 @@
     pipeline    compress one checkpoint, with the finest step whose file fits the cap
     predict     estimate the size of a run's file before it is trained
 
-Importing any module of this package except `rans` and `clusters` imports torch.
+Importing any module of this package except `rans` imports torch.
 """

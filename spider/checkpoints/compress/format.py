@@ -10,7 +10,7 @@
 A weight is a step times a small integer, in fp32, so every machine reads the same bits. The digest of all
 weights is checked like a checkpoint's. A tensor of two axes is one matrix, whose rows are its outputs. A
 tensor of three axes is a stack of transposed matrices. Each tensor has a frequency table
-(`rans`), or one for each cluster of its rows (`clusters`), and a step for each row, or one for all rows.
+(`rans`), or one for each cluster of its rows (`writer`), and a step for each row, or one for all rows.
 Small tensors and vectors are stored exactly or in float16.
 
 Every size is checked before memory is allocated. Header and sections are checked by the size of the file,
@@ -46,10 +46,10 @@ from spider.model.interface import Model, model_tensors, weights_digest
 from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import tokens_of
 
-MAGIC, FORMAT = b"SPIDERQ1", 2
+MAGIC, FORMAT = b"SPIDERQ1", 3
 SECTIONS = ("tokenizer", "clusters", "tables", "steps", "exact", "stream")
-#: Clusters of a tensor's rows: 16 by their mean squares, and the rows close to a base row.
-MAX_CLUSTERS = 17
+#: Most clusters of a tensor's rows.
+MAX_CLUSTERS = 16
 _HEAD_BYTES = len(MAGIC) + 4 + 8
 _MAX_HEADER_BYTES = 1 << 24
 #: Weights per byte of a file, an eighth of a bit each.
@@ -90,19 +90,11 @@ def restored(
     }
 
 
-def join_clusters(
-    runs: Sequence[np.ndarray], cluster_R: np.ndarray, base_I: np.ndarray, zero: int
-) -> np.ndarray:
-    """Return the symbols (R, I) whose rows `clusters` split into runs, one per cluster.
-
-    If there are several, those of cluster 0 are differences from the base row, modulo the number of symbols.
-    """
+def join_clusters(runs: Sequence[np.ndarray], cluster_R: np.ndarray) -> np.ndarray:
+    """Return the symbols (R, I) whose rows are split into runs, one per cluster."""
     symbol_RI = np.empty((len(cluster_R), sum(map(len, runs)) // len(cluster_R)), np.uint8)
     for cluster, run in enumerate(runs):
         symbol_RI[cluster_R == cluster] = run.reshape(-1, symbol_RI.shape[1])
-    if len(runs) > 1:
-        first = cluster_R == 0
-        symbol_RI[first] = (symbol_RI[first] + (base_I.astype(np.int16) - zero)) % (2 * zero + 1)
     return symbol_RI
 
 
@@ -208,37 +200,33 @@ class CompressedModel:
     def _symbols(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
         """Decode each tensor's symbols, (R, I) uint8."""
         entries = self.header["quantized"]
-        clusters = self._clusters(shapes)
+        clusters = self._clusters({name: prod(shape[:-1]) for name, shape in shapes.items()})
         sizes: list[int] = []
         for name, _, _, count in entries:
-            sizes += (np.bincount(clusters[name][0], minlength=count) * shapes[name][-1]).tolist()
+            sizes += (np.bincount(clusters[name], minlength=count) * shapes[name][-1]).tolist()
         try:
             runs = rans.decode(self.sections["stream"], sizes, self._tables(), self.header["lanes"])
         except ValueError as error:
             raise self._error(str(error)) from None
         found = {}
-        for name, bits, _, count in entries:
-            found[name] = join_clusters(runs[:count], *clusters[name], zero=(1 << bits - 1) - 1)
+        for name, _, _, count in entries:
+            found[name] = join_clusters(runs[:count], clusters[name])
             runs = runs[count:]
         return found
 
-    def _clusters(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return each tensor's clusters of rows (R,) and base row (I,)."""
+    def _clusters(self, rows: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Return each tensor's clusters of rows (R,)."""
         counts = {name: count for name, _, _, count in self.header["quantized"]}
-        sizes = {name: (prod(shapes[name][:-1]), shapes[name][-1]) for name in counts}
-        size = sum(sum(sizes[name]) for name, count in counts.items() if count > 1)
+        size = sum(rows[name] for name, count in counts.items() if count > 1)
         flat = np.frombuffer(_inflated(self.sections["clusters"], size), np.uint8)
         if len(flat) != size or not all(1 <= count <= MAX_CLUSTERS for count in counts.values()):
             raise self._error("the clusters of its rows do not match its tensors")
         found = {}
         for name, count in counts.items():
-            rows, width = sizes[name]
-            if count == 1:
-                found[name] = np.zeros(rows, np.uint8), flat[:0]
-                continue
-            found[name] = flat[:rows], flat[rows : rows + width]
-            flat = flat[rows + width :]
-            if (found[name][0] >= count).any():
+            found[name] = np.zeros(rows[name], np.uint8)
+            if count > 1:
+                found[name], flat = flat[: rows[name]], flat[rows[name] :]
+            if (found[name] >= count).any():
                 raise self._error(f"{name} has rows of a cluster that does not exist")
         return found
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch import Tensor
 from spider.checkpoints.compress import code
 from spider.checkpoints.compress.calibrate import input_sums
 from spider.checkpoints.compress.format import read as read_compressed
-from spider.checkpoints.compress.parts import Part, QuantizedPart, quantize, split
+from spider.checkpoints.compress.parts import QuantizedPart, quantize, split
 from spider.checkpoints.compress.writer import compressed
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CompressedReceipt, CompressedRecord, Receipt
@@ -71,11 +71,9 @@ class Compressor:
         self.tensors = model_tensors(self.model, "")
         self.parts, self.exact = split(self.model, self.config)
         self.matrices = [part for part in self.parts if part.clip is None]
-        self.quantized: dict[str, QuantizedPart] = {}
-        for part in self.parts:
-            if part.clip is not None:
-                self.quantized[part.name] = self._quantize(part, part.clip)
-
+        self.quantized: dict[str, QuantizedPart] = {
+            part.name: quantize(part, part.clip, self.sums) for part in self.parts if part.clip is not None
+        }
         # The modules that reading the file imports are the same at any clipping range.
         plain = {part.name: part.nearest(_FIRST_CLIP) for part in self.parts}
         with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +85,7 @@ class Compressor:
     def total(self, clip: float) -> int:
         """Compress at a clipping range, and return the bytes of the file and of its code."""
         for part in self.matrices:
-            self.quantized[part.name] = self._quantize(part, clip)
+            self.quantized[part.name] = quantize(part, clip, self.sums)
         tensors = {part.name: self.quantized[part.name].tensor for part in self.parts}
         file = compressed(self.about, self.tokenizer, self.tensors, tensors, self.exact)
         self.content, self.sections = file
@@ -101,9 +99,6 @@ class Compressor:
             share = sample.w_EOI.numel() / part.w_EOI.numel()
             bits += sample.entropy_bits(sample.nearest(clip)) / share
         return bits / 8
-
-    def _quantize(self, part: Part, clip: float) -> QuantizedPart:
-        return quantize(part, clip, self.sums)
 
 
 def compress(
@@ -211,14 +206,9 @@ def first_clip(cap: int, estimate: Callable[[float], float]) -> float:
             f"compress: {coarsest:,.0f} bytes even at clip {MOST_CLIP:g}, cap is {cap:,}; use fewer "
             "parameters, fewer bits or a larger cap"
         )
-    low, high = math.log(LEAST_CLIP), math.log(MOST_CLIP)
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        if estimate(math.exp(middle)) > target:
-            low = middle
-        else:
-            high = middle
-    return math.exp(high) if high > math.log(LEAST_CLIP) + 2e-4 else LEAST_CLIP
+    clips = np.geomspace(LEAST_CLIP, MOST_CLIP, 1 << 15)
+    at = bisect_left(clips, -target, hi=len(clips) - 1, key=lambda clip: -estimate(clip))
+    return float(clips[at])
 
 
 def fit_cap(

@@ -122,7 +122,7 @@ def _attend_one(q_BGRK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor) -> Tensor:
     """Attend from a single position.
 
     On a CPU in float32 it uses two products: SDPA's kernel runs on one thread there and reads many keys half
-    as fast (benchmarks/generation.py).
+    as fast.
     """
     if q_BGRK.device.type != "cpu" or q_BGRK.dtype == torch.bfloat16:
         return F.scaled_dot_product_attention(q_BGRK, k_BGSK, v_BGSK)

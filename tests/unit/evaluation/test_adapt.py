@@ -43,7 +43,6 @@ def learning(**changes) -> TTTConfig:
 
 MODELS = {
     "spider": build,
-    "gpt": build_gpt,
     "looped gpt": lambda: build_gpt(**SWITCHES["looped"]),
     "toy": toy,
 }
@@ -64,12 +63,7 @@ def test_a_rate_of_zero_gives_the_nats_of_score_exactly(model):
 
 
 def test_nats_do_not_depend_on_the_end_of_the_stream(model):
-    settings = learning()
-    whole = adapt(model, TOKENS, settings, WINDOWS).by_target_S
-    for n in (59, 81, 107):
-        ended = adapt(model, TOKENS[:n], settings, WINDOWS).by_target_S
-        np.testing.assert_allclose(ended, whole[: n - 1], rtol=1e-6, atol=1e-5)
-    model, one = model.double(), replace(WINDOWS, batch=1)
+    model, settings, one = model.double(), learning(), replace(WINDOWS, batch=1)
     whole = adapt(model, TOKENS, settings, one).by_target_S
     for n in (81, 107):
         assert np.array_equal(adapt(model, TOKENS[:n], settings, one).by_target_S, whole[: n - 1])
@@ -110,7 +104,7 @@ def test_the_probabilities_of_all_ids_sum_to_one_after_learning():
 
 def test_chunks_do_not_depend_on_the_batch_size():
     model = build_gpt()
-    one, *others = (adapt(model, TOKENS, learning(), replace(WINDOWS, batch=n)) for n in (1, 2, 5, 100))
+    one, *others = (adapt(model, TOKENS, learning(), replace(WINDOWS, batch=n)) for n in (1, 3, 100))
     for other in others:
         np.testing.assert_allclose(other.by_target_S, one.by_target_S, rtol=1e-4)
 
@@ -143,27 +137,11 @@ def test_the_model_is_restored_after_success_interruption_and_divergence(model, 
     assert before[1:3] == after[1:3] and torch.equal(before[3], after[3])
 
 
-def test_the_error_for_a_diverged_checkpoint_does_not_advise_a_lower_rate():
-    model = toy()
-    with torch.no_grad():
-        model.embedding[ord("q")] = float("nan")
-    with pytest.raises(ValueError, match="not finite: its weights have diverged"):
-        adapt(model, TOKENS, learning(), WINDOWS)
-
-
-def test_a_repeated_document_costs_less_the_third_time(model):
-    text = "It was the best of times, it was the worst of times. "
-    tokens, n = stream(text, text, text), len(BYTES.encode(text))
-    nats = adapt(model, tokens, learning(chunk=16), WINDOWS).by_target_S
-    first, _, third = np.split(nats, [n - 1, 2 * n - 1])
-    assert third.mean() < 0.95 * first.mean()
-
-
 def test_ffn_down_changes_only_the_down_projections(monkeypatch):
     names = {
         "spider": {"coda.0.ffn.down.weight", "prelude.0.ffn.down.weight"}
         | {f"core.layers.{i}.ffn.{part}" for i in (0, 1) for part in ("experts.down", "shared.down.weight")},
-        "gpt": {f"blocks.{i}.ffn.down.weight" for i in range(4)},
+        "looped gpt": {f"blocks.{i}.ffn.down.weight" for i in range(4)},
     }
     step = torch.optim.SGD.step
     for family, expected in names.items():
@@ -298,18 +276,3 @@ def test_a_window_that_forgets_depends_on_nothing_before_it():
     begin = 20  # of a window
     alone = adapt(model, IDS[begin : begin + 17], settings, SLIDING).by_target_S
     np.testing.assert_allclose(alone[12:], whole[begin + 12 : begin + 16], rtol=1e-6)
-
-
-def test_learning_uses_the_loops_and_the_precision_of_the_evaluation(monkeypatch):
-    model = build_gpt(**SWITCHES["looped"])
-    seen = []
-    forward = model.forward
-
-    def recorded(*args, **given):
-        modes = torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), model.training
-        seen.append((given["n_loops"], *modes))
-        return forward(*args, **given)
-
-    monkeypatch.setattr(model, "forward", recorded)
-    adapt(model, TOKENS, learning(), replace(WINDOWS, n_loops=2, autocast=True))
-    assert set(seen) == {(2, True, False, False), (2, True, True, False)}

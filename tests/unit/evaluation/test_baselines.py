@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 
 from spider.checkpoints.records import Receipt
 from spider.common.files import write_json
+from spider.config import scored
 from spider.config.run import EvaluationConfig
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
@@ -21,17 +23,19 @@ from spider.evaluation import baselines, overlap
 from spider.evaluation.baselines import (
     COMPRESSORS,
     Given,
-    bits,
+    absent_byte,
     boundary_bits,
+    packed_bits,
+    ppmd_bits,
     rates,
+    same_tables,
     stage_baselines,
     text_baselines,
-    zpaq_size,
 )
+from spider.evaluation.bpb import bootstrap_interval
 from spider.evaluation.overlap import MATCH_BYTES, find_overlap, overlap_of
 from spider.evaluation.records import Baselines
 from spider.evaluation.result import GIVEN, Result
-from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import (
     LearnedFrom,
     Text,
@@ -46,7 +50,7 @@ from tests.unit import records
 from tests.unit.small_datasets import dataset
 
 INSTALLED = [name for name in COMPRESSORS if name != "zpaq" or baselines._has_zpaq()]
-STREAMS = [name for name in INSTALLED if name != "zpaq"]
+PACKING = INSTALLED[1:]
 B = b"\xff"
 LICENCE = "Redistribution and use in source and binary forms, with or without modification, are permitted. "
 
@@ -182,22 +186,15 @@ def test_every_rate_is_that_of_the_compressor_itself(folder):
     free = boundary_bits(size, len(documents))
     apart, given_all = B.join(documents), whole.raw(B) + B
     for key, given in (("xz", b""), ("xz given stage", stage.raw(B) + B), ("xz given all", given_all)):
-        before = len(lzma.compress(given, preset=9))
-        cost = 8 * (len(lzma.compress(given + apart, preset=9)) - before)
-        assert rows[key].carried.value == pytest.approx((cost - free) / size)
-        sizes = [len(lzma.compress(given + document, preset=9)) for document in documents]
-        assert rows[key].value == pytest.approx(8 * (sum(sizes) - before * len(sizes)) / size)
+        cost = 8 * (len(lzma.compress(given + apart, preset=9)) - len(lzma.compress(given, preset=9)))
+        assert rows[key].carried.value == pytest.approx((cost - free) / size) and rows[key].value is None
         assert not given or f"({len(given.replace(B, b'')) / 1e6:.1f} MB)" in rows[key].note
     best = rows["ppmd given all"]
-    assert best.carried.value == ppmd_bits(given_all, *documents) / size
-    alone = [ppmd_bits(given_all, document) for document in documents]
+    assert best.carried.value == from_scratch(given_all, *documents) / size
+    alone = [from_scratch(given_all, document) for document in documents]
     assert best.value == pytest.approx(sum(alone) / size)
     assert best.interval == bootstrap_interval(np.array(alone), text.lengths())
     assert best.carried.interval[0] < best.carried.value < best.carried.interval[1]
-    if zpaq := rows.get("zpaq given all"):
-        sizes = [zpaq_size(one) for one in (given_all, given_all + apart)]
-        assert zpaq.carried.value == (8 * (sizes[1] - sizes[0]) - free) / size
-        assert zpaq.value is None and "cannot be reset" in zpaq.note
 
     recorded = overlap_of(text, whole)
     overlap_N = np.concatenate([_overlap(document, whole.raw()) for document in documents])
@@ -209,7 +206,7 @@ def test_every_rate_is_that_of_the_compressor_itself(folder):
         ]
         for begin, end in pairwise(text.bounds_D)
     ]
-    by_piece = np.concatenate(bits("ppmd", given_all, [[raw], *pieces])[1:])
+    by_piece = np.concatenate(ppmd_bits(given_all, [[raw], *pieces])[1:])
     starts = np.cumsum([0, *(len(piece) for one in pieces for piece in one)])[:-1]
     outside = by_piece[~overlap_N[starts]].sum() / (~overlap_N).sum()
     assert best.columns["outside overlap"].value == pytest.approx(outside)
@@ -222,7 +219,7 @@ def test_every_rate_is_that_of_the_compressor_itself(folder):
     assert row.value == pytest.approx(bits_N[~overlap_N].mean())
 
 
-def ppmd_bits(given: bytes, *documents: bytes) -> int:
+def from_scratch(given: bytes, *documents: bytes) -> int:
     """Return the bits that PPMd adds for documents after another text, without those of their boundaries."""
     alone, both = (pyppmd.Ppmd7Encoder(24, 1 << 26) for _ in range(2))
     added = len(both.encode(given))
@@ -240,14 +237,44 @@ def test_boundaries_of_short_documents_are_free():
     ends = (b"".join(parts[i] for i in rng.integers(0, 12, rng.integers(1, 9))) for _ in range(60))
     documents = [b"please find below a word: " + end for end in ends]
     text = Text.of(np.concatenate([BYTES.encode(document) for document in documents]), BYTES)
-    assert 45 < text.lengths().mean() < 55
     rows = {row.label: row for row in measured(text).rows}
-    apart = [piece for document in documents for piece in (B, document)][1:]
-    for name in STREAMS:
-        together, found = bits(name, b"", [[text.bytes_N.tobytes()], apart])
-        free = sum(found[1::2]) if name == "ppmd" else boundary_bits(len(text), len(documents))
-        assert rows[name].carried.value == pytest.approx((sum(found) - free) / len(text))
-        assert sum(found) - free < 0.95 * sum(together), name
+    found, whole = ppmd_bits(
+        b"", [[piece for one in documents for piece in (B, one)][1:], [text.bytes_N.tobytes()]]
+    )
+    together = {name: packed_bits(name, b"", text.bytes_N.tobytes()) for name in PACKING}
+    for name, bits in ({"ppmd": sum(whole)} | together).items():
+        assert rows[name].carried.value * len(text) < 0.95 * bits, name
+    assert rows["ppmd"].carried.value == pytest.approx(sum(found[::2]) / len(text))
+    # Bits of places are the most that a compressor needs, once it knows the byte.
+    assert 0 < sum(found[1::2]) < 1.1 * boundary_bits(len(text), len(documents))
+    assert boundary_bits(9, 4) == pytest.approx(math.log2(math.comb(8, 3)))
+
+
+def test_pieces_of_ppmd_add_up_to_the_whole_and_copies_do_not_learn_from_each_other():
+    noise = np.random.default_rng(0).bytes(400_000)
+    pieces = [noise[i : i + 90_000] for i in range(0, len(noise), 90_000)]
+    apart, whole, (first, again) = ppmd_bits(b"", [pieces, [noise], [noise, noise]])
+    assert sum(apart) == sum(whole) >= 8 * len(noise) and len(apart) == len(pieces)
+    assert again < 0.1 * first, "it has the memory that its order needs"
+    with pytest.raises(RuntimeError, match="ppmd: the process of a copy ended without an answer"):
+        ppmd_bits(b"", [["not bytes"]])
+
+
+@pytest.mark.skipif("zpaq" not in INSTALLED, reason="zpaq is not installed")
+def test_zpaq_is_primed_only_with_a_text_that_keeps_the_size_of_its_tables():
+    zpaq = pytest.importorskip("zpaq")
+    packed = zpaq.compress(LICENCE.encode(), method="511,128,1", threads=1)
+    assert packed_bits("zpaq", b"", LICENCE.encode()) == 8 * len(packed)
+    assert same_tables(0, 5 << 20) and same_tables(1000, 1000) and same_tables(27_000_000, 263_406)
+    assert not same_tables((1 << 25) - 5000, 5000) and not same_tables(3 << 30, 1)
+
+
+def test_a_change_of_the_settings_measures_again_and_scores_nothing():
+    """Raise the version when you change a setting here, so that the compressors run again."""
+    pinned = {4: ["7z PPMd, order 24", "xz -9", "zstd --ultra -22", "brotli -q 11", "zpaq -m511"]}
+    assert pinned == {scored.COMPRESSORS: [*COMPRESSORS.values()]}
+    settings = EvaluationConfig(zpaq=True, training_bytes=1000)
+    assert not settings.scoring() and not settings.checkpoint_scoring() and not settings.sampling()
 
 
 def test_a_text_that_is_too_large_for_the_memory_of_ppmd_is_named(folder, monkeypatch):
@@ -270,6 +297,7 @@ def test_documents_run_together_only_where_all_bytes_occur(folder):
         end, size = (len(lzma.compress(one, preset=9)) for one in (b"", held_out + free + b"x"))
         cost = 8 * (size - end) - (boundary_bits(len(held_out) + 1, 2) if free else 0)
         assert xz.carried.value * (len(held_out) + 1) == pytest.approx(cost)
+    assert absent_byte(b"\xff\xfe" + bytes(range(0xFC))) == b"\xfd" and absent_byte(every) == b""
     split = of_splits([Shards(folder, "train")], None)
     text = Text.of(BYTES.encode(b"\xff"), BYTES)  # the training text decides as well
     assert Given.of(split, "all", "", None, text.bytes_N.tobytes()).boundary == b"\xfe"
@@ -296,7 +324,7 @@ def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(f
     assert f"given all training text ({size / 1e6:.1f} of {len(whole.raw()) / 1e6:.1f} MB)" in note
     given = whole.raw(B)[:size]
     assert rows["ppmd given part"].columns[GIVEN].value == size - given.count(B) < size
-    assert rows["ppmd given part"].carried.value == ppmd_bits(given + B, *text.documents()) / len(text)
+    assert rows["ppmd given part"].carried.value == from_scratch(given + B, *text.documents()) / len(text)
     line = found.notes[-1]
     assert "xz given part" in line and "brotli given stage" in line and "ppmd given" not in line
     assert ("zpaq given part" in line) == ("zpaq" in INSTALLED)

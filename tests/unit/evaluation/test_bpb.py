@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.evaluation.bpb import check_deviation, clip_stream, score, windows
+from spider.evaluation.bpb import bootstrap_interval, check_deviation, clip_stream, score, windows
 from spider.model.reading import Scoring
 from spider.tokens import BYTES, IGNORED
 from tests.unit.evaluation.toys import Bigram, Pairs, Positional
@@ -64,12 +64,6 @@ def test_bpb_follows_the_definition_for_any_windows(seq_len, overlap, batch):
     assert result.bpb_strict > result.bpb
 
 
-def test_a_uniform_model_costs_log2_of_the_vocabulary():
-    model = Bigram()
-    torch.nn.init.zeros_(model.table_VV)
-    assert score(model, TOKENS, Scoring(seq_len=32)).bpb == pytest.approx(math.log2(272), rel=1e-6)
-
-
 def test_reserved_ids_count_in_neither_score():
     plain = stream("abcdef")
     odd = np.array([BOS, 97, 98, 99, 265, 100, 101, 102, EOS], np.uint16)
@@ -78,14 +72,6 @@ def test_reserved_ids_count_in_neither_score():
     with_reserved = score(model, odd, Scoring(seq_len=4))
     assert with_reserved.counts["other"] == 1
     assert with_reserved.bpb_strict == pytest.approx(score(model, plain, Scoring(seq_len=4)).bpb_strict)
-
-
-def test_targets_after_the_first_window_have_at_least_the_overlap_as_context():
-    tokens_N = np.full(200, 65, np.uint16)
-    result = score(Positional(), tokens_N, Scoring(seq_len=20, overlap=0.5, batch=3))
-    # 0..19 in the first window, then 10..19 in each of the following, the last of them cut.
-    expected = sum(range(20)) + 17 * sum(range(10, 20)) + sum(range(10, 19)) + 199 * 10
-    assert result.nats["byte"] == pytest.approx(expected)
 
 
 def test_the_model_is_scored_in_evaluation_mode_and_its_mode_is_restored():
@@ -123,11 +109,8 @@ def test_clipping_counts_raw_bytes_not_ids():
     clipped = clip_stream(stream("ab", "cd", "ef"), 3)
     assert clipped.tolist() == [BOS, 97, 98, EOS, BOS, 99]
     assert clip_stream(stream("ab"), 100).tolist() == stream("ab").tolist()
-
-
-def test_clipping_a_stream_that_starts_inside_a_document_makes_its_first_byte_a_target():
-    clipped = clip_stream(np.array([97, 98, EOS], np.uint16), 100)
-    assert clipped.tolist() == [BOS, 97, 98, EOS]
+    # The first byte of a stream that starts inside a document becomes a target.
+    assert clip_stream(np.array([97, 98, EOS], np.uint16), 100).tolist() == [BOS, 97, 98, EOS]
 
 
 def test_bits_per_byte_count_the_bytes_that_ids_stand_for_whatever_the_alphabet():
@@ -183,3 +166,15 @@ def test_a_batch_is_divided_where_its_logits_need_much_memory(monkeypatch):
         score(model, TOKENS, Scoring(seq_len=8, batch=16)).by_target_S, whole.by_target_S
     )
     assert max(shape[0] for shape in model.seen) == 3
+
+
+def test_an_interval_is_that_of_resampled_documents():
+    random = np.random.default_rng(1)
+    bytes_D = random.integers(100, 16_000, size=92)
+    bits_D = bytes_D * random.normal(1.2, 0.3, size=92)
+    # The same in another way: counts of each document instead of its number.
+    counts_RD = random.multinomial(92, np.full(92, 1 / 92), size=20_000)
+    low, high = np.percentile(counts_RD @ bits_D / (counts_RD @ bytes_D), [2.5, 97.5])
+    assert bootstrap_interval(bits_D, bytes_D) == pytest.approx((low, high), abs=0.1 * (high - low))
+    assert bootstrap_interval(np.array([1.0, 8000.0]), np.array([100, 1000])) == (0.01, 8.0)
+    assert bootstrap_interval(np.array([5.0]), np.array([3])) is None

@@ -135,7 +135,7 @@ def test_pruned_and_damaged_checkpoints_are_named(trained, caplog):
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0\0")
     found = scored(trained, "all")
     assert steps_of(found) == [15] and list(found.left_out) == ["step-00000005"]
-    assert "2 of the 2 kept checkpoints before step-00000020: step-00000005, step-00000015" in caplog.text
+    assert "2 of the 2 checkpoints before step-00000020: step-00000005, step-00000015" in caplog.text
     assert weights.name in found.left_out["step-00000005"]
 
     # The pages tell which one has no score.
@@ -144,11 +144,11 @@ def test_pruned_and_damaged_checkpoints_are_named(trained, caplog):
     assert list(stage.left_out) == ["step-00000005"]
 
     assert scored(trained, 5).scores == []
-    assert "only 2 are kept before step-00000020 and evaluation.checkpoints is 5" in caplog.text
+    assert "because 2 are kept before step-00000020 and evaluation.checkpoints is 5" in caplog.text
     for path in steps(folder)[:-1]:
         remove(path)
     assert scored(trained, "all").scores == []
-    assert "none before step-00000020 is kept. Save and keep more with ckpt_every" in caplog.text
+    assert "because 0 are kept before step-00000020" in caplog.text
 
 
 def test_scored_checkpoints_are_rows_and_a_curve(trained, tmp_path):

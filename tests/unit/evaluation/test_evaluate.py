@@ -22,19 +22,17 @@ from spider.config import TTTConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata, scored_groups
 from spider.evaluation.adapt import adapt
-from spider.evaluation.bpb import clip_stream, score
+from spider.evaluation.bpb import bootstrap_interval, clip_stream, score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate, sample, stream_text
 from spider.evaluation.records import Evaluation, Sample
 from spider.evaluation.result import CARRIED
-from spider.evaluation.spread import bootstrap_interval
 from spider.evaluation.text import LearnedFrom, validation_stream
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
 from spider.model.spider.config import BoundaryConfig
 from spider.report.page import FIGURES, draw_stage
-from spider.report.tables import compare
 from spider.tokens import BYTES
 from tests.unit import records
 from tests.unit.small_datasets import dataset
@@ -304,22 +302,6 @@ def test_the_training_text_is_scored_as_the_held_out_text_is(receipt, spec, data
         evaluate(receipt, spec, data, tmp_path, device="cpu")
 
 
-def test_evaluating_twice_gives_equal_scores(receipt, spec, data, tmp_path):
-    def stable(found):
-        return {k: v for k, v in found.plain().items() if "second" not in k}
-
-    first = evaluate(receipt, spec, data, tmp_path, device="cpu")
-    torch.rand(3)
-    assert stable(evaluate(receipt, spec, data, tmp_path, device="cpu")) == stable(first)
-
-
-def test_the_comparison_reads_an_evaluation(evaluated, tmp_path):
-    _, found, out = evaluated
-    summary = compare([out / "evaluation.json"], benchmarks=None, output=tmp_path / "report")
-    stage = summary.runs["demo"].stages["main"]
-    assert (stage.bpb, stage.steps, stage.bytes, stage.text) == (found["bpb"], 20, 2500, "sentences")
-
-
 def test_test_time_training_adds_a_result_and_changes_no_other(evaluated, spec, data, tmp_path):
     receipt, without, _ = evaluated
     settings = TTTConfig(chunk=640, lr=0.05)
@@ -337,56 +319,3 @@ def test_test_time_training_adds_a_result_and_changes_no_other(evaluated, spec, 
     assert (row["carried"]["value"], details["bpb_strict"]) == (by_hand.bpb, by_hand.bpb_strict)
     assert row["value"] is None and by_hand.bpb < found["bpb_carried"] and details["seconds"] > 0
     assert details["settings"] == settings.model_dump()
-
-
-def test_predictions_depend_on_earlier_ids_only(spec):
-    """The nats of the real model must not change with later bytes."""
-    torch.manual_seed(1)
-    model = build_model(spec.model).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.05 * torch.randn_like(p))
-    tokens_BT = torch.randint(0, 256, (1, 64))
-    changed_BT = tokens_BT.clone()
-    changed_BT[0, 40:] = torch.randint(0, 256, (24,))
-    labels_BT = torch.randint(0, 256, (1, 64))
-    with torch.inference_mode():
-        one, two = (model(x, labels_BT, reduction="none").loss[0, :40] for x in (tokens_BT, changed_BT))
-    torch.testing.assert_close(one, two)
-
-
-def test_a_receipt_of_another_stage_or_format_is_refused(receipt, spec, data, tmp_path):
-    good = json.loads(receipt.read_text())
-    for change, message in (
-        ({"stage": "anneal"}, "is the receipt of demo/anneal, not of demo/main"),
-        ({"format": 9}, "a receipt of format 9, this Spider reads 1"),
-        (
-            {"weights": None, "checkpoint": None},
-            r"not complete \(weights: .*; checkpoint: .*\); delete it and run",
-        ),
-    ):
-        write_json(receipt, {k: v for k, v in {**good, **change}.items() if k not in change or v is not None})
-        with pytest.raises(ValueError, match=message):
-            evaluate(receipt, spec, data, tmp_path, device="cpu")
-    with pytest.raises(ValueError, match=r"absent\.json: no such file"):
-        evaluate(tmp_path / "absent.json", spec, data, tmp_path, device="cpu")
-
-
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(receipt, spec, data, tmp_path):
-    weights = next((tmp_path / "checkpoints").glob("*/*.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-3] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(ValueError, match=weights.name):
-        evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_dataset_without_held_out_text_is_refused(receipt, spec, tmp_path):
-    folder = tmp_path / "shards"
-    parquet = tmp_path / "000.parquet"
-    pq.write_table(pa.table({"text": ["all of it is for training"], "id": ["0"]}), parquet)
-    encode_part(parquet, folder, "000", dataset(validation=0.0))
-    build_metadata(folder, "all", dataset(validation=0.0), source={"kind": "local"}, parts=["000"])
-    with pytest.raises(ValueError, match=r"no validation text to score; raise `validation` in datasets\.all"):
-        evaluate(receipt, spec, folder, tmp_path, device="cpu")

@@ -131,19 +131,6 @@ def test_generation_ends_at_the_words_of_the_task_at_eos_or_after_max_gen_toks(o
     assert model.generate_until([SimpleNamespace(args=("say", options))]) == [text]
 
 
-def test_a_prompt_that_does_not_fit_is_truncated_and_counted():
-    long = harness_model(Scripted([*b" one. two\nthree", BYTES.eos]), window=20)
-    long.generate_until([SimpleNamespace(args=("x" * 50, {"max_gen_toks": 4}))])
-    assert long.truncated == 1
-
-
-def test_a_task_without_its_file_is_refused(folder, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
-    (folder / "texts.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"task roll: cannot be read \(.*texts.jsonl"):
-        run_harness(harness_model(model_of(BYTES)), ["roll"], include=folder, label="it", weights="w")
-
-
 @pytest.mark.parametrize("tokens", [BYTES, PAIRS], ids=["bytes", "pairs"])
 def test_a_prompt_in_chat_form_is_read_with_the_ids_of_turns(tokens):
     model = model_of(tokens)
@@ -221,7 +208,6 @@ def test_a_task_that_does_not_fit_its_rows_is_refused(folder, monkeypatch):
         path.write_text(yaml.safe_dump(plain | changes))
         with pytest.raises(ValueError, match=r"(lm-evaluation-harness fails on|task) choose"):
             run()
-    for text in ("task: [", "task: choose\nfewshot_split: !!bool maybe\n"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="choose"):
-            run()
+    path.write_text("task: [")
+    with pytest.raises(ValueError, match="choose"):
+        run()

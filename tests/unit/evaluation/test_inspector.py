@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,32 +49,6 @@ def counts_of(inspector: SpiderInspector) -> dict:
     }
 
 
-def test_a_patch_counts_only_in_the_window_that_scores_its_closing_byte():
-    # Row 0 has 8 positions and all are scored. Patches close at 1 and 4, and two bytes stay open.
-    # Row 1 scores its last 5 positions. A patch closes at 2, in the context. Others close at 3 and 7.
-    # The last slot is a spare one.
-    patches = SimpleNamespace(
-        close_M=torch.tensor([0, 1, 4, 8, 10, 11, 15, 15]),
-        filled_M=torch.tensor([False, True, True, False, True, True, True, False]),
-        first_S=torch.tensor([0, 0, 2, 5, 8, 11, 12, 16, 16]),
-    )
-    trace = SimpleNamespace(
-        patches=patches,
-        loops_M=torch.tensor([9.0, 1, 2, 9, 1, 2, 3, 9]),
-        counts_NRE=torch.tensor([[[3, 1], [2, 2]]]),
-    )
-    scored_BT = np.array([[True] * 8, [False] * 3 + [True] * 5])
-    inspector = busy_model().inspector()
-    inspector.observe(trace, scored_BT)
-    assert counts_of(inspector) == {
-        "patch_bytes": [0, 1, 1, 1, 1],
-        "halting_loops": [0, 1, 2, 1],
-        "expert_share": [[1.5, 0.5], [1.0, 1.0]],
-    }
-    inspector.observe(trace, np.zeros_like(scored_BT))
-    assert counts_of(inspector)["patch_bytes"] == [0, 1, 1, 1, 1]
-
-
 @pytest.mark.parametrize("kind", ["learned", "whitespace"])
 def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
     model = busy_model(boundary={"kind": kind}, recurrence={"loops": 3})
@@ -112,27 +85,3 @@ def test_the_inspector_changes_no_score_and_needs_no_further_pass():
     once = len(calls)
     assert score(model, TOKENS, WINDOWS, observe=model.inspector().observe).nats == plain.nats
     assert len(calls) == 2 * once
-
-
-def test_a_text_without_overlap_counts_every_byte_that_a_patch_holds():
-    model = busy_model(boundary={"kind": "whitespace"})
-    inspector = model.inspector()
-    reading = Scoring(seq_len=len(TOKENS), overlap=0.0, carry_over=len(TOKENS))
-    score(model, TOKENS, reading, observe=inspector.observe)
-    closes = [t for t, i in enumerate(TOKENS[:-1]) if i in (*b" \n", *range(256, 272))]
-    assert sum(n * count for n, count in inspector.lengths.items()) == closes[-1] + 1
-
-
-def test_parts_that_are_switched_off_have_notes_instead_of_counts():
-    model = busy_model(boundary={"kind": "none"}, moe=None)
-    found = counts_of(observed(model))
-    assert found["patch_bytes"] is None and found["expert_share"] is None
-    assert sum(found["halting_loops"]) == len(TOKENS) - 1
-    assert [one["kind"] for one in model.inspector().figures()] == ["note", "histogram", "note"]
-
-
-def test_each_depth_has_its_own_score():
-    model = busy_model()
-    curve = [score(model, TOKENS, replace(WINDOWS, n_loops=n)).bpb for n in (1, 2, 3, 4)]
-    assert curve[1] == score(model, TOKENS, WINDOWS).bpb  # the model is configured with two
-    assert len(set(curve)) == 4

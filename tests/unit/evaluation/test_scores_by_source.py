@@ -131,11 +131,6 @@ def test_what_was_read_is_that_of_all_stages_until_then(made):
         assert columns["bytes read"].value == round(epochs * split.bytes)
 
 
-def test_without_a_second_score_there_is_one_column(made):
-    result = evaluated(made, "main", "one", carry_over=0).results["sources"]
-    assert all(row.carried is None and CARRIED not in row.columns for row in result.rows)
-
-
 def test_a_run_without_a_mixture_has_no_figures_by_source(made):
     config = configuration(made.root)
     assert config.sources("plain") == [] and config.sources("mixed") == ["prose", "sums", "notes"]

@@ -18,7 +18,7 @@ from spider.evaluation.tasks import read_tasks, run_task, run_tasks
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
-from spider.tokens.turns import ASSISTANT, TURN
+from spider.tokens.turns import TURN
 from tests.unit.evaluation.toys import Bigram, Toy
 
 WORDS = ["quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "boil", "tea"]
@@ -47,38 +47,12 @@ class Knows(Toy):
         return SimpleNamespace(logits=logits)
 
 
-def made_up(tmp_path, **settings):
-    """Return a task of 40 questions, each with another text of words and four words to choose from."""
-    rows = []
-    for _ in range(40):
-        choices = RNG.choice(WORDS, 4, replace=False).tolist()
-        rows.append(
-            {"query": " ".join(RNG.choice(WORDS, 9)), "choices": choices, "gold": int(RNG.integers(4))}
-        )
-    return JsonlTask(kind="jsonl", file=str(jsonl(tmp_path / "made.jsonl", *rows)), **settings)
-
-
 def answer(model, task, window=512):
     return run_task(model, task, Scoring(seq_len=window, batch=16))
 
 
 def column(row, title):
     return row.columns[title].value
-
-
-@pytest.mark.parametrize(
-    "tokens", [BYTES, BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273)])]
-)
-def test_a_model_that_knows_the_answers_is_correct_and_another_guesses(tokens, tmp_path):
-    (task,) = tasks("it", made_up(tmp_path))
-    assert len(task.questions) == 40 and task.chance == 0.25
-    whole = [q.contexts[q.gold] + q.choices[q.gold] for q in task.questions]
-    known = answer(Knows(whole, tokens), task)
-    nothing = answer(Knows([], tokens), task)
-    assert known.value == column(known, "by total nats") == column(known, "centered, per byte") == 1.0
-    assert known.error == 0
-    first = np.mean([q.gold == 0 for q in task.questions])
-    assert nothing.value == pytest.approx(first, abs=0.2) and abs(first - 0.25) < 0.25
 
 
 def test_costs_equal_sums_by_hand_per_byte_and_per_id():
@@ -262,16 +236,6 @@ def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(t
     assert answer(known_answers(task, right, tokens), task).value == 1
     assert answer(known_answers(task, wrong, tokens), task).value == 0
     assert answer(known_answers(task, right[:3] + wrong[3:], tokens), task).value == 0.5
-
-
-def test_the_logits_of_the_letters_decide_alone(tmp_path):
-    """After ASSISTANT a bigram table gives the same letter to every question."""
-    model = Bigram()
-    (task,) = tasks("it", made_up(tmp_path, chat=True))
-    letter = int(model.table_VV[ASSISTANT, list(b"ABCD")].argmax())
-    found = answer(model, task, window=600)
-    assert found.value == np.mean([q.gold == letter for q in task.questions]) and task.chance == 0.25
-    assert column(found, "truncated") == 0 and found.value == column(found, "by nats per token")
 
 
 def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginning(tmp_path):

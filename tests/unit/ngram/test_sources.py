@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spider.data.shards import Shards
-from spider.evaluation.candidates import by_source, byte_by_byte
+from spider.evaluation.inside import by_source
 from spider.evaluation.result import BITS
 from spider.tokens import BYTES
 
@@ -31,29 +31,3 @@ def test_bytes_that_only_one_source_predicts_are_attributed_to_it(shards, lookup
     assert counts[2].value > 0.5
     assert unseen[3].value == 1 and unseen[3].columns[BITS].value == 1
     assert unseen[0].columns[BITS].value is None
-
-
-def test_bytes_are_shown_with_their_source_and_the_other_candidates(lookup):
-    strange = "ab\n\x01ab\né".encode()
-    tokens = BYTES.encode(strange)
-    bits = np.arange(len(strange), dtype=float)
-    shown = byte_by_byte(lookup, tokens, bits).text
-    assert [float(segment.tooltip.split()[-2]) for segment in shown] == bits.tolist()
-    assert [segment.pieces[0].text for segment in shown] == [
-        "a",
-        "b",
-        "↵",
-        "\\x01",
-        "a",
-        "b",
-        "↵",
-        "\\xc3",
-        "\\xa9",
-    ]
-    assert shown[6].colour == 0 and shown[6].tooltip.startswith("candidates: ↵"), (
-        "the document has this byte before"
-    )
-    assert shown[3].colour == 3 and "\\x01" not in shown[3].tooltip
-    rows = by_source(lookup, tokens, bits)
-    for number, row in enumerate(rows):
-        assert row.value == pytest.approx(np.mean([segment.colour == number for segment in shown]))

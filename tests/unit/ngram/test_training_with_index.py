@@ -240,7 +240,7 @@ def test_scores_use_candidates_from_the_beginning_of_each_document(model, shards
     size = 1 + int(np.argmax(tokens == BYTES.eos)) if BYTES.eos in tokens[:64] else 64
     found = []
     for batch, ahead in ((1, 1 << 16), (3, 1 << 16), (16, 1 << 16), (1, 100), (2, 1)):
-        monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", ahead)
+        monkeypatch.setattr("spider.evaluation.bpb.ModelInput.AHEAD", ahead)
         found.append(score(model, tokens, Scoring(seq_len=64, overlap=overlap, batch=batch)).by_target_S)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)
@@ -268,7 +268,7 @@ def test_test_time_training_uses_the_candidates_of_scoring(model, shards, monkey
         return forward(ids_BT, labels_BT, candidates_BTW=candidates_BTW, **options)
 
     monkeypatch.setattr(model, "forward", recording)
-    monkeypatch.setattr("spider.evaluation.bpb._Candidates.AHEAD", 40)
+    monkeypatch.setattr("spider.evaluation.bpb.ModelInput.AHEAD", 40)
     reading = Scoring(seq_len=64, carry_over=300)
     plain = score(model, tokens, reading)
     unchanged = adapt(model, tokens, TTTConfig(chunk=96, lr=0), reading)

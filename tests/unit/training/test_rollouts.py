@@ -18,7 +18,7 @@ from spider.config import ConfigError, RolloutConfig, load_config, merged
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.data.sources.arithmetic import ArithmeticSource
-from spider.evaluation.rewards import Reward
+from spider.evaluation.questions import Reward
 from spider.model import build_model
 from spider.processes.parallel import compile_forward
 from spider.tokens import BYTES

@@ -1,4 +1,4 @@
-"""Show where a model cuts a text: segments of readable text.
+"""Look inside a model: where it cuts a text, and what its n-gram index knew of each byte.
 
 Each byte keeps its position, and characters without a glyph become visible: ``↵`` and a line break for a
 newline, ``→`` for a tab. Other control characters and bytes that are not UTF-8 are shown as ``\\x1b``.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -22,18 +23,40 @@ import torch
 
 from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import clip_stream, windows
-from spider.evaluation.result import CutText, Note, Piece, Result, Segment
+from spider.evaluation.result import (
+    BITS,
+    SHARE,
+    CutText,
+    Note,
+    Number,
+    Piece,
+    Result,
+    Row,
+    Segment,
+)
 from spider.evaluation.subject import Subject
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
 from spider.tokens import IGNORED, Tokens
 
+if TYPE_CHECKING:
+    from spider.data.ngram.lookup import NgramLookup  # imports numba
+
 TITLE = "Inside the model"
 #: Bytes of the text that are shown in segments.
 _SHOWN_BYTES = 1500
+#: Ids that are looked up at once. Their candidates take some 400 bytes each.
+_PIECE = 1 << 16
+#: Sources of candidates, by name. A byte counts for the first source that had it.
+SOURCES = {
+    "document": "the document so far",
+    "match": "a match in the counted text",
+    "counts": "the n-gram counts",
+    "none": "no source",
+}
 
 
-def measure(subject: Subject, settings: EvaluationConfig) -> Result:
+def segments(subject: Subject, settings: EvaluationConfig) -> Result:
     """Return the figures of the model's inspector, and the beginning of the text in segments."""
     inspector = subject.inspector
     if inspector is None:
@@ -131,3 +154,56 @@ def _visible(character: str) -> list[Piece]:
     else:
         escaped = f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
     return [Piece(escaped, mark=True)]
+
+
+# ------------------------------------------------------------------------------------------------- candidates
+
+
+def candidates(subject: Subject, settings: EvaluationConfig) -> Result | None:
+    """Return the share of bytes that each source had; None for a model without an n-gram index."""
+    lookup = subject.model.lookup
+    if lookup is None:
+        return None
+    return Result(
+        title="Candidates of the n-gram index",
+        head="source of the next byte",
+        value="share of bytes",
+        rows=by_source(lookup, subject.tokens_N, subject.bits_B),
+        notes=["A byte counts for the first source that had it among its candidates."],
+        details={"index": lookup.index.description.digest},
+    )
+
+
+def by_source(lookup: NgramLookup, tokens_N: np.ndarray, bits_B: np.ndarray) -> list[Row]:
+    """Return for each source the share of bytes that it had first, and the model's bits per byte on them."""
+    last = len(tokens_N) - 1
+    pieces = [_sources(lookup, tokens_N, lo, min(last, lo + _PIECE)) for lo in range(0, last, _PIECE)]
+    source_B = np.concatenate(pieces)[lookup.vocabulary.bytes_of[tokens_N[1:]] > 0]
+    rows = []
+    for number, (name, label) in enumerate(SOURCES.items()):
+        of_source = source_B == number
+        bpb = float(bits_B[of_source].mean()) if of_source.any() else None
+        rows.append(
+            Row(
+                name=f"candidates/{name}",
+                label=label,
+                value=float(of_source.mean()),
+                unit=SHARE,
+                columns={BITS: Number(value=bpb, unit=BITS)},
+            )
+        )
+    return rows
+
+
+def _sources(lookup: NgramLookup, tokens_N: np.ndarray, lo: int, hi: int) -> np.ndarray:
+    """Return for each id from ``lo`` + 1 to ``hi`` the number of its source in `SOURCES`."""
+    count_N1, symbols_NC, _, _, counts, places = lookup.layout.views(lookup.after(tokens_N, lo, hi))
+    truth_N = lookup.symbols[tokens_N[lo + 1 : hi + 1]]
+    hit_NC = (symbols_NC == truth_N[:, None]) & (np.arange(symbols_NC.shape[1]) < count_N1)
+    row_N = np.arange(len(truth_N))
+    slot_N = hit_NC.argmax(1)
+    in_document_N = places[row_N, slot_N, :-1].any(1)
+    in_match_N = places[row_N, slot_N, -1] > 0
+    in_counts_N = counts[row_N, slot_N].any(1)
+    source_N = np.select([in_document_N, in_match_N, in_counts_N], [0, 1, 2], 3)
+    return np.where(hit_NC.any(1), source_N, 3)
