@@ -137,8 +137,11 @@ def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
     kept = steps(stage.checkpoints)
     with caplog.at_level(logging.WARNING):
         assert not _chosen(stage, kept[-1], 5)
-    said = "Save and keep more (ckpt_every, keep_every) before the stage is trained, or lower it"
-    advised(caplog.text, "evaluation/evaluate.py", said)
+    advised(
+        caplog.text,
+        "evaluation/evaluate.py",
+        "Save and keep more (ckpt_every, keep_every) before the stage is trained, or lower it",
+    )
     assert _chosen(stage, kept[-1], 1)
 
 
