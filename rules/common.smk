@@ -33,7 +33,7 @@ from spider.common.files import digest
 from spider.processes.gpus import bounds
 from spider.provenance.made import STANDS_FOR, in_future, real
 from spider.provenance.recorder import Recorder
-from spider.provenance.stale import by_rule, other_code
+from spider.provenance.lineage import by_rule, other_code
 from spider.config.requests import Requests
 from spider.common.results import check_root, snapshot, write_config
 from spider.tracking.follower import Follower

@@ -105,7 +105,7 @@ class Lineage:
             plain = read_json(path)
             if isinstance(plain, dict) and "results" in plain:
                 rows = [row for result in plain["results"].values() for row in result["rows"]]
-                return [plain["bpb"], *((row["name"], row["value"], row["carried"]) for row in rows)]
+                return [plain.get("bpb"), *((row["name"], row["value"], row["carried"]) for row in rows)]
             if isinstance(plain, dict):
                 return plain.get("weights") or plain.get("digest") or made.digest
         return made.digest
@@ -129,6 +129,25 @@ class Lineage:
         """Return the versions of Python and of the packages that were installed, as far as recorded."""
         workflow = self.workflows.get(job.workflow)
         return workflow.packages if workflow else {}
+
+
+def other_code(root: Path) -> dict[str, tuple[str, list[str]]]:
+    """Return the outputs of a results folder whose modules were edited since, with their rule and modules.
+
+    A module counts if the job that made an output had imported it. Outputs of jobs without a record of their
+    code are left out.
+    """
+    lineage = Lineage(root)
+    edited = {path: (job.rule, lineage.edited(job)) for path, job in lineage.newest.items()}
+    return {path: (rule, modules) for path, (rule, modules) in edited.items() if modules}
+
+
+def by_rule(made: Iterable[tuple[str, list[str]]]) -> list[str]:
+    """Return a line for each rule: ``encode: made by other code (spider/data/encode.py)``."""
+    rules: dict[str, dict[str, None]] = {}
+    for rule, modules in made:
+        rules.setdefault(rule, {}).update(dict.fromkeys(modules))
+    return [f"{rule}: made by other code ({', '.join(modules)})" for rule, modules in rules.items()]
 
 
 def result_of(folder: Path) -> Path:

@@ -9,6 +9,7 @@ read and wrote, by path and digest, and how it ended. So a chain of jobs leads f
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import shlex
 import socket
@@ -166,15 +167,40 @@ def records(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".json") and name[0] != ".")
 
 
+def read_all(root: Path) -> dict[Path, Made]:
+    """Return all records of a results folder by their paths; `ValueError` for a damaged one."""
+    return {path: Made.read(path) for path in records(root)}
+
+
 def jobs(root: Path) -> list[Job]:
     """Return all runs of all jobs of a results folder, the oldest first; `ValueError` for a damaged one."""
-    found = [job for path in records(root) for job in Made.read(path).jobs]
+    found = [job for made in read_all(root).values() for job in made.jobs]
     return sorted(found, key=lambda job: job.started)
 
 
 def made_path(root: Path, output: str) -> Path:
     """Return the path of the record of an output, whose path is relative to the results folder."""
     return root / "made" / f"{output}.json"
+
+
+#: Columns of Snakemake's benchmark files that are read. A megabyte of its has 2^20 bytes.
+_MEASURED = ("s", "cpu_time", "max_rss", "io_in", "io_out")
+
+
+def attempts(benchmark: Path) -> list[dict[str, float]]:
+    """Return what Snakemake measured of each attempt at a job, without the values that it wrote as NA."""
+    with open(benchmark, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    try:
+        known = [
+            {name: float(row[name]) for name in _MEASURED if row.get(name) not in (None, "NA", "-", "")}
+            for row in rows
+        ]
+    except ValueError:
+        known = [{}]
+    if not all("s" in row for row in known):
+        raise ValueError(f"{benchmark}: not a Snakemake benchmark file (no seconds in column s)")
+    return known
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -23,7 +23,8 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import IntEnum
 from functools import cached_property
 from importlib.metadata import distributions
 from pathlib import Path
@@ -50,10 +51,9 @@ from spider.provenance.made import (
     edited,
     file_at,
     file_digest,
-    jobs,
     made_path,
+    read_all,
     real,
-    records,
     relative,
     stat_of,
     stats,
@@ -67,6 +67,18 @@ LARGE = 100_000_000
 #: Seconds in which the note of a job on another machine (`spider.provenance.codefiles.note`) may appear here.
 LATENCY = 30.0
 _ERROR = re.compile(r"(?<!\w)error: (.*)")
+
+
+class Turn(IntEnum):
+    """When the thread does a task, those of a lower number first."""
+
+    JOB = 0
+    """A job of this workflow has begun or ended."""
+    LATE = 1
+    """What an earlier workflow left out, and notes that appear here with a delay."""
+    LARGE = 2
+    """Large files, whose digests a later job may write."""
+    END = 3
 
 
 class Recorder(logging.Handler):
@@ -118,9 +130,8 @@ class Recorder(logging.Handler):
         self._begun: dict[Path, Made] = {}
         self._errors: dict[int, str] = {}
         self._lock = threading.RLock()  # of the records
-        self._tasks: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._tasks: queue.PriorityQueue[tuple[Turn, int, Callable[[], None]]] = queue.PriorityQueue()
         self._numbers = itertools.count()
-        self._hashes = Hashes(root)
         for name in self.METHODS:
             setattr(persistence, name, getattr(self, name))
 
@@ -173,7 +184,7 @@ class Recorder(logging.Handler):
             made = self._read(path) or Made()
             number = len(made.jobs)
             self._save(path, made.model_copy(update={"jobs": [*made.jobs, self._run(job)]}))
-            self._later(0, lambda: self._fill(path, number))
+            self._later(Turn.JOB, lambda: self._fill(path, number))
         self._before["started"](job, *arguments, **options)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -203,7 +214,7 @@ class Recorder(logging.Handler):
                 if made.jobs and made.jobs[-1].status == "running":
                     made = made.with_job(-1, ended=time.time(), **self._end(job, made.jobs[-1], error))
                     number = len(made.jobs) - 1
-                    self._later(0, lambda: self._fill(path, number))
+                    self._later(Turn.JOB, lambda: self._fill(path, number))
                 self._save(path, made)
         if whole:
             await self._before["finished"](job)
@@ -236,7 +247,6 @@ class Recorder(logging.Handler):
         self._write(self.root / "workflows" / f"{identity}.json", self.workflow)
         logging.getLogger("snakemake.logging").addHandler(self)
         threading.Thread(target=self._work, name="records", daemon=True).start()
-        self._later(1, self._complete)
         atexit.register(self.close)
         self.on_begin()
 
@@ -244,7 +254,7 @@ class Recorder(logging.Handler):
         """Wait until all is written, and close the invocation; without a status, by how its jobs ended."""
         if self.workflow is not None and self.workflow.status == "running":
             written = threading.Event()
-            self._later(3, written.set)
+            self._later(Turn.END, written.set)
             written.wait()
             own = [
                 (path, made)
@@ -264,8 +274,8 @@ class Recorder(logging.Handler):
 
     # ----------------------------------------------------------------------------------------- in the thread
 
-    def _later(self, priority: int, task: Callable[[], None]) -> None:
-        self._tasks.put((priority, next(self._numbers), task))
+    def _later(self, turn: Turn, task: Callable[[], None]) -> None:
+        self._tasks.put((turn, next(self._numbers), task))
 
     def _work(self) -> None:
         while True:
@@ -274,6 +284,21 @@ class Recorder(logging.Handler):
                 task()
             except Exception:  # a bug here must not stop the workflow
                 log.exception("a record of a job is not complete")
+
+    @cached_property
+    def _hashes(self) -> Hashes:
+        """The digests in all records. They are read once, which also shows what is incomplete."""
+        known = read_all(self.root)
+        self._later(Turn.LATE, lambda: self._complete(known))
+        return Hashes(self.root, known.values())
+
+    def _complete(self, known: Mapping[Path, Made]) -> None:
+        """Fill in what killed workflows have left out, where this one has recorded nothing since."""
+        for path, made in incomplete(self.root, known, self._hashes):
+            with self._lock:
+                now = self._read(path)
+                if now and now.jobs == known[path].jobs:
+                    self._save(path, now.model_copy(update={"jobs": made.jobs}))
 
     def _fill(self, path: Path, number: int, *, large: bool = False) -> None:
         """Add to a run of a job what takes time: digests, and what the job has noted."""
@@ -284,7 +309,7 @@ class Recorder(logging.Handler):
             update |= noted or {}
             if noted is None and self.elsewhere and time.time() - job.ended < LATENCY:
                 time.sleep(0.1)
-                self._later(1, lambda: self._fill(path, number))
+                self._later(Turn.LATE, lambda: self._fill(path, number))
         with self._lock:
             made = self._known[path]
             assert made is not None
@@ -297,20 +322,13 @@ class Recorder(logging.Handler):
             and not large
             and any(one.stat and not one.digest for one in changed.jobs[number].outputs)
         ):
-            self._later(2, lambda: self._fill(path, number, large=True))
+            self._later(Turn.LARGE, lambda: self._fill(path, number, large=True))
 
     def _job(self, path: Path, number: int) -> Job:
         with self._lock:
             made = self._known[path]
         assert made is not None
         return made.jobs[number]
-
-    def _complete(self) -> None:
-        """Fill in what killed workflows have left out."""
-        for path, made in incomplete(self.root, self._hashes):
-            with self._lock:
-                if (self._read(path) or made).jobs == Made.read(path).jobs:
-                    self._save(path, made)
 
     # ------------------------------------------------------------------------------------------------ records
 
@@ -413,17 +431,19 @@ def _reason(log: Path) -> str | None:
 
 
 class Hashes:
-    """The digests of the files of a results folder. A file is hashed once for each size and time."""
+    """The digests of the files of a results folder. A file is hashed once for each size and time.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        known: Records, whose digests need not be computed.
+    """
+
+    def __init__(self, root: Path, known: Iterable[Made]) -> None:
         self.root = root
-
-    @cached_property
-    def _known(self) -> dict[File, str]:
-        """The digests in all records."""
-        files = (one for job in jobs(self.root) for one in (*job.inputs, *job.outputs))
-        return {
-            one.model_copy(update={"digest": None}): one.digest for one in files if one.stat and one.digest
+        files = (file for made in known for job in made.jobs for file in (*job.inputs, *job.outputs))
+        self._known = {
+            file.model_copy(update={"digest": None}): file.digest
+            for file in files
+            if file.stat and file.digest
         }
 
     def of(self, job: Job, *, large: bool = True) -> dict[str, list[File]]:
@@ -469,19 +489,18 @@ _KILLED = {
 }
 
 
-def incomplete(root: Path, hashes: Hashes) -> Iterator[tuple[Path, Made]]:
-    """Mark workflows that were killed; yield the records of jobs that these left incomplete, completed.
+def incomplete(root: Path, known: Mapping[Path, Made], hashes: Hashes) -> Iterator[tuple[Path, Made]]:
+    """Mark workflows that were killed; yield those of the known records that they left incomplete, completed.
 
     Records that a workflow may still write are left out.
     """
-    known = workflows(root)
-    for one in known.values():
+    invocations = workflows(root).values()
+    for one in invocations:
         if one.status == "running" and not one.lives:
             ended = {"status": "killed", "ended": one.started}
             one.model_copy(update=ended).write(root / "workflows" / f"{one.identity}.json")
-    live = {one.identity for one in known.values() if one.lives}
-    for path in records(root):
-        made = Made.read(path)
+    live = {one.identity for one in invocations if one.lives}
+    for path, made in known.items():
         if any(job.workflow in live for job in made.jobs):
             continue
         done = made
@@ -497,5 +516,6 @@ def incomplete(root: Path, hashes: Hashes) -> Iterator[tuple[Path, Made]]:
 
 def complete(root: Path) -> None:
     """Write the records that `incomplete` yields."""
-    for path, made in incomplete(root, Hashes(root)):
+    known = read_all(root)
+    for path, made in incomplete(root, known, Hashes(root, known.values())):
         made.write(path)

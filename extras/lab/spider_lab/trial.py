@@ -9,10 +9,14 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from spider.common import files
 from spider.common.results import Results
@@ -20,6 +24,7 @@ from spider.config import Config, ConfigError, Given, load_config
 from spider.config.block import check_name
 from spider.config.settings import put, resolve, written_value
 from spider.evaluation.noise import Noise, Scored, noise, recipe_of, scored_runs
+from spider.provenance.codefiles import ROOT
 from spider_lab.sequential import Shown, after
 from spider_lab.verdicts import BUDGET, Pair, Verdict, data_of
 
@@ -193,8 +198,6 @@ class Trial:
 
     def _train(self, seed: int, missing: Sequence[str], options: Sequence[str]) -> int:
         """Train and score the missing runs of a seed by the workflow, and return its status."""
-        from spider.provenance.workflow import run_workflow
-
         written = self.config.written
         runs = dict(written["runs"])
         for run, name in itertools.product(missing, self.names):
@@ -202,9 +205,7 @@ class Trial:
                 runs[run] = {**runs[name], "seed": seed}
         plain = {key: value for key, value in written.items() if key != "foreign"} | {"runs": runs}
         targets = [self.results.stage(run, runs[run]["stages"][-1]["name"]).evaluation for run in missing]
-        return run_workflow(
-            plain, self.results.root / "trials" / f"{self.names[1]}.yaml", targets, options, Path.cwd()
-        )
+        return run_workflow(plain, self.results.root / f"trials/{self.names[1]}.yaml", targets, options)
 
     def _began(self, runs: Sequence[str], since: float) -> bool:
         """Return whether a job of some runs has written a log since a time, in seconds since 1970."""
@@ -266,3 +267,22 @@ class Trial:
             trainings=len(trained),
             seconds=sum(one.seconds for one in trained),
         )
+
+
+def run_workflow(plain: dict[str, Any], file: Path, targets: Sequence[Path], options: Sequence[str]) -> int:
+    """Write a configuration to a file, make some targets of it, and return the status of Snakemake.
+
+    After Ctrl-C, which Snakemake receives as well, wait until it has ended.
+
+    Args:
+        options: further options of Snakemake.
+    """
+    files.write_text(file, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
+    command += ["--configfile", str(file), *options, "--", *map(str, targets)]
+    with subprocess.Popen(command, stdout=sys.__stderr__) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            raise

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from importlib.metadata import distributions
 
 from spider.common.files import digest, read_json
+from spider.provenance.lineage import by_rule
 from spider.provenance.made import Job
-from spider.provenance.stale import by_rule
 from spider.verify.claim import Claim, Finding
 
 

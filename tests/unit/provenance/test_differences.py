@@ -12,8 +12,7 @@ from spider.common.files import digest, write_json
 from spider.common.results import Results
 from spider.provenance.codefiles import short_digest
 from spider.provenance.differences import Comparison
-from spider.provenance.lineage import Lineage
-from spider.provenance.stale import other_code
+from spider.provenance.lineage import Lineage, other_code
 from tests.unit.records import write_job, write_workflow
 
 #: The settings of the jobs of a small workflow, by rule.
@@ -79,49 +78,37 @@ def causes(one, other):
     return [(cause.kind, cause.what) for cause in found], found
 
 
-@pytest.fixture
-def pair(tmp_path):
-    """Record a workflow and one with changes, and return the causes of their difference."""
-
-    def record(**changes):
-        return causes(workflow(tmp_path / "one"), workflow(tmp_path / "other", extra=1, **changes))
-
-    return record
+ENCODED_AGAIN = changed(changed(SETTINGS, "encode", "validation", 0.2), "index", "validation", 0.2)
+LONGER = changed(changed(SETTINGS, "warmup", "seq_len", 64), "train", "settings.seq_len", 64)
+SEED = changed(SETTINGS, "train", "seed", 1)
 
 
 @pytest.mark.parametrize(
-    ("rule", "key", "value"),
+    ("changes", "expected"),
     [
-        ("download", "item", "b.parquet"),
-        ("encode", "split_by.salt", 1),
-        ("encode", "filters", ["bytes > 3"]),
-        ("train", "settings.lr", 0.2),
-        ("train", "seed", 1),
-        ("train", "settings.schedule", "cosine"),
-        ("evaluate", "overlap", 0.25),
+        ({}, []),
+        ({"settings": changed(SETTINGS, "download", "item", "b.parquet")}, [("setting", "item")]),
+        ({"settings": changed(SETTINGS, "encode", "split_by.salt", 1)}, [("setting", "split_by.salt")]),
+        ({"settings": changed(SETTINGS, "train", "settings.lr", 0.2)}, [("setting", "lr")]),
+        ({"settings": changed(SETTINGS, "train", "settings.schedule", "cosine")}, [("setting", "schedule")]),
+        ({"settings": changed(SETTINGS, "evaluate", "overlap", 0.25)}, [("setting", "overlap")]),
+        ({"settings": ENCODED_AGAIN}, [("setting", "validation")]),  # of two rules
+        ({"settings": LONGER}, [("setting", "seq_len")]),
+        ({"text": "other text"}, [("file", "own.txt")]),
+        ({"modules": {"spider/b.py": "2"}}, [("module", "spider/b.py")]),
+        ({"modules": {"spider/b.py": "2", "spider/new.py": "1"}}, [("module", "spider/b.py")]),
+        ({"threads": 2}, [("threads", "")]),
+        ({"packages": ["torch"]}, [("package", "torch")]),
+        ({"settings": SEED, "text": "other"}, [("file", "own.txt"), ("setting", "seed")]),
     ],
+    ids=lambda one: " ".join(" ".join(words) for words in one) if isinstance(one, list) else "",
 )
-def test_a_setting_is_the_only_cause(pair, rule, key, value):
-    found, (cause,) = pair(settings=changed(SETTINGS, rule, key, value))
-    assert found == [("setting", key.removeprefix("settings."))]
-    assert cause.rules[0] == rule and cause.rules[-1] == "evaluate"
-    assert cause.other == str(value)
-
-
-def test_a_setting_of_two_rules_is_one_cause(pair):
-    settings = changed(changed(SETTINGS, "encode", "validation", 0.2), "index", "validation", 0.2)
-    assert pair(settings=settings)[0] == [("setting", "validation")]
-
-
-def test_a_setting_of_the_warm_up_and_the_training_is_one_cause(pair):
-    settings = changed(changed(SETTINGS, "warmup", "seq_len", 64), "train", "settings.seq_len", 64)
-    assert pair(settings=settings)[0] == [("setting", "seq_len")]
-
-
-def test_a_users_file_is_the_only_cause(pair):
-    found, (cause,) = pair(text="other text")
-    assert found == [("file", "own.txt")]
-    assert cause.rules == ("download", "encode", "index", "train", "evaluate")
+def test_what_was_changed_is_the_only_cause(tmp_path, changes, expected):
+    one, other = workflow(tmp_path / "one"), workflow(tmp_path / "other", extra=1, **changes)
+    found, causes_ = causes(one, other)
+    assert found == expected
+    if expected == [("file", "own.txt")]:
+        assert causes_[0].rules == ("download", "encode", "index", "train", "evaluate")
 
 
 def test_an_edited_module_of_the_user_is_named(tmp_path):
@@ -132,31 +119,6 @@ def test_an_edited_module_of_the_user_is_named(tmp_path):
     assert str(own) not in {name for _, names in other_code(root).values() for name in names}
     own.write_text("A = 2")
     assert all(str(own) in names for _, names in other_code(root).values())
-
-
-def test_an_edited_module_is_the_only_cause(pair):
-    assert pair(modules={"spider/b.py": "2"})[0] == [("module", "spider/b.py")]
-
-
-def test_a_module_that_only_one_imports_comes_with_its_importer(pair):
-    assert pair(modules={"spider/b.py": "2", "spider/new.py": "1"})[0] == [("module", "spider/b.py")]
-
-
-def test_a_number_of_threads_is_the_only_cause(pair):
-    assert pair(threads=2)[0] == [("threads", "")]
-
-
-def test_another_version_of_a_package_is_the_only_cause(pair):
-    assert pair(packages=["torch"])[0] == [("package", "torch")]
-
-
-def test_equal_workflows_have_no_cause(pair):
-    assert pair() == ([], [])
-
-
-def test_two_causes_are_both_named(pair):
-    found, _ = pair(settings=changed(SETTINGS, "train", "seed", 1), text="other")
-    assert found == [("file", "own.txt"), ("setting", "seed")]
 
 
 def test_commands_print_the_causes_and_the_lineage(tmp_path):

@@ -145,15 +145,13 @@ def test_a_digest_that_the_results_hold_is_not_computed_again(tmp_path):
         inputs=[file_at(tmp_path, raw)],
         outputs=[file_at(tmp_path, shard)],
     )
-    found = Hashes(tmp_path).of(job)
+    found = Hashes(tmp_path, []).of(job)
     assert [found["inputs"][0].digest, found["outputs"][0].digest] == [
         "sha256:of the download",
         "sha256:of the index",
     ]
-    Made(
-        jobs=[job.model_copy(update={"outputs": [File(path="a", stat=(1, 2), digest="sha256:known")]})]
-    ).write(made_path(tmp_path, "a"))
-    again = Hashes(tmp_path).of(
+    recorded = job.model_copy(update={"outputs": [File(path="a", stat=(1, 2), digest="sha256:known")]})
+    again = Hashes(tmp_path, [Made(jobs=[recorded])]).of(
         job.model_copy(update={"inputs": [File(path="a", stat=(1, 2))], "outputs": []})
     )
     assert again["inputs"][0].digest == "sha256:known", "another job has recorded it"
