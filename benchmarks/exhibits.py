@@ -33,13 +33,13 @@ from rich.text import Text
 from torture import jobs_of, kill
 
 from spider.common.results import Results
-from spider.config import load_config
-from spider.provenance.made import jobs
-from spider.report.provenance import chain, read_datasets
-from spider.report.stages import read_stages
+from spider.evaluation.records import Evaluation
+from spider.provenance.lineage import Lineage
+from spider.report.jobs import grouped
 
 RUN = "smoke"
-STEP = "results/runs/smoke/anneal/checkpoints/step-00000080"
+LAST = "anneal"
+STEP = f"results/runs/smoke/{LAST}/checkpoints/step-00000080"
 COMMAND = f"snakemake runs/{RUN}"
 #: A kill strikes when a file of this name is there; the second is the moment's description.
 KILLS = {
@@ -144,8 +144,7 @@ def kill_it(folder: Path, console: Console) -> bool:
 def ask_it(folder: Path, console: Console) -> None:
     """Print what a changed key runs again and why, and the chain of digests behind the last score."""
     workflow = Workflow(folder / "undisturbed", console)
-    config, results = load_config(workflow.folder / "config.yaml"), Results(workflow.results)
-    stages = read_stages(config, results, RUN)
+    results = Results(workflow.results)
     changed = configuration()
     changed["runs"][RUN]["stages"][1]["lr"] = 2.0e-3
     workflow.configure(changed)
@@ -159,17 +158,15 @@ def ask_it(folder: Path, console: Console) -> None:
         show(console, f"{rule:10}{stage:8}{change}")
 
     console.print()
-    score = stages[-1].evaluation
-    assert score is not None
-    name = f"{RUN}/{stages[-1].name}"
-    console.print(f"Where {score.bpb:.4f} bits per byte of {name} come from (spider report page {RUN})")
-    for link in reversed([*chain(stages, read_datasets(results, stages))]):
-        if link.kind == "dataset" or link.name.startswith(stages[-1].name):
-            show(console, f"{link.kind:12}{link.digest.split()[-1][:16]}  {link.made_from}  {link.problem}")
-    for job in jobs(results.root):
-        if (job.rule, job.of) == ("evaluate", name):
-            commit = job.commit or "not in a git checkout"
-            show(console, f"{'commit':12}{commit}  spider {job.command}")
+    path = results.stage(RUN, LAST).evaluation
+    bits = f"{Evaluation.read(path).bpb:.4f} bits per byte of {RUN}/{LAST}"
+    console.print(f"Where {bits} come from (spider report page {RUN})")
+    lineage = Lineage(results.root)
+    for job, *more in grouped(lineage.behind([path.relative_to(results.root).as_posix()]))[::-1]:
+        file = job.outputs[0]
+        digest = (file.digest or "").removeprefix("sha256:")[:16]
+        also = f" and {len(more)} more" if more else ""
+        show(console, f"{job.rule:12}{digest:18}{file.path}{also}, commit {(job.commit or 'unknown')[:12]}")
 
 
 def show(console: Console, line: str) -> None:

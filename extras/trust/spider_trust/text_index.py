@@ -10,7 +10,7 @@ takes less than five bytes for each byte of its documents:
     {part}-{split}-{n}.begins      the first position of each document (int32)
 
 Positions with fewer than `SHORTEST` bytes of their document behind them are left out.
-``benchmarks/trust_trace.py`` measures the speed of building and of searching.
+``extras/trust/benchmarks/trace.py`` measures the speed of building and of searching.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure the index of a training text: its speed and size, and the time of a search.
 
-    python benchmarks/trust.py trace
+    python -m extras.trust.benchmarks.trace
 
 It indexes the default text (`make run`) in a temporary folder, and searches 2,000 texts of 20 to 200 bytes.
 """
@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, show
 from spider_trust.text_index import build, open_index, stretches
 
+from benchmarks.common import ROOT, show
 from spider.data.shards import Shards, load_metadata
 
 LEAST = 20
@@ -56,3 +56,7 @@ def measure_trace(count: int = 1000) -> None:
             ["search, ms", f"{1000 * took / count / 2:.2f}", "5"],
         ]
         show("spider trace", columns, rows)
+
+
+if __name__ == "__main__":
+    measure_trace()

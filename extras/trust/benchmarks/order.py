@@ -1,4 +1,7 @@
-"""Print whether inverted orders equal the logged digests of batches, and what the digest costs."""
+"""Print whether inverted orders equal the logged digests of batches, and what the digest costs.
+
+python -m extras.trust.benchmarks.order
+"""
 
 from __future__ import annotations
 

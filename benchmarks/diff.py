@@ -1,5 +1,7 @@
 """40 pairs of runs that differ in one thing each: `spider diff` has to name this thing and nothing else.
 
+    python -m benchmarks.diff [FOLDER]
+
 Most pairs are runs of one configuration, which one invocation of the workflow trains. A pair whose data,
 code, packages or threads differ has a results folder of its own.
 """
@@ -19,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import PROGRAMS, ROOT, show
-
+from benchmarks.common import PROGRAMS, ROOT, show
 from spider.common.files import write_json
 from spider.config.model import merged
 from spider.provenance.differences import Comparison

@@ -1,4 +1,7 @@
-"""Forty planted runs: `spider audit` has to find twenty frauds, and give no alarm for twenty clean runs."""
+"""Forty planted runs: `spider audit` has to find twenty frauds, and give no alarm for twenty clean runs.
+
+python -m extras.trust.benchmarks.audit [FOLDER]
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import show
-
+from benchmarks.common import show
 from extras.trust.tests.planted import CLEAN, FRAUDS, audited, make, verdict
 from tests import forkserver
 
