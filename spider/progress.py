@@ -42,7 +42,7 @@ from spider.checkpoints.records import Warmup
 from spider.common.formatting import duration, printable
 from spider.common.pace import OUTPUT
 from spider.config.spec import StageSpec
-from spider.report.costs import attempts
+from spider.provenance.made import attempts
 
 #: Seconds between two looks at the logs, and between two lines of a running job in a pipe.
 LOOK = 0.5

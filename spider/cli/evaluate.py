@@ -94,8 +94,8 @@ def evaluate(
         searched=Overlap.read(overlap) if overlap.exists() else None,
     )
     text = "" if measured.lossless else " (of the decoded text)"
-    for context, phrase, _ in verdicts(measured, results_of(folder)):
-        log.info("%s%s: %s", context, text, phrase)
+    for one in verdicts(measured, results_of(folder)):
+        log.info("%s%s: %s %s", one.context, text, one.score, one.words)
 
 
 @command("text")

@@ -38,7 +38,7 @@ from spider.provenance.made import relative
 from spider.report.page import settings_of
 from spider.report.stages import StageRecord, read_stages
 from spider.report.summary import Line, join, models, notes
-from spider.report.tables import markdown, markdown_lines
+from spider.report.tables import markdown
 from spider.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -162,23 +162,25 @@ def card(subject: Subject) -> str:
         vocabulary="bytes" if subject.tokens.digest is None else f"{subject.tokens.size:,} tokens",
         text=quantity(read, "B") if read else None,
         version=manifest.spider if isinstance(manifest, Exported) else VERSION,
-        data=_table(["", "source", "licence", "language", "digest"], list(_data(subject))),
+        data=list(_data(subject)),
         scores=markdown(models(subject.lines), _cell) if subject.lines else None,
         notes=[_cell(note) for note in notes(subject.lines)] if subject.lines else [],
         results=list(_results(subject)),
         costs=_costs(subject),
-        digests=_table(["", "digest"], list(_digests(subject))),
+        digests={
+            "weights": subject.weights,
+            "settings of the last stage": manifest.identity,
+            "data": None if subject.datasets else manifest.data_digest,
+            "tokenizer": subject.tokens.digest,
+            "n-gram index": manifest.full_index,
+            "held-out text, SHA-256": subject.evaluation.text_sha256 if subject.evaluation else None,
+        },
         commit=_commit(subject),
         settings=_settings(subject),
     )
     body = re.sub(r"\n{3,}", "\n\n", body).strip()
     text = f"---\n{_front_matter(subject).to_yaml()}\n---\n\n{body}\n\n"
     return text + _MARK.format(files.digest(text)) + "\n"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str | None:
-    """Return a table of words, aligned to the left; None without rows."""
-    return markdown_lines(header, rows, "---") if rows else None
 
 
 def _cell(value: object) -> str:
@@ -258,7 +260,7 @@ def _data(subject: Subject) -> Iterator[list[str]]:
             source = redact(one.source.description) + _without(subject, name, digest)
             license = one.license or "not specified"
             language = one.language or ""
-        yield [_cell(name), _cell(source), license, language, f"`{digest}`"]
+        yield [name, source, license, language, digest]
 
 
 def _without(subject: Subject, dataset: str, digest: str) -> str:
@@ -305,22 +307,6 @@ def _cost(name: str, steps: int, size: float, seconds: float, flops: float | Non
         "on": Number(value=None, text=device),
     }
     return Row(name=name, label=name, value=steps, columns=columns)
-
-
-def _digests(subject: Subject) -> Iterator[list[str]]:
-    """Yield the known digests of the model and of its data."""
-    manifest = subject.manifest
-    digests = {
-        "weights": subject.weights,
-        "settings of the last stage": manifest.identity,
-        "data": None if subject.datasets else manifest.data_digest,
-        "tokenizer": subject.tokens.digest,
-        "n-gram index": manifest.full_index,
-        "held-out text, SHA-256": subject.evaluation.text_sha256 if subject.evaluation else None,
-    }
-    for name, digest in digests.items():
-        if digest:
-            yield [name, f"`{digest}`"]
 
 
 # --------------------------------------------------------------------------------------------- reproduction

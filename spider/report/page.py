@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,23 @@ from spider.common.results import Results, StageFolder
 from spider.common.secrets import redact
 from spider.common.version import VERSION
 from spider.config import Config
+from spider.config.spec import sources_of
 from spider.evaluation.records import CheckpointScores, Evaluation
 from spider.evaluation.result import (
-    SECONDS,
-    SIZE,
     Figure,
     Note,
-    Number,
     Result,
-    Row,
     Table,
     baselines,
     legends,
 )
+from spider.provenance.lineage import Lineage
 from spider.provenance.made import Job
 from spider.report import figures
-from spider.report.costs import RuleCost, commands, costs, jobs_of
-from spider.report.provenance import chain, read_datasets
+from spider.report.jobs import commands, costs, grouped, jobs_of
 from spider.report.stages import StageRecord, read_log, read_stages
 from spider.report.summary import ComparedRun, Summary, by_text, join, leading, marked, models, verdicts
+from spider.verify.digests import Links
 
 _HERE = Path(__file__).parent
 #: Files that `draw_stage` writes into a stage's folder.
@@ -196,51 +195,47 @@ _TEMPLATES.filters |= {
 
 def _made(config: Config, results: Results, run: str, stages: list[StageRecord]) -> dict[str, Any]:
     """Return what the page shows of the jobs that made the run."""
-    datasets = read_datasets(results, stages)
-    names = [data.name for data in datasets]
-    jobs = jobs_of(results.root, run, [stage.name for stage in stages])
+    lineage = Lineage(results.root)
+    jobs = jobs_of(lineage, run, [stage.name for stage in stages])
+    links = Links(results.root, quick=True)
+    links.compare(jobs)
+    commits = defaultdict[str, dict[str, None]](dict)
+    for job in jobs:
+        commits[job.commit or "not in a git checkout"][job.rule] = None
+    names = [name for stage in stages for name in sources_of(stage.spec)]
+    names += [stage.evaluation.data for stage in stages if stage.evaluation]
     return {
-        "datasets": datasets,
-        "links": chain(stages, datasets),
-        "costs": _cost_table(costs(results.root, jobs)),
-        "commits": _commits(jobs),
+        "chain": [_link(lineage, alike) for alike in grouped(jobs)],
+        "problems": links.problems,
+        "checked": links.finding(),
+        "costs": costs(results.root, jobs),
+        "commits": commits,
         "versions": _versions(results, run, stages),
         "config": _configuration(config, run, names) if run in config.runs else None,
         "commands": commands(jobs, run),
     }
 
 
-def _cost_table(found: Sequence[RuleCost]) -> Table:
-    """Return the costs of each rule, and of all."""
-    rows = [
-        Row(
-            name=one.rule,
-            label=one.rule,
-            value=one.jobs,
-            columns={
-                "time": Number(value=one.seconds, unit=SECONDS),
-                "processor time": Number(value=one.cpu_seconds, unit=SECONDS, text="?"),
-                "peak memory": Number(value=one.peak_mb and one.peak_mb * 1e6, unit=SIZE, text="?"),
-            },
-        )
-        for one in found
-    ]
-    if rows:
-        all = Number(value=sum(one.seconds for one in found), unit=SECONDS)
-        rows.append(Row(name="all", label="all", value=sum(one.jobs for one in found), columns={"time": all}))
-    note = (
-        "Wall time of the last attempt of each job, summed over jobs. The times of stages above count all "
-        "attempts. Comparing the runs and writing this page are not counted."
-    )
-    return Table(title="", head="rule", value="jobs", rows=rows, notes=[note])
+def _link(lineage: Lineage, alike: Sequence[Job]) -> dict[str, Any]:
+    """Return a link of the chain: jobs for all parts of a dataset, or one job, with the files.
 
-
-def _commits(jobs: Sequence[Job]) -> dict[str, list[str]]:
-    """Return the rules that ran at each commit."""
-    commits: dict[str, dict[str, None]] = {}
-    for job in jobs:
-        commits.setdefault(job.commit or "not in a git checkout", {})[job.rule] = None
-    return {commit: [*rules] for commit, rules in commits.items()}
+    ``own`` are the files that no job wrote. ``digests`` are those of datasets and weights, by the file that
+    names them.
+    """
+    read = {file.path: file for job in alike for file in job.inputs}
+    wrote = [file for job in alike for file in job.outputs]
+    content = {file.path: lineage.content(lineage.made(file)) for file in wrote}
+    return {
+        "jobs": alike,
+        "read": [*read],
+        "own": [file for file in read.values() if file.digest and file.path not in lineage.newest],
+        "wrote": wrote,
+        "digests": {
+            file.path: content[file.path]
+            for file in wrote
+            if isinstance(content[file.path], str) and content[file.path] != file.digest
+        },
+    }
 
 
 def _versions(results: Results, run: str, stages: list[StageRecord]) -> dict[str, str]:

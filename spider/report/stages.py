@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -104,31 +105,78 @@ def smoothed(y_S: np.ndarray) -> np.ndarray:
     return (sums[at_S + half_S + 1] - sums[at_S - half_S]) / (2 * half_S + 1)
 
 
+def _span(spec: dict[str, Any], manifest: Manifest | None, rows: Sequence[Row], first: int) -> Training:
+    """Return what an unfinished stage has trained up to its last row. Its bytes are its tokens.
+
+    Args:
+        first: Steps of the run before this stage, if there is no manifest.
+    """
+    if manifest:
+        first = manifest.global_step - manifest.step
+    last = max((row.step for row in rows), default=first)
+    tokens = (last - first) * spec["settings"]["seq_len"] * windows_of(spec["settings"])
+    return Training(steps=last - first, global_step=last, tokens=tokens, bytes=tokens, seconds=0)
+
+
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage on disk."""
+    """One stage on disk. A file is read when it is asked for; `ValueError` for a damaged one."""
 
-    name: str
     folder: StageFolder
-    spec: dict[str, Any]
-    """A `spider.config.StageSpec` as JSON."""
-    configured: StageSpec | None
-    """The stage in the current configuration; None if it is not in it."""
-    receipt: Receipt | None
-    manifest: Manifest | None
-    """Manifest of the final checkpoint, or of the newest one of an unfinished stage."""
-    evaluation: Evaluation | None
-    checkpoints: list[Evaluation]
-    """Evaluations of its checkpoints before the end."""
-    left_out: dict[str, str]
-    """Why a checkpoint has no score, by the name of its folder."""
-    results: dict[str, Result]
-    """All results of the stage, by name."""
-    compressed: dict[str, Result]
-    """All results of its compressed model, by name."""
-    sample: Sample | None
-    log: Log
-    """Log of the training. The span of an unfinished stage ends at its last row; its bytes are its tokens."""
+    planned: StageSpec
+    """The stage in the current configuration; of a run that is not in it, as it was trained."""
+    is_configured: bool
+    begin: float
+    """Bytes of the run before this stage."""
+    first: int
+    """Steps of the run before this stage."""
+
+    @property
+    def name(self) -> str:
+        return self.planned.stage
+
+    @cached_property
+    def receipt(self) -> Receipt | None:
+        return Receipt.read(self.folder.receipt) if self.folder.receipt.exists() else None
+
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the final checkpoint, or of the newest one of an unfinished stage."""
+        final = [self.folder.path / self.receipt.checkpoint] if self.receipt else None
+        paths = [path / MANIFEST for path in final or steps(self.folder.checkpoints)]
+        complete = [path for path in paths if path.is_file()]
+        return Manifest.read(complete[-1]) if complete else None
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The settings that it was trained with, a `spider.config.StageSpec` as JSON."""
+        return self.manifest.spec if self.manifest else self.planned.model_dump(mode="json")
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        return Evaluation.read(self.folder.evaluation) if self.folder.evaluation.exists() else None
+
+    @cached_property
+    def results(self) -> dict[str, Result]:
+        """All results of the stage, by name."""
+        return results_of(self.folder) if self.evaluation else {}
+
+    @cached_property
+    def compressed(self) -> dict[str, Result]:
+        """All results of its compressed model, by name."""
+        return results_of(CompressedFolder(self.folder.compressed))
+
+    @cached_property
+    def sample(self) -> Sample | None:
+        return Sample.read(self.folder.sample) if self.folder.sample.exists() else None
+
+    @cached_property
+    def log(self) -> Log:
+        """The log of the training."""
+        rows, end = read_rows(self.folder.metrics), self.evaluation if self.receipt else None
+        span = self.receipt or _span(self.spec, self.manifest, rows, self.first)
+        scored = [*CheckpointScores.of(self.folder, end), end] if end else []
+        return Log(self.spec["run"], self.name, rows, span, self.begin, _held_out(self.begin, scored))
 
     @property
     def data(self) -> str:
@@ -166,8 +214,8 @@ class StageRecord:
             yield f"{stage} is not finished: {done}. {remedy}"
         if self.receipt is None:
             return
-        if self.configured and self.receipt.identity not in self.configured.identities:
-            digests = f"digest {self.receipt.identity}, now {self.configured.identity}"
+        if self.is_configured and self.receipt.identity not in self.planned.identities:
+            digests = f"digest {self.receipt.identity}, now {self.planned.identity}"
             yield (
                 f"{stage} was trained with other settings than the current configuration has ({digests}); "
                 "this page shows what was trained."
@@ -186,82 +234,29 @@ class StageRecord:
             yield f"{stage} has written no sample: `spider sample {arguments}`."
         elif self.sample.weights != self.evaluation.weights:
             yield f"The sample of stage {self.name} is of other weights: `spider sample {arguments}`."
-        for name, reason in self.left_out.items():
+        path = self.folder.checkpoint_scores
+        left_out = CheckpointScores.read(path).left_out if self.evaluation and path.exists() else {}
+        for name, reason in left_out.items():
             yield f"The checkpoint {name} of stage {self.name} has no score: {reason}"
 
 
 def read_stages(config: Config, results: Results, run: str) -> list[StageRecord]:
-    """Return all stages of a run, in the order of training.
+    """Return all stages of a run by the configuration, or else by the folders, in the order of training.
 
     Raises:
         ValueError: Neither the configuration nor the results folder has the run, or a file is damaged.
     """
     configured = run in config.runs
-    stages: list[StageRecord] = []
-    begin = 0.0
-    first = 0
-    for spec in _specs(config, results, run):
-        stage = _read_stage(spec, results.stage(run, spec.stage), begin, first, configured)
-        stages.append(stage)
-        begin = stage.log.end
-        first = stage.log.span.global_step
-    return stages
-
-
-def _specs(config: Config, results: Results, run: str) -> list[StageSpec]:
-    """Return the stages of a run by the configuration, or by the folders of a run that is not in it."""
-    if run in config.runs:
-        return [config.stage(run, stage.name) for stage in config.runs[run].stages]
-    origins = [Origin.read(folder.origin) for folder in results.stages(run) if folder.origin.exists()]
-    if not origins:
+    if configured:
+        specs = [config.stage(run, stage.name) for stage in config.runs[run].stages]
+    else:
+        origins = [Origin.read(folder.origin) for folder in results.stages(run) if folder.origin.exists()]
+        specs = sorted((origin.spec for origin in origins), key=lambda spec: spec.index)
+    if not specs:
         known = dict.fromkeys([*config.runs, *results.runs])
         raise ValueError(f"no run {run!r} in {results.root / 'runs'}{nearest(run, known)}")
-    return sorted((origin.spec for origin in origins), key=lambda spec: spec.index)
-
-
-def _read_stage(
-    spec: StageSpec, folder: StageFolder, begin: float, first: int, configured: bool
-) -> StageRecord:
-    """Return the record of a stage; the stages before it end at ``begin`` bytes and step ``first``."""
-    receipt = Receipt.read(folder.receipt) if folder.receipt.exists() else None
-    checkpoints = [folder.path / receipt.checkpoint] if receipt else steps(folder.checkpoints)
-    complete = [path / MANIFEST for path in checkpoints if (path / MANIFEST).is_file()]
-    manifest = Manifest.read(complete[-1]) if complete else None
-    evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.exists() else None
-    path = folder.checkpoint_scores
-    between = CheckpointScores.read(path) if evaluation and path.exists() else None
-    earlier = between.beside(evaluation) if evaluation and between else []
-    rows = read_rows(folder.metrics)
-    plain = manifest.spec if manifest else spec.model_dump(mode="json")
-    span: Receipt | Training
-    if receipt:
-        span = receipt
-    else:
-        if manifest:
-            first = manifest.global_step - manifest.step
-        last = max((row.step for row in rows), default=first)
-        s = plain["settings"]
-        tokens = (last - first) * s["seq_len"] * windows_of(s)
-        span = Training(steps=last - first, global_step=last, tokens=tokens, bytes=tokens, seconds=0)
-    return StageRecord(
-        name=spec.stage,
-        folder=folder,
-        spec=plain,
-        configured=spec if configured else None,
-        receipt=receipt,
-        manifest=manifest,
-        evaluation=evaluation,
-        checkpoints=earlier,
-        left_out=between.left_out if between else {},
-        results=results_of(folder) if evaluation else {},
-        compressed=results_of(CompressedFolder(folder.compressed)),
-        sample=Sample.read(folder.sample) if folder.sample.exists() else None,
-        log=Log(
-            run=plain["run"],
-            stage=spec.stage,
-            rows=rows,
-            span=span,
-            begin=begin,
-            held_out=_held_out(begin, [*earlier, evaluation]) if evaluation and receipt else (),
-        ),
-    )
+    stages: list[StageRecord] = []
+    for spec in specs:
+        begin, first = (stages[-1].log.end, stages[-1].log.span.global_step) if stages else (0.0, 0)
+        stages.append(StageRecord(results.stage(run, spec.stage), spec, configured, begin, first))
+    return stages

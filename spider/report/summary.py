@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -52,7 +52,7 @@ from spider.evaluation.result import (
     legends,
     shortened,
 )
-from spider.report.costs import seconds_by_rule
+from spider.report.jobs import seconds_by_rule
 
 #: What a compressor has read of the held-out text, in the words of `Scored.context`.
 _BASELINE_CONTEXT = Number(value=None, text="the document, or all before")
@@ -489,32 +489,38 @@ def notes(lines: Mapping[str, Line]) -> list[str]:
     return found
 
 
-def verdicts(scored: Scored, results: Mapping[str, Result]) -> list[tuple[str, str, bool | None]]:
+class Verdict(NamedTuple):
+    """A score beside the best baseline of its context."""
+
+    context: str
+    score: str
+    """The number, such as ``2.050``."""
+    words: str
+    """What follows it, such as ``bits per byte, 11.3% below xz, the best of the baselines``."""
+    better: bool | None = None
+    """Whether the model is better; None without a baseline."""
+
+
+def verdicts(scored: Scored, results: Mapping[str, Result]) -> list[Verdict]:
     """Compare a model with the best baseline of each context; leave out contexts without a score.
 
     A stage that learned the answers of conversations is compared with none, because baselines read all text.
-
-    Returns:
-        For each context: its name, a phrase such as ``2.050 bits per byte, 11.3% below xz, the best of the
-        baselines``, and whether the model is better (None without a baseline).
     """
     mark = "" if scored.lossless else DAGGER
     if scored.learn == "assistant" and scored.bpb_assistant is not None:
-        text = f"{bits(scored.bpb_assistant)}{mark} bits per byte of the assistant's answers"
-        return [("Held-out text", f"{text}, {bits(scored.bpb)}{mark} of all of that text", None)]
+        words = f"bits per byte of the assistant's answers, {bits(scored.bpb)}{mark} of all of that text"
+        return [Verdict("Held-out text", f"{bits(scored.bpb_assistant)}{mark}", words)]
     kinds = {ALONE: "the best of the baselines that can be reset", CARRIED: "the best of the baselines"}
     found = []
     for context, own in zip(CONTEXTS, (scored.bpb, scored.bpb_carried), strict=True):
         if own is None:
             continue
-        text = f"{bits(own)}{mark} bits per byte"
-        better = None
+        words, better = "bits per byte", None
         for row in best_first(baselines(results), context)[:1]:
             rival = row.number(context)
-            if rival is None or rival.value is None:
-                continue
-            better = own < rival.value
-            share = f"{abs(1 - own / rival.value):.1%} {'below' if better else 'above'}"
-            text += f", {share} {row.label}, {kinds[context]}"
-        found.append((context, text, better))
+            if rival and rival.value is not None:
+                better = own < rival.value
+                share = f"{abs(1 - own / rival.value):.1%} {'below' if better else 'above'}"
+                words += f", {share} {row.label}, {kinds[context]}"
+        found.append(Verdict(context, f"{bits(own)}{mark}", words, better))
     return found

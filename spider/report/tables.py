@@ -45,13 +45,8 @@ def markdown(table: result.Table, clean: Callable[[str], str] = str) -> str:
         line[:] = map(clean, line)
         if row.tone == "good":
             line[:2] = (f"**{cell}**" for cell in line[:2])
-    return markdown_lines([clean(title) for title in header], lines)
-
-
-def markdown_lines(header: list[str], rows: list[list[str]], align: str = "---:") -> str:
-    """Return a Markdown table. ``align`` is that of all columns but the first (default: right)."""
-    lines = [header, ["---", *[align] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [[*map(clean, header)], rule, *lines])
 
 
 def compare(
@@ -149,8 +144,9 @@ def _comparison(summary: Summary, runs: Mapping[str, ComparedRun]) -> Iterator[R
     for note in table.notes:
         yield Text(note, style="bold yellow")
     styles = {None: "bold", True: "bold green", False: "bold yellow"}
-    for context, text, better in verdicts(one, one.results):
-        yield Text(f"{best}, {context}: {text}.", style=styles[better])
+    for verdict in verdicts(one, one.results):
+        line = f"{best}, {verdict.context}: {verdict.score} {verdict.words}."
+        yield Text(line, style=styles[verdict.better])
     yield from _badges({name: line for run in ranked for name, line in runs[run].named(run).items()})
     yield Text(_LEGEND, style="dim")
     intervals = [

@@ -39,7 +39,7 @@ def check(claim: Claim, quick: bool) -> Finding:
         if job and job.outputs[0].path not in jobs:
             jobs[job.outputs[0].path] = job
             waiting += [claim.lineage.made(file).job for file in job.inputs]
-    links = _Links(claim.results.root, quick)
+    links = Links(claim.results.root, quick)
     links.compare(jobs.values())
     for path in (path for folder in folders for path in folder.checkpoints.glob(f"*/{MANIFEST}")):
         links.whole(path)
@@ -50,20 +50,21 @@ def check(claim: Claim, quick: bool) -> Finding:
 
 def check_folder(root: Path, quick: bool) -> Finding:
     """Compare all files of a results folder with the records of the jobs that made them last."""
-    links = _Links(root, quick)
+    links = Links(root, quick)
     links.compare({job.outputs[0].path: job for job in Lineage(root).newest.values()}.values())
     for path in sorted(root.glob(f"runs/*/*/checkpoints/*/{MANIFEST}")):
         links.whole(path)
     return links.finding()
 
 
-class _Links:
+class Links:
     """Files that were compared with records, and what is wrong with them."""
 
     def __init__(self, root: Path, quick: bool) -> None:
         self.root = root
         self.left = QUICK_BYTES if quick else None
-        self.problems: list[str] = []
+        self.problems: dict[str, list[str]] = {}
+        """What is wrong with a file or folder, by its path in the results folder."""
         self.hashed: set[str] = set()
         self.gone: set[str] = set()
         self.left_out: set[str] = set()
@@ -105,21 +106,26 @@ class _Links:
             self.broken(name, f"{path.name} was edited, its digest does not match")
 
     def broken(self, name: str, problem: str) -> None:
-        """Add a broken link, with the files that depend on it."""
+        """Add a broken link."""
+        if problem not in (known := self.problems.setdefault(name, [])):
+            known.append(problem)
+
+    def finding(self) -> Finding:
+        """Return what was found, with the files that depend on each broken link."""
+        links = [(name, problem) for name, known in self.problems.items() for problem in known]
+        if not links:
+            reason = f"{len(self.hashed):,} files are those that the jobs read and wrote"
+            return Finding("passed", reason, self.notes)
+        what = "a broken link" if len(links) == 1 else f"{len(links)} broken links, the first"
+        details = [f"{name}: {problem}{self._decides(name)}" for name, problem in links]
+        return Finding("failed", f"{what}: {': '.join(links[0])}", details + self.notes)
+
+    def _decides(self, name: str) -> str:
+        """Return a clause about the files that were made from a file; empty without any."""
         found = [name]
         for one in found:  # grows
             found += sorted(self._users[one] - {*found})
-        decides = f"; it decides {', '.join(found[1:])}" if found[1:] else ""
-        self.problems.append(f"{name}: {problem}{decides}")
-
-    def finding(self) -> Finding:
-        """Return what was found."""
-        problems = list(dict.fromkeys(self.problems))
-        if not problems:
-            reason = f"{len(self.hashed):,} files are those that the jobs read and wrote"
-            return Finding("passed", reason, self.notes)
-        what = "a broken link" if len(problems) == 1 else f"{len(problems)} broken links, the first"
-        return Finding("failed", f"{what}: {problems[0].partition('; it decides')[0]}", problems + self.notes)
+        return f"; it decides {', '.join(found[1:])}" if found[1:] else ""
 
     @property
     def notes(self) -> list[str]:

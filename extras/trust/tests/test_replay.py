@@ -104,21 +104,6 @@ def test_each_stretch_is_trained_again_with_the_micro_batches_that_it_had(tmp_pa
     assert len(finding.details) == 2
 
 
-def test_a_swapped_checkpoint_is_found(copied, tmp_path, shards):  # noqa: F811
-    other, _ = trained(tmp_path / "other", shards, lr=1e-3)
-    claim = claimed(copied, "a")
-    last = steps(claim.folder.checkpoints)[-1]
-    swapped = steps(other.folder.checkpoints)[-1]
-    own = Manifest.read(last / MANIFEST)
-    shutil.rmtree(last)
-    shutil.copytree(swapped, last)
-    assert check(claim, quick=True).status == "failed"
-    sealed_again(last, spec=own.spec, identity=own.identity, seconds=own.seconds)
-    receipt_of(claim.folder)
-    finding = check(claimed(copied, "a"), quick=False)
-    assert finding.status == "failed" and "weights differs" in finding.details, finding
-
-
 def test_a_resumed_run_with_another_order_is_found(copied, shards):  # noqa: F811
     claim = claimed(copied, "a")
     first, *later = steps(claim.folder.checkpoints)

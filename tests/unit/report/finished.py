@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ def encode_text(results: Results) -> None:
     origin = {"part": "000", "name": HOSTILE, "bytes": raw.stat().st_size, "sha256": sha256(raw)}
     source = {"kind": "local", "files": [origin]}
     build_metadata(shards, "text", dataset(validation=0.3), source=source, parts=["000"])
+    write_job(results.root, "raw/text/000.parquet", rule="download", command="")
+    made = {"rule": "index", "wildcards": {"dataset": "text"}, "command": ""}
+    write_job(results.root, "shards/text/metadata.json", ["raw/text/000.parquet"], **made)
 
 
 def train_stage(
@@ -118,7 +122,8 @@ def train_stage(
     before = names[: names.index(stage)]
     previous = results.stage(run, before[-1]).receipt if before else None
     train(spec, folder, results.shards("text"), previous=previous)
-    write_job_files(results, "train", f"{run}/{stage}", 12.5)
+    learned = ["shards/text/metadata.json", *(f"runs/{run}/{name}/train.json" for name in before[-1:])]
+    write_job_files(results, "train", f"{run}/{stage}", 12.5, learned)
     if evaluated:
         evaluate(folder / "train.json", spec, results.shards("text"), folder)
         given = spec, results.shards("text"), LearnedFrom()
@@ -126,10 +131,12 @@ def train_stage(
         text_baselines(*given, overlap, folder / "baselines.json")
         sample(folder / "train.json", spec, folder)
         draw_stage(results.stage(run, stage))
-        write_job_files(results, "evaluate", f"{run}/{stage}", 2.25)
+        write_job_files(results, "evaluate", f"{run}/{stage}", 2.25, [f"runs/{run}/{stage}/train.json"])
 
 
-def write_job_files(results: Results, rule: str, name: str, seconds: float, command: str = "") -> None:
+def write_job_files(
+    results: Results, rule: str, name: str, seconds: float, inputs: Sequence[str] = (), command: str = ""
+) -> None:
     """Write the benchmark file and the record of a job of a stage."""
     made = f"runs/{name}/" + {"train": "train.json", "evaluate": "evaluation.json"}[rule]
     benchmark = f"benchmarks/{rule}/{Path(made).with_suffix('.tsv')}"
@@ -137,8 +144,10 @@ def write_job_files(results: Results, rule: str, name: str, seconds: float, comm
     head = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time"
     row = f"{seconds}\t0:00:12\t100.5\t1\t1\t1\t0\t0\t90\t{seconds / 2}"
     (results.root / benchmark).write_text(f"{head}\n{row}\n")
-    own = {"rule": rule, "commit": "0123456789abcdef-dirty", "benchmark": benchmark, "command": command}
-    write_job(results.root, made, **own)
+    run, stage = name.split("/")
+    own = {"rule": rule, "wildcards": {"run": run, "stage": stage}, "command": command}
+    own |= {"commit": "0123456789abcdef-dirty", "benchmark": benchmark}
+    write_job(results.root, made, inputs, **own)
 
 
 def finished_run(folder: Path) -> tuple[Config, Results]:

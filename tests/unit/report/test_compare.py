@@ -6,7 +6,7 @@ import pytest
 
 from spider.common.files import sha256
 from spider.evaluation.result import BITS, SHARE, Result, Row
-from spider.report.costs import seconds_by_rule
+from spider.report.jobs import seconds_by_rule
 from spider.report.summary import Summary
 from spider.report.tables import compare
 from tests.unit.evaluation.stages import COMPRESSORS, chat, demo, mixed, write_benchmark, write_stage
@@ -19,7 +19,8 @@ def rates_of(stage):
 
 def test_the_summary_holds_scores_costs_and_baselines(tmp_path):
     write_benchmark(tmp_path / "benchmarks", "train", "demo-main", 10.5, 2.0)
-    summary = compare(demo(tmp_path / "runs"), benchmarks=tmp_path / "benchmarks", output=tmp_path / "report")
+    paths = demo(tmp_path / "runs")[::-1]  # stages are in the order of training for any order of the files
+    summary = compare(paths, benchmarks=tmp_path / "benchmarks", output=tmp_path / "report")
     plain = json.loads((tmp_path / "report" / "summary.json").read_text())
     assert plain == summary.plain()
     assert Summary.read(tmp_path / "report" / "summary.json") == summary
@@ -46,16 +47,11 @@ def test_the_summary_holds_scores_costs_and_baselines(tmp_path):
     }
 
 
-def test_stages_are_in_training_order_for_any_order_of_the_files(tmp_path):
-    summary = compare(demo(tmp_path / "runs")[::-1], benchmarks=None, output=tmp_path / "report")
-    assert summary.runs["demo"].order == ["warmup", "main", "anneal"]
-
-
 def test_runs_on_different_texts_keep_their_own_compressors_and_tables(tmp_path):
     other = {"zlib": 1.7, "bz2": 1.3, "xz": 1.4, "zstd": 1.45}
     paths = demo(tmp_path / "runs")
     paths += demo(tmp_path / "runs", "news", -0.9, data="news", sha="b" * 64, compressors=other)
-    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    summary = compare(paths, output=tmp_path / "report")
     assert {run: rates_of(one.last) for run, one in summary.runs.items()} == {
         "demo": COMPRESSORS,
         "news": other,
@@ -72,7 +68,7 @@ def test_a_foreign_model_has_a_row_and_one_with_a_lossy_tokenizer_a_table_of_its
     keeps = write_stage(others, "gpt2", "foreign", 0, 1.5, global_step=0, steps=0, compressors={}, **none)
     none |= {"lossless": False, "sha": "c" * 64}
     lossy = write_stage(others, "bert", "foreign", 0, 1.2, global_step=0, steps=0, compressors={}, **none)
-    summary = compare(runs, foreign=[keeps, lossy], benchmarks=None, output=tmp_path / "report")
+    summary = compare(runs, foreign=[keeps, lossy], output=tmp_path / "report")
     assert [*summary.runs] == ["demo"] and [*summary.foreign] == ["gpt2", "bert"]
     markdown = (tmp_path / "report/table.md").read_text()
     same, decoded = markdown.split("## Held-out text of pydocs†")
@@ -87,7 +83,7 @@ def test_one_dataset_scored_to_two_lengths_counts_as_two_texts(tmp_path):
         write_stage(tmp_path / "runs", "a", "s", 0, 2.0, global_step=100),
         write_stage(tmp_path / "runs", "b", "s", 0, 2.0, global_step=100, sha="b" * 64, bytes=9000),
     ]
-    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    summary = compare(paths, output=tmp_path / "report")
     texts = [one.last.text for one in summary.runs.values()]
     assert texts == ["pydocs (500,000 bytes)", "pydocs (9,000 bytes)"]
 
@@ -97,7 +93,7 @@ def test_only_scores_on_decoded_text_are_marked(tmp_path):
     copies = {"overlap": Result(title="Overlap", rows=[row])}
     plain = demo(tmp_path / "runs")
     paths = [*plain, *demo(tmp_path / "runs", "sp", -0.9, sha="b" * 64, lossless=False, results=copies)]
-    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    summary = compare(paths, output=tmp_path / "report")
     texts = [one.last.text for one in summary.runs.values()]
     assert texts == ["pydocs (500,000 bytes)", "pydocs† (500,000 bytes)"]
     table = (tmp_path / "report/table.md").read_text()
@@ -106,12 +102,12 @@ def test_only_scores_on_decoded_text_are_marked(tmp_path):
     assert "| 1.1600† | 1.0600† | 1.3100† |" in second
     assert "| xz -9 | 2.3900† |" in second and "| xz -9 | 2.3900 |" in first and "†" not in first
     assert "† of decoded text: the tokenizer does not keep newlines and runs of spaces" in second
-    compare(plain, benchmarks=None, output=tmp_path / "plain")
+    compare(plain, output=tmp_path / "plain")
     assert not [path for path in (tmp_path / "plain").iterdir() if "†" in path.read_text()]
 
 
 def test_the_markdown_table_has_stages_and_compressors_and_marks_the_best(tmp_path):
-    compare(demo(tmp_path / "runs"), benchmarks=None, output=tmp_path / "report")
+    compare(demo(tmp_path / "runs"), output=tmp_path / "report")
     lines = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if ln.startswith("|")]
     assert len({ln.count("|") for ln in lines}) == 1
     scores = "|  | each document alone | with what came before |"
@@ -182,15 +178,15 @@ def test_seconds_are_summed_over_jobs_and_attempts_and_sorted(tmp_path):
 
 def test_missing_repeated_and_old_evaluations_are_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to compare"):
-        compare([], benchmarks=None, output=tmp_path)
+        compare([], output=tmp_path)
     path = write_stage(tmp_path, "a", "s", 0, 2.0, global_step=100)
     with pytest.raises(ValueError, match="a/s was already given"):
-        compare([path, path], benchmarks=None, output=tmp_path)
+        compare([path, path], output=tmp_path)
     old = write_stage(tmp_path, "b", "s", 0, 2.0, global_step=100, format=7)
     with pytest.raises(ValueError, match=r"b/s/evaluation\.json: an evaluation of format 7.*delete it"):
-        compare([old], benchmarks=None, output=tmp_path)
+        compare([old], output=tmp_path)
     with pytest.raises(ValueError, match=r"absent\.json: no such file"):
-        compare([tmp_path / "absent.json"], benchmarks=None, output=tmp_path)
+        compare([tmp_path / "absent.json"], output=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -207,36 +203,15 @@ def test_the_best_stage_is_one_that_was_scored_on_the_text_of_the_last(tmp_path,
         write_stage(tmp_path / "runs", "a", str(index), index, bpb, global_step=100, **more)
         for index, (bpb, more) in enumerate(stages)
     ]
-    assert compare(paths, benchmarks=None, output=tmp_path / "report").runs["a"].best == best
+    assert compare(paths, output=tmp_path / "report").runs["a"].best == best
 
 
-def test_results_of_tasks_have_a_table_with_a_column_for_each_task(tmp_path):
-    paths = demo(tmp_path / "runs")
-    for path, names in zip(paths[1:], (["cloze"], ["cloze", "copy"]), strict=True):
-        rows = [Row(name=f"tasks/{n}", label=n, value=0.425, unit=SHARE, error=0.078) for n in names]
-        plain = json.loads(path.read_text())
-        plain["results"]["tasks"] = Result(title="Questions", rows=rows).model_dump()
-        path.write_text(json.dumps(plain))
-    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
-    rows = summary.runs["demo"].last.results["tasks"].rows
-    assert [row.label for row in rows] == ["cloze", "copy"]
-    table = (tmp_path / "report/table.md").read_text().split("## Questions")[1]
-    assert (
-        "| demo / main | 42.5% ± 7.8 |  |" in table
-        and "| demo / anneal | 42.5% ± 7.8 | 42.5% ± 7.8 |" in table
-    )
-    assert "demo / warmup" not in table
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_path, turned):
+def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_path):
     paths = mixed(tmp_path / "runs")
-    paths = paths[3:] + paths[:3] if turned else paths
-    summary = compare(paths, benchmarks=None, output=tmp_path / "report")
+    summary = compare(paths, output=tmp_path / "report")
     own = {run: rates_of(one.last)["ppmd given stage"] for run, one in summary.runs.items()}
     assert own == {"slim": 1.814, "gpt": 1.867}
-    text = "docs-bpe, docs" if turned else "docs, docs-bpe"
-    assert {one.last.text for one in summary.runs.values()} == {text}
+    assert {one.last.text for one in summary.runs.values()} == {"docs, docs-bpe"}
     rows = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if "7z PPMd" in ln]
     given = "7z PPMd, order 24, given what the model was trained on"
     assert [row.split("|")[1:3] for row in rows] == [
@@ -247,10 +222,10 @@ def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_p
 
 
 def test_a_stage_that_learns_answers_is_ranked_by_its_answers(tmp_path):
-    (one,) = compare(chat(tmp_path / "a"), benchmarks=None, output=tmp_path / "report").runs.values()
+    (one,) = compare(chat(tmp_path / "a"), output=tmp_path / "report").runs.values()
     assert (one.best, one.leading) == ("sft", "bpb_assistant")
     table = (tmp_path / "report" / "table.md").read_text()
     assert "|  | of answers, each document alone | each document alone |" in table
     assert "| **chat / sft** | **1.5240** | 1.8240 | 1.7240 |" in table
-    (one,) = compare(chat(tmp_path / "b", learn="all"), benchmarks=None, output=tmp_path / "r2").runs.values()
+    (one,) = compare(chat(tmp_path / "b", learn="all"), output=tmp_path / "r2").runs.values()
     assert (one.best, one.leading) == ("mid", "bpb")

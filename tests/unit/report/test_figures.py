@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,12 +113,3 @@ def test_the_scores_after_each_stage_stand_beside_the_baselines(tmp_path):
     ax = Figure().subplots()
     figures.by_stage(weak)(ax)
     assert ax.get_ylim()[1] < 5 and "weak†" in [text.get_text() for text in ax.get_legend().get_texts()]
-
-
-def test_evaluation_does_not_import_the_report():
-    folder = Path(figures.__file__).parents[1] / "evaluation"
-    assert not [
-        path
-        for path in folder.glob("*.py")
-        if "spider.report" in path.read_text().replace("`spider.report", "")
-    ]

@@ -8,15 +8,12 @@ import sys
 
 import pytest
 import yaml
-from spider_trust.traces import Place, Read, Stretch, Trace
 
-from spider.common.files import read_json, write_json
+from spider.common.files import read_json, sha256, write_json
 from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import load_config
-from spider.report.page import draw_stage, render, settings_of
-from spider.report.provenance import chain, read_datasets
-from spider.report.stages import read_stages
+from spider.report.page import FIGURES, render, settings_of
 from spider.training.metrics import read_rows
 from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage, write_job_files
 
@@ -31,11 +28,6 @@ def copied(made, tmp_path):
     """The configuration and a copy of the results, to be damaged."""
     shutil.copytree(made[1].root, tmp_path / "results")
     return made[0], Results(tmp_path / "results")
-
-
-def problems(config, results):
-    stages = read_stages(config, results, "small")
-    return [link.problem for link in chain(stages, read_datasets(results, stages)) if link.problem]
 
 
 def section(page: str, name: str) -> str:
@@ -89,32 +81,28 @@ def test_scores_on_decoded_text_are_marked(copied):
     assert "† of decoded text: the tokenizer does not keep newlines" in section(page, "scores")
 
 
-def test_the_page_has_every_digest_from_the_raw_file_to_the_checkpoint(made):
+def test_the_page_has_the_chain_from_the_raw_file_to_the_scores(made):
     config, results = made
     shown = section(render(config, results, "small"), "provenance")
-    metadata = read_json(results.shards("text") / "metadata.json")
-    digests = [metadata["digest"], metadata["source"]["files"][0]["sha256"]]
-    digests += [shard["sha256"] for split in metadata["splits"].values() for shard in split["shards"]]
+    metadata = results.shards("text") / "metadata.json"
+    files = [results.raw("text", "000"), metadata]
+    digests = [read_json(metadata)["digest"]]
     for stage in ("first", "second"):
-        receipt = read_json(results.stage("small", stage).receipt)
-        manifest = read_json(results.stage("small", stage).path / receipt["checkpoint"] / "manifest.json")
-        digests += [receipt["identity"], manifest["digest"], receipt["weights"]]
-        digests += [file["sha256"] for file in manifest["files"].values()]
-    assert all(digest in shown for digest in digests)
-    assert problems(config, results) == [] and "broken" not in shown
+        folder = results.stage("small", stage)
+        files += [folder.receipt, folder.evaluation]
+        digests += [read_json(folder.receipt)["weights"]]
+    assert all(digest in shown for digest in (*digests, *map(sha256, files)))
+    assert "broken" not in shown and "files are those that the jobs read and wrote" in shown
 
 
 def test_a_broken_link_is_named(copied):
     config, results = copied
-    metadata = read_json(results.shards("text") / "metadata.json")
-    write_json(results.shards("text") / "metadata.json", metadata | {"digest": "another"})
     first = results.stage("small", "first").receipt
     write_json(first, read_json(first) | {"weights": "changed"})
-    found = "\n".join(problems(config, results))
-    assert f"dataset text was {metadata['digest']}, now it is another" in found
-    assert "stage first now ends with weights changed" in found
-    assert "the receipt names weights changed" in found
-    assert 'class="stage broken"' in render(config, results, "small")
+    shown = section(render(config, results, "small"), "provenance")
+    named = re.findall(r'<b>([^<]*)</b>(?:(?!<li).)*?<div class="problem">([^<]*)', shown, re.S)
+    assert [where for where, _ in named] == ["small/first"]
+    assert "runs/small/first/train.json is not the one that `" in named[0][1]
 
 
 def test_text_of_users_is_escaped(made):
@@ -181,75 +169,6 @@ def test_a_missing_sample_and_one_of_other_weights_are_named(copied):
     assert "after stage second" not in section(page, "text")
 
 
-def traced(results, text, *spans):
-    """Give the second stage a sample and a trace with these stretches: bytes and number of occurrences."""
-    folder = results.stage("small", "second")
-    write_json(folder.sample, read_json(folder.sample) | {"text": text})
-    place = Place(
-        dataset="text",
-        split="train",
-        part="000",
-        document=4,
-        tokens=(10, 40),
-        row=1700,
-        id="<img src=x>",
-        file="<script>raw</script>",
-        sha256="5a" * 32,
-        reads=tuple(Read("first", step, step, 0) for step in range(1, 12)),
-    )
-    raw = text.encode()
-    stretches = [
-        Stretch(
-            begin=begin,
-            end=end,
-            text=raw[begin:end].decode(errors="replace"),
-            count=count,
-            places=(place,),
-        )
-        for begin, end, count in spans
-    ]
-    Trace(
-        format=Trace.FORMAT,
-        run="small",
-        stage="second",
-        datasets=("text",),
-        text=text,
-        least=5,
-        share=0.5,
-        stretches=tuple(stretches),
-    ).write(folder.path / "trace.json")
-    return folder
-
-
-def test_traced_stretches_of_the_sample_lead_to_their_documents(copied):
-    config, results = copied
-    assert "Stretches in the training text" not in render(config, results, "small")
-    traced(results, "A<script>evil</script> and more", (1, 22, 1), (26, 31, 7))
-    page = render(config, results, "small")
-    shown = section(page, "text")
-    marked = '<span class="t3" title="stretch 1: 21 bytes, once">&lt;script&gt;evil&lt;/script&gt;</span>'
-    assert marked in shown and '<span class="t0" title="stretch 2: 5 bytes, 7 times"> more</span>' in shown
-    assert "50% of this text stands in the training text, in stretches of at least 5 bytes" in shown
-    table = section(page, "scores").split("Stretches in the training text")[1]
-    entry, other = table.split("<tr class")[1:3]
-    assert "text/000:1700, id &lt;img src=x&gt;, raw file &lt;script&gt;raw" in entry
-    assert "5a" * 32 in entry and "first 1, first 2, " in entry
-    assert "first 8 and 3 more" in entry and "first 9" not in entry
-    assert "spider seen text/000:1700 --run small" in entry and "<td>7</td>" in other
-    assert "<script>" not in page and "<img" not in page
-
-
-def test_the_longest_of_overlapping_stretches_has_the_text_and_may_end_inside_a_character(copied):
-    config, results = copied
-    # Bytes: each ä has two. The first stretch begins and ends inside one, and the third is hidden.
-    traced(results, "xäabcdefgäyz12", (2, 11, 2), (8, 15, 2), (4, 9, 2))
-    shown = section(render(config, results, "small"), "text").split("repeats the training text")[1]
-    text = shown.split('<pre class="segments">')[1].split("</pre>")[0]
-    words = re.findall(r'<span class="t\d" title="stretch (\d)[^>]*>(.*?)</span>', text)
-    assert words == [("1", "abcdefgä"), ("2", "yz1")]
-    assert re.sub(r"<[^>]*>", "", text) == "xäabcdefgäyz12"
-
-
 def test_changed_settings_are_named_and_the_trained_ones_are_shown(copied):
     results = copied[1]
     plain = config_of(results.root)
@@ -295,24 +214,19 @@ def test_settings_include_the_datasets_of_like_and_of_the_tokenizer():
     assert again.stage("small", "a").identity == config.stage("small", "a").identity
 
 
-def test_the_page_has_the_costs_of_each_rule(copied):
-    config, results = copied
-    write_job_files(results, "train", "other/main", 12.5)
-    costs = section(render(config, results, "small"), "costs")
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in costs.split("<tr")]
-    assert ["train", "2", "25 s", "12 s", "100 MB"] in rows and rows[-1][:3] == ["all", "4", "30 s"]
-
-
-def test_the_page_has_the_commands_of_the_jobs(copied):
+def test_the_page_has_the_costs_of_each_rule_and_the_commands_of_the_jobs(copied):
     config, results = copied
     page = section(render(config, results, "small"), "again")
     assert "The commands of the jobs are unknown" in page
     assert "--forceall --printshellcmds -- runs/small" in page
     write_job_files(results, "train", "small/second", 12.5, command="train small/second --threads 3 --wait")
     write_job_files(results, "train", "other/second", 12.5, command="train other/second")
-    page = section(render(config, results, "small"), "again")
-    assert "spider --config run.yaml train small/second --threads 3 --wait" in page
-    assert "train other" not in page and "are unknown" not in page
+    page = render(config, results, "small")
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in section(page, "costs").split("<tr")]
+    assert ["train", "2", "25 s", "12 s", "100 MB"] in rows and rows[-1][:3] == ["all", "4", "30 s"]
+    again = section(page, "again")
+    assert "spider --config run.yaml train small/second --threads 3 --wait" in again
+    assert "train other" not in again and "are unknown" not in again
 
 
 def test_other_runs_on_the_same_text_are_compared(copied):
@@ -337,28 +251,22 @@ def test_the_page_of_a_long_run_stays_small(copied):
     assert len(render(config, results, "small")) < 400_000
 
 
-def test_the_page_of_a_stage_that_learned_answers_shows_their_score_first(copied):
-    config, results = copied
-    path = results.stage("small", "second").evaluation
-    write_json(path, read_json(path) | {"learn": "assistant", "bpb_assistant": 1.524, "bpb": 1.824})
-    verdict = " ".join(render(config, results, "small").split('class="verdict">')[1].split("</p>")[0].split())
-    assert "<strong>1.524</strong> bits per byte of the assistant&#39;s answers" in verdict
-    assert "1.824 of all of that text" in verdict and "above" not in verdict
-
-
-def test_runs_that_learned_answers_are_sorted_by_their_answers(copied):
+def test_runs_that_learned_answers_show_that_score_first_and_are_sorted_by_it(copied):
     _, results = copied
     plain = config_of(results.root)
     plain["runs"]["twin"] = plain["runs"]["small"]
     path = results.stage("small", "second").evaluation
-    measured = read_json(path) | {"learn": "assistant", "bpb_assistant": 1.5, "bpb": 1.8}
+    measured = read_json(path) | {"learn": "assistant", "bpb_assistant": 1.524, "bpb": 1.824}
     write_json(path, measured)
     better = {"run": "twin", "bpb_assistant": 1.25, "bpb": 1.9}
     write_json(results.stage("twin", "second").evaluation, measured | better)
-    scores = section(render(load_config(plain), results, "small"), "scores")
-    others = scores.split("All runs on the same text")[1]
+    page = render(load_config(plain), results, "small")
+    verdict = " ".join(page.split('class="verdict">')[1].split("</p>")[0].split())
+    assert "<strong>1.524</strong> bits per byte of the assistant&#39;s answers" in verdict
+    assert "1.824 of all of that text" in verdict and "above" not in verdict
+    others = section(page, "scores").split("All runs on the same text")[1]
     ranked = re.findall(r"<th>(twin|small)</th><td[^>]*>([\d.]+)", others)
-    assert ranked == [("twin", "1.2500"), ("small", "1.5000")]
+    assert ranked == [("twin", "1.2500"), ("small", "1.5240")]
 
 
 def test_an_evaluation_of_another_format_is_refused(copied):
@@ -369,31 +277,28 @@ def test_an_evaluation_of_another_format_is_refused(copied):
         render(config, results, "small")
 
 
-def test_all_of_a_finished_run_is_shown_without_a_model_or_torch(copied):
-    """Make the figures, the comparison, the page and the terminal summary."""
+#: A module that is None in `sys.modules` cannot be imported.
+WITHOUT = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "mlflow", "datasets"))
+from spider.cli import main
+sys.argv = ["spider", *sys.argv[1:]]
+main()
+"""
+
+
+def test_figures_and_page_are_made_without_a_model_or_torch_and_a_job_notes_its_code(copied, tmp_path):
     results = copied[1]
-    folders = [results.stage("small", stage) for stage in ("first", "second")]
-    before = {path: path.read_bytes() for folder in folders for path in draw_stage(folder)}
+    folder = results.stage("small", "second")
+    before = {folder.path / name: (folder.path / name).read_bytes() for name in FIGURES}
     for path in before:
         path.unlink()
-    code = """
-import json, sys
-from pathlib import Path
-from spider.config import load_config
-from spider.report.tables import compare
-from spider.report.page import draw_stage, write_report
-from spider.report.tables import terminal_summary
-from spider.common.results import Results, StageFolder
-plain, stages = json.loads(sys.argv[1]), [Path(one) for one in sys.argv[2:]]
-results = Results(Path(plain["results"]))
-for stage in stages:
-    draw_stage(StageFolder(stage))
-compare([stage / "evaluation.json" for stage in stages], benchmarks=None, output=results.report)
-write_report(load_config(plain), results, "small", results.page("small"))
-terminal_summary(results.report / "summary.json")
-print([name for name in ("torch", "mlflow", "datasets") if name in sys.modules])
-"""
-    arguments = [json.dumps(config_of(results.root)), *(str(folder.path) for folder in folders)]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
-    assert {path: path.read_bytes() for path in before} == before
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_of(results.root)))
+    for words in (["draw", "small/second"], ["page", "small"]):
+        command = [sys.executable, "-c", WITHOUT, "--log", "report.log", "report", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert {path: path.read_bytes() for path in before} == before and results.page("small").is_file()
+    noted = read_json(tmp_path / "report.json")
+    code = read_json(results.root / f"code/{noted['code']}.json")
+    assert "spider/report/figures.py" in code["modules"] and "spider/model/layers.py" not in code["modules"]

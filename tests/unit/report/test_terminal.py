@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spider.common.formatting import duration
 from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row
 from spider.report.tables import Invocation, compare, terminal_summary
-from tests.unit.evaluation.stages import chat, demo, write_benchmark, write_stage
+from tests.unit.evaluation.stages import demo, write_benchmark, write_stage
 
 
 def bits_number(value: float) -> Number:
@@ -66,7 +65,7 @@ def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
 
 
 def summary_of(paths, tmp_path):
-    compare(paths, benchmarks=None, output=tmp_path / "report")
+    compare(paths, output=tmp_path / "report")
     file = io.StringIO()
     terminal_summary(tmp_path / "report/summary.json", console=Console(file=file, width=80))
     return file.getvalue()
@@ -117,19 +116,6 @@ def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
 )
 def test_the_last_lines_name_commands_for_the_same_configuration(started, commands):
     assert [*started.commands(Path("/results/report")).values()] == commands
-
-
-def test_scores_on_decoded_text_are_marked(tmp_path):
-    text = shown(tmp_path, lossless=False)
-    for marked in (
-        "2.050† bits per byte",
-        "anneal  2.050† █",
-        "bz2     2.310† █",
-        "3.020† █",
-    ):
-        assert marked in text, marked
-    assert "† of decoded text: the tokenizer does not keep newlines" in text
-    assert "†" not in shown(tmp_path / "plain")
 
 
 def test_models_and_the_best_baselines_are_ranked_beside_what_they_were_given(tmp_path):
@@ -214,27 +200,6 @@ def test_a_terminal_gets_colours_but_no_control_characters_of_the_model(tmp_path
     text = shown(tmp_path, terminal=True, sample="a\x1b[2Jb\x07\r\tc")
     assert "\x1b[1;32m" in text
     assert "\x1b[2J" not in text and "\x07" not in text and "\r" not in text
-
-
-def test_a_stage_may_have_no_sample(tmp_path):
-    text = shown(tmp_path, sample=None)
-    assert "2.050 bits per byte" in text and "A sample" not in text
-
-
-def test_a_summary_of_another_version_is_refused(tmp_path):
-    (tmp_path / "summary.json").write_text('{"format": 1}')
-    with pytest.raises(ValueError, match="format 1, this Spider reads 3"):
-        terminal_summary(tmp_path / "summary.json")
-
-
-def test_durations_are_readable():
-    assert [duration(s) for s in (3.24, 42.4, 61, 7384)] == ["3.2 s", "42 s", "1 min 01 s", "2 h 03 min"]
-
-
-def test_a_run_that_learns_answers_shows_their_score_first(tmp_path):
-    text = " ".join(summary_of(chat(tmp_path / "runs"), tmp_path).split())
-    assert "mid 1.669 ████████ 1.597 1.497" in text
-    assert "1.524 bits per byte of the assistant's answers, 1.824 of all of that text" in text
 
 
 def test_an_audit_is_a_column_and_a_line(tmp_path):

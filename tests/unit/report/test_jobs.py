@@ -1,0 +1,76 @@
+"""The jobs that made a run, by their records, with their costs and commands."""
+
+import pytest
+
+from spider.provenance.lineage import Lineage
+from spider.report.jobs import commands, costs, jobs_of
+from tests.unit.records import write_job
+
+SHARDS = ["shards/text/train/000.bin", "shards/text/train/001.bin"]
+DATA, COUNTS = "shards/text/metadata.json", "ngram/text/ff/counts/000"
+JOBS = [
+    ("download", "raw/text/000.parquet", [], "data download text 000"),
+    ("download", "raw/text/001.parquet", [], "data download text 001"),
+    ("encode", SHARDS[1], ["raw/text/001.parquet"], "data encode text 001 b"),
+    ("encode", SHARDS[0], ["raw/text/000.parquet"], "data encode text 000 'a b'"),
+    ("index", DATA, SHARDS, "data index text"),
+    ("pack", "shards/text/packed-64.json", [DATA], "data pack text 64"),
+    ("count_ngrams", COUNTS, [DATA], "data count-ngrams other 000"),
+    ("train", "runs/small/a/train.json", [DATA, COUNTS], "train small/a --threads 1"),
+    ("train", "runs/other/a/train.json", ["shards/text/packed-64.json"], "train other/a"),
+    ("evaluate", "runs/small/a/evaluation.json", ["runs/small/a/train.json"], "evaluate small/a"),
+    ("train", "runs/small/gone/train.json", [], "train small/gone"),
+    ("judge", "runs/small/a/verdict.json", ["runs/small/a/evaluation.json"], "judge"),
+    ("compare", "report/summary.json", ["runs/small/a/evaluation.json"], "report compare"),
+]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Return a results folder with the records of two runs on one text."""
+    for number, (rule, output, inputs, command) in enumerate(JOBS):
+        path = f"benchmarks/{rule}/{output}.tsv"
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"s\tmax_rss\tcpu_time\n2.0\t{number}\tNA\n")
+        changed = {"rule": rule, "command": command, "benchmark": path}
+        write_job(tmp_path, output, inputs, **changed, started=float(number), ended=number + 1.0)
+    return tmp_path
+
+
+def of_small(root):
+    return jobs_of(Lineage(root), "small", ["a"])
+
+
+def test_a_run_costs_what_its_jobs_and_those_of_its_data_cost(root):
+    table = costs(root, of_small(root))
+    assert [(row.name, row.value, row.columns["time"].value) for row in table.rows] == [
+        ("download", 2, 4.0),
+        ("encode", 2, 4.0),
+        ("index", 1, 2.0),
+        ("count_ngrams", 1, 2.0),
+        ("train", 1, 2.0),
+        ("evaluate", 1, 2.0),
+        ("judge", 1, 2.0),  # a rule of another workflow
+        ("all", 9, 18.0),
+    ]
+    first = table.rows[1].columns
+    assert (first["processor time"].value, first["peak memory"].value) == (None, 3e6)
+
+
+def test_commands_are_those_of_the_newest_jobs_in_their_order(root):
+    failed = {"status": "failed", "command": "train small/a --threads 9", "ended": 99.0}
+    write_job(root, "runs/small/a/train.json", **failed)
+    own = (
+        "data download text 000   # and so on, to 001",
+        "data encode text 000 'a b'   # and so on, to 001",
+        "data index text",
+        "data count-ngrams small 000",  # another run counted
+        "train small/a --threads 1",
+        "evaluate small/a",
+        "judge",
+    )
+    assert commands(of_small(root), "small") == [f"spider --config run.yaml {line}" for line in own]
+    again = {"rule": "index", "command": "data index text --again", "started": 50.0, "ended": 51.0}
+    write_job(root, DATA, ["raw/text/000.parquet"], **again)
+    found = "".join(commands(of_small(root), "small"))
+    assert "spider --config run.yaml data index text --again" in found and "encode" not in found
