@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,11 +9,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spider.common.files import digest
-from spider.provenance.made import Job, Made, Stat, Workflow, flatten, records, stat_of, workflows
+from spider.provenance.made import (
+    Job,
+    Made,
+    Stat,
+    Workflow,
+    attempts,
+    flatten,
+    records,
+    stat_of,
+    workflows,
+)
 from spider.tracking.store import Point, Store
 
 #: Files of these kinds are uploaded if they are small.
 SHOWN = (".json", ".txt", ".svg", ".png", ".html", ".md")
+#: What Snakemake measured of a job, by its names, and the metrics.
+_MEASURED = {
+    "cpu_time": "cpu_seconds",
+    "max_rss": "peak_rss_mb",
+    "io_in": "read_mb",
+    "io_out": "written_mb",
+}
 
 
 class Item(NamedTuple):
@@ -119,10 +135,14 @@ class Pipeline:
             for number, job in enumerate(runs)
             if job.ended
         ]
-        if last.status == "finished" and last.ended and last.benchmark:
-            at = int(last.ended * 1000)
-            measured = _measured(root / last.benchmark)
-            points += [(f"system/{name}", value, at, len(runs) - 1) for name, value in measured.items()]
+        benchmark = root / last.benchmark if last.benchmark else None
+        if last.status == "finished" and last.ended and benchmark and benchmark.is_file():
+            points += [
+                (f"system/{name}", measured[key], int(last.ended * 1000), len(runs) - 1)
+                for measured in attempts(benchmark)[-1:]
+                for key, name in _MEASURED.items()
+                if key in measured
+            ]
         self.store.log_points(run.run_id, points)
         names = [Path(file.path).name for file in last.outputs]
         for file in last.outputs:
@@ -137,14 +157,3 @@ class Pipeline:
 def _identity(job: Job) -> str:
     """Return what equal jobs share: rule, name, parameters, and the content of their inputs."""
     return digest([job.rule, job.of, job.params, [file.digest for file in job.inputs]])
-
-
-def _measured(benchmark: Path) -> dict[str, float]:
-    """Return what Snakemake measured in the last attempt at a job. Its megabytes are 2^20 bytes."""
-    names = {"cpu_time": "cpu_seconds", "max_rss": "peak_rss_mb", "io_in": "read_mb", "io_out": "written_mb"}
-    try:
-        with open(benchmark, encoding="utf-8", newline="") as file:
-            row = list(csv.DictReader(file, delimiter="\t"))[-1]
-        return {names[key]: float(row[key]) for key in names if row.get(key, "NA") not in ("NA", "-", "")}
-    except (OSError, IndexError, ValueError):
-        return {}

@@ -12,7 +12,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from spider.evaluation.result import Result, all_rows, curves, metrics
 from spider.provenance.made import Job, Made, Stat, flatten, made_path, relative, stat_of, workflows
 from spider.tracking.curves import Curve, head
 from spider.tracking.jobs import SHOWN, Item
-from spider.tracking.store import ARTIFACT_LIMIT, HELD_OUT, RANKING, Point, Shown, Store
+from spider.tracking.store import ARTIFACT_LIMIT, HELD_OUT, RANKING, Shown, Store
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,31 @@ class Model:
         tags |= {"spider.step": str(self.receipt.global_step), "spider.path": relative(root, self.path)}
         shown = {name.replace("/", "."): str(value) for name, value in self.numbers.items()}
         return tags | {name: value.removesuffix(".0") for name, value in shown.items()}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What was measured of weights, for the store."""
+
+    where: str
+    """The path of their folder in that of the run."""
+    step: int
+    """Step of the run."""
+    time: float
+    """When they were measured, in seconds since 1970."""
+    values: Mapping[str, float]
+    """Metrics by name. Those of `RANKING` stay as they are, and others begin with ``val/``."""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that the store shows under their own names."""
+    curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    """The evaluation that they are from, whose text the store shows beside them."""
+
+    @classmethod
+    def of(cls, one: Evaluation, where: str, time: float, **more: Any) -> Scores:
+        """Return the scores of an evaluation."""
+        found = one.all_results
+        return cls(where, one.global_step, time, metrics(found), more, curves(found), one)
 
 
 @dataclass(frozen=True)
@@ -190,8 +215,7 @@ class Trainings:
         for stage in stages:
             self._datasets(shown, stage)
             self._curve(shown, stage)
-            for model in stage.models:
-                self._model(shown, stages, model)
+            self._models(shown, stages, stage)
         if busy or (last is not None and last.status == "running"):
             status, ended = "running", None
         else:
@@ -261,93 +285,70 @@ class Trainings:
         self.store.note(shown, {f"spider.curve.{stage.name}": f"{curve.offset} {finished}".strip()})
         self._curves[path] = curve
 
-    def _model(self, shown: Shown, stages: Sequence[Stage], model: Model) -> None:
-        """Show a checkpoint as a model without its weights, with all that was measured of it."""
-        folder, receipt, sent = model.folder, model.receipt, f"spider.sent.{model.where}"
-        files = _files(folder)
-        state = digest([receipt.weights, *((path.name, _sha256(path, stat_of(path))) for path in files)])
-        at = self._time(folder.evaluation if folder.evaluation.is_file() else folder.receipt)
-        before = self._time(folder.checkpoint_scores) if folder.checkpoint_scores.is_file() else 0.0
-        if at is None or before is None or shown.tags.get(sent) == state:
-            return
-        scalars = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
-        params = scalars | {"path": relative(self.results.root, model.path)}
-        evaluation = Evaluation.read(folder.evaluation) if folder.evaluation.is_file() else None
-        if evaluation and evaluation.weights != model.weights:
-            evaluation = None  # of an earlier training
-        values, costs = metrics(model.found), dict[str, float]()
-        if model.compressed:
-            # The training run has the metrics of the checkpoint, which these must not replace. The bytes of
-            # the file go before those of the text.
-            further = {key: value for one in model.found.values() for key, value in one.metrics.items()}
-            values = {f"compressed/{key}": value for key, value in (further | model.numbers).items()}
-        elif evaluation:
-            until = [stage.folder for stage in stages].index(folder) + 1
-            trained = [stage.models[0].receipt for stage in stages[:until] if stage.models]
-            costs = {name: sum(getattr(one, name) for one in trained) for name in ("bytes", "seconds")}
-            costs["parameters"] = evaluation.parameters
-        step, name = receipt.global_step, f"{receipt.run}-{model.where.replace('/', '-')}"
-        shown_model = self._show(shown, folder, model.where, model.identity, name, step, params)
-        self._scores(shown, shown_model, model.where, step, at, values, costs, evaluation, model.found)
-        if folder.checkpoint_scores.is_file():  # checkpoints before the end of the stage
-            for one in CheckpointScores.read(folder.checkpoint_scores).scores:
-                step, identity = one.global_step, digest([one.run, one.stage, one.weights, one.global_step])
-                name = f"{one.run}-{one.stage}-step-{step}"
-                params = {
-                    "run": one.run,
-                    "stage": one.stage,
-                    "weights": one.weights,
-                    "checkpoint": one.checkpoint,
-                }
-                earlier = self._show(shown, folder, one.stage, identity, name, step, params)
-                values = metrics(one.all_results)
-                self._scores(shown, earlier, one.stage, step, before, values, {}, one, one.all_results)
-        for path in files:
-            self.store.upload(shown.run_id, path, under=model.where)
-        self.store.note(shown, {sent: state})
-
-    def _show(
-        self, shown: Shown, folder: StageFolder, where: str, identity: str, name: str, step: int, params: Any
-    ) -> str:
-        """Show a checkpoint of a folder as a model, and return its id."""
-        run = str(shown.tags["spider.run"])
-        made_by = self._tags(run, where, self._job(folder.receipt), f"train {run}/{where}")
-        tags = {key: str(value) for key, value in made_by.items() if value and key.startswith("mlflow.")}
-        tags |= {"spider.run": run, "spider.stage": where, "spider.digest": params["weights"]}
-        model = self.store.show_model(identity, shown.run_id, name=name, step=step, tags=tags, params=params)
-        return str(model.model_id)
+    def _models(self, shown: Shown, stages: Sequence[Stage], stage: Stage) -> None:
+        """Show the trained and the compressed model of a stage, with all that was measured of them."""
+        for model in stage.models:
+            folder, sent = model.folder, f"spider.sent.{model.where}"
+            files = _files(folder)
+            hashes = [(path.name, _sha256(path, stat_of(path))) for path in files]
+            state = digest([model.receipt.weights, *hashes])
+            measured = folder.evaluation if folder.evaluation.is_file() else folder.receipt
+            times = [self._time(path) for path in (measured, folder.checkpoint_scores) if path.is_file()]
+            if None in times or shown.tags.get(sent) == state:
+                continue
+            receipt = model.receipt
+            params = {k: v for k, v in receipt if isinstance(v, (str, int, float)) and k != "format"}
+            params["path"] = relative(self.results.root, model.path)
+            name = f"{receipt.run}-{model.where.replace('/', '-')}"
+            until = stages[: stages.index(stage) + 1]
+            self._scores(shown, _at_the_end(model, until, times[0] or 0.0), name, model.identity, params)
+            if folder.checkpoint_scores.is_file():  # checkpoints before the end of the stage
+                for one in CheckpointScores.read(folder.checkpoint_scores).scores:
+                    identity = digest([one.run, one.stage, one.weights, one.global_step])
+                    params = one.model_dump(include={"run", "stage", "weights", "checkpoint"})
+                    name = f"{one.run}-{one.stage}-step-{one.global_step}"
+                    self._scores(shown, Scores.of(one, one.stage, times[1] or 0.0), name, identity, params)
+            for path in files:
+                self.store.upload(shown.run_id, path, under=model.where)
+            self.store.note(shown, {sent: state})
 
     def _scores(
-        self,
-        shown: Shown,
-        model: str,
-        where: str,
-        step: int,
-        at: float,
-        values: Mapping[str, float],
-        costs: Mapping[str, float],
-        evaluation: Evaluation | None,
-        found: Mapping[str, Result],
+        self, shown: Shown, scores: Scores, name: str, identity: str, params: Mapping[str, Any]
     ) -> None:
-        """Log the scores of a checkpoint for its model, with the text.
+        """Show weights as a model of a run, without the weights themselves, and log their scores for it."""
+        run = str(shown.tags["spider.run"])
+        receipt = self.results.stage(run, scores.where).receipt
+        if scores.where.endswith("/compressed"):
+            receipt = CompressedFolder(receipt.parent).receipt
+        made_by = self._tags(run, scores.where, self._job(receipt), f"train {run}/{scores.where}")
+        tags = {key: str(value) for key, value in made_by.items() if value and key.startswith("mlflow.")}
+        tags |= {"spider.run": run, "spider.stage": scores.where, "spider.digest": params["weights"]}
+        model = self.store.show_model(
+            identity, shown.run_id, name=name, step=scores.step, tags=tags, params=params
+        )
+        self._log(shown, scores, str(model.model_id))
+
+    def _log(self, shown: Shown, scores: Scores, model: str | None = None) -> None:
+        """Log scores for a run, and for the model with this id, with the text.
 
         Metrics of a model also appear on its run, at the last step of the stage. MLflow groups charts by the
         part of the name before the slash. The ranking scores and the costs lack a slash and come first. A
         curve whose steps are not training steps has the stage in its name, so that the curves of a run's
         stages stay apart.
         """
-        on = {"model_id": model}
-        if evaluation:
-            of = evaluation.data, evaluation.data_digest
-            self.store.log_dataset(shown.run_id, *of, self._address(evaluation.data), "validation")
-            on |= {"dataset_name": of[0], "dataset_digest": of[1][:36]}
-        when = int(at * 1000)
-        points: list[Point] = [(k if k in RANKING else f"val/{k}", v, when, step) for k, v in values.items()]
-        points += [(name, value, when, step) for name, value in costs.items()]
-        if "bpb" in values:
-            points.append((HELD_OUT, values["bpb"], when, step))
-        for name, steps in curves(found).items():
-            points += [(f"val/{name}/{where}", value, when, n) for n, value in steps]
+        on = {"model_id": model} if model else {}
+        if one := scores.evaluation:
+            address = self._address(one.data)
+            self.store.log_dataset(shown.run_id, one.data, one.data_digest, address, "validation")
+            if model:
+                on |= {"dataset_name": one.data, "dataset_digest": one.data_digest[:36]}
+        when = int(scores.time * 1000)
+        named = {key if key in RANKING else f"val/{key}": value for key, value in scores.values.items()}
+        if model and "bpb" in named:
+            named[HELD_OUT] = named["bpb"]
+        points = [(key, value, when, scores.step) for key, value in {**named, **scores.costs}.items()]
+        for name, steps in scores.curves.items():
+            points += [(f"val/{name}/{scores.where}", value, when, step) for step, value in steps]
         # MLflow would store a NaN of a model as 0, which ranks first. That of a run stays NaN and ranks last.
         self.store.log_points(shown.run_id, [one for one in points if not math.isnan(one[1])], **on)
         self.store.log_points(shown.run_id, [one for one in points if math.isnan(one[1])])
@@ -356,27 +357,38 @@ class Trainings:
         """Show a model that others trained as a run beside the trainings, with its scores."""
         measured = Evaluation.read(path)
         identity = f"foreign/{digest([measured.run, measured.weights])}"
-        state = sha256(path)
-        if self.store.is_sent("Training", identity, state):
+        state, at = sha256(path), self._time(path)
+        if at is None or self.store.is_sent("Training", identity, state):
             return 0
         tags = self._tags(measured.run, "foreign", self._job(path), f"evaluate --model {measured.run}")
         tags |= {"spider.digest": measured.weights}
-        params = {**measured.results["foreign"].details, "folder": measured.checkpoint}
-        at = self._time(path)
-        if at is None:
-            return 0
-        shown = self.store.show(
-            "Training", identity, name=measured.run, start=at, tags=tags, params=flatten(params)
-        )
-        address = self._address(measured.data)
-        self.store.log_dataset(shown.run_id, measured.data, measured.data_digest, address, "validation")
-        values = {k if k in RANKING else f"val/{k}": v for k, v in metrics(measured.all_results).items()}
-        values["parameters"] = measured.parameters
-        self.store.log_points(shown.run_id, [(k, v, int(at * 1000), 0) for k, v in values.items()])
+        params = flatten({**measured.results["foreign"].details, "folder": measured.checkpoint})
+        shown = self.store.show("Training", identity, name=measured.run, start=at, tags=tags, params=params)
+        self._log(shown, Scores.of(measured, "foreign", at, parameters=measured.parameters))
         self.store.upload(shown.run_id, path)
         self.store.set_status(shown, "finished", at)
         self.store.note_state(shown, state)
         return 1
+
+
+def _at_the_end(model: Model, stages: Sequence[Stage], time: float) -> Scores:
+    """Return the scores of a model at the end of the last of these stages, with what all of them cost."""
+    step, found = model.receipt.global_step, model.found
+    evaluation = Evaluation.read(model.folder.evaluation) if model.folder.evaluation.is_file() else None
+    if evaluation and evaluation.weights != model.weights:
+        evaluation = None  # of an earlier training
+    if model.compressed:
+        # The training run has the metrics of the checkpoint, which these must not replace. The bytes of the
+        # file go before those of the text.
+        further = {key: value for one in found.values() for key, value in one.metrics.items()}
+        values = {f"compressed/{key}": value for key, value in (further | model.numbers).items()}
+        return Scores(model.where, step, time, values, {}, curves(found), evaluation)
+    costs = dict[str, float]()
+    if evaluation:
+        trained = [stage.models[0].receipt for stage in stages if stage.models]
+        costs = {name: sum(getattr(one, name) for one in trained) for name in ("bytes", "seconds")}
+        costs["parameters"] = evaluation.parameters
+    return Scores(model.where, step, time, metrics(found), costs, curves(found), evaluation)
 
 
 @cache

@@ -128,6 +128,18 @@ def test_mlflow_holds_the_whole_run(smoke):
         assert {f"{stage}/{name}" for name in (*FIGURES, "sample.txt", "evaluation.json")} <= shown
 
 
+def test_a_store_made_again_from_the_folder_has_the_same_content(smoke, tmp_path):
+    from tests.unit.tracking.conftest import content
+
+    before, again = (f"sqlite:///{folder}/mlflow.db" for folder in (smoke[0], tmp_path))
+    command = [SNAKEMAKE.parent / "spider", "--config", smoke[0] / "config.yaml", "track", "sync"]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": again}
+    folder = smoke[0].parent.parent  # in which the paths of the configuration begin
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert content(again) == content(before)
+
+
 def test_every_block_of_using_a_model_runs(smoke, tmp_path):
     """The blocks of docs/using-a-model.md run on the smoke run's last stage, without a network."""
     page = (ROOT / "docs/using-a-model.md").read_text()

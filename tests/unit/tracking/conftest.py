@@ -14,7 +14,7 @@ import mlflow
 import pytest
 
 from spider.checkpoints.records import Origin
-from spider.common.files import write_json
+from spider.common.files import sha256, write_json
 from spider.common.results import Results, StageFolder
 from spider.config import Config, StageSpec, load_config
 from spider.provenance.made import Job, Workflow
@@ -93,6 +93,10 @@ class Folder(Results):
         return sync(self, self.config(**tracking))
 
     @property
+    def content(self) -> dict[str, Any]:
+        return content(f"sqlite:///{self.root}/mlflow.db")
+
+    @property
     def client(self) -> mlflow.MlflowClient:
         return mlflow.MlflowClient(f"sqlite:///{self.root}/mlflow.db")
 
@@ -125,3 +129,60 @@ def make_folder(tmp_path: Path, empty_database: Path) -> Callable[[str], Folder]
 def results(make_folder: Callable[[str], Folder]) -> Folder:
     """Return a results folder whose path has characters that are special in a URI."""
     return make_folder("my results 100%20#1")
+
+
+def content(uri: str) -> dict[str, Any]:
+    """Return all that a store holds, with names in place of ids, and without the times of its own."""
+    client = mlflow.MlflowClient(uri, registry_uri=uri)
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    runs = client.search_runs(experiments, max_results=10_000)
+    models = client.search_logged_models(experiments, max_results=1000)
+    names = {run.info.run_id: run.data.tags["spider.identity"] for run in runs}
+    names |= {model.model_id: model.tags["spider.identity"] for model in models}
+
+    def named(tags: dict[str, str]) -> dict[str, str]:
+        # MLflow's own list of the models of a run has their times.
+        return {key: names.get(one, one) for key, one in tags.items() if key != "mlflow.loggedModels"}
+
+    found: dict[str, Any] = {}
+    for run in runs:
+        of, info = run.info.run_id, run.info
+        found[names[of]] = {
+            "status": (info.run_name, info.status, info.start_time, info.end_time, info.lifecycle_stage),
+            "metrics": {
+                key: [(one.value, one.timestamp, one.step) for one in client.get_metric_history(of, key)]
+                for key in run.data.metrics
+            },
+            "params": run.data.params,
+            "tags": named(run.data.tags),
+            "data": sorted(
+                (one.dataset.name, one.dataset.digest, one.dataset.source, [tag.value for tag in one.tags])
+                for one in run.inputs.dataset_inputs
+            ),
+            "models": sorted(names[one.model_id] for one in run.outputs.model_outputs) if run.outputs else [],
+            "files": files_in(client, of),
+        }
+    for model in models:
+        metrics = [
+            (one.key, one.value, one.timestamp, one.step, one.dataset_name, one.dataset_digest)
+            for one in model.metrics or ()
+        ]
+        about = (model.name, str(model.status), names[model.source_run_id], model.params, named(model.tags))
+        found[names[model.model_id]] = about, sorted(metrics)
+    for model in client.search_registered_models():
+        versions = client.search_model_versions(f"name = '{model.name}'")
+        found[f"registered {model.name}"] = model.tags, model.aliases, {
+            one.version: (named(one.tags), names[one.run_id]) for one in versions
+        }  # fmt: skip
+    return found
+
+
+def files_in(client: mlflow.MlflowClient, run: str, path: str | None = None) -> dict[str, str]:
+    """Return the digests of the artifacts of a run, by path."""
+    found: dict[str, str] = {}
+    for one in client.list_artifacts(run, path):
+        if one.is_dir:
+            found |= files_in(client, run, one.path)
+        else:
+            found[one.path] = sha256(Path(client.download_artifacts(run, one.path)))
+    return found

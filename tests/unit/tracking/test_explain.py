@@ -1,7 +1,8 @@
-"""Error messages about unusable stores; tests/browser has those about a server and PostgreSQL."""
+"""Stores that cannot be used. tests/browser has a server with PostgreSQL, and tests/advice the remedies."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from spider.config import ConfigError, load_config
+from spider.tracking.store import serve
 from spider.tracking.target import store_uri
 from tests.servers import free_port
 
@@ -72,13 +74,6 @@ def test_a_postgresql_that_does_not_run_is_named_without_its_password(results, m
     assert "is the database running" in report.error and "sesame" not in report.error
 
 
-def test_a_file_that_is_not_a_database_is_named(results):
-    (results.root / "mlflow.db").write_bytes(b"not a database at all" * 100)
-    results.workflow()
-    report = results.sync()
-    assert "not a SQLite database" in report.error
-
-
 @pytest.mark.parametrize(
     "uri", ["./mlruns", "file:./mlruns", "mlflow.db", "localhost:5000", "sqlite://mlflow.db"]
 )
@@ -97,18 +92,6 @@ def test_a_relative_path_of_a_database_begins_at_the_working_folder(results, tmp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
     results.workflow()
     assert results.sync().sent == {"workflows": 1} and (tmp_path / "own.db").exists()
-
-
-def test_a_deleted_experiment_is_named_and_gets_the_records_once_restored(results):
-    results.sync()
-    experiment = results.client.get_experiment_by_name("Pipeline").experiment_id
-    results.client.delete_experiment(experiment)
-    results.workflow()
-    report = results.sync()
-    assert "'Pipeline' was deleted in MLflow" in report.error
-    assert f"mlflow experiments restore --experiment-id {experiment}" in report.error
-    results.client.restore_experiment(experiment)
-    assert results.sync().sent == {"workflows": 1}
 
 
 CONFIG = {
@@ -131,3 +114,17 @@ def test_the_configuration_names_the_store_and_the_experiment(tmp_path):
     assert store_uri(tmp_path, load_config(CONFIG | {"tracking": tracking}).tracking) == tracking["uri"]
     with pytest.raises(ValueError, match="letters, digits"):
         load_config(CONFIG | {"tracking": {"experiment": "ada/training"}})
+
+
+@pytest.mark.parametrize(
+    ("experiment", "page"),
+    [(None, "?workflowType=machine_learning"), ("7", "/7/runs?viewStateShareKey=comparison&")],
+)
+def test_the_address_of_a_server_is_logged_without_its_password(
+    results, monkeypatch, caplog, experiment, page
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ada:sesame@tracker.example/")
+    with caplog.at_level(logging.INFO):
+        serve(results, results.config().tracking, 5000, experiment)
+    assert f"https://***@tracker.example/#/experiments{page}" in caplog.text
+    assert "sesame" not in caplog.text

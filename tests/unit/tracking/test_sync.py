@@ -14,22 +14,6 @@ from spider.common.files import read_json, write_json
 from spider.provenance.made import Made, Process, made_path
 from spider.tracking.curves import POINTS, Curve
 from spider.tracking.sync import Syncer
-from spider.tracking.target import store_uri
-
-
-def content(results):
-    """Return all that a store holds, without ids and the times of its own."""
-    client, found = results.client, {}
-    for experiment in ("Training", "Pipeline"):
-        for run in results.shown(experiment):
-            history = {key: results.history(run, key) for key in run.data.metrics}
-            tags = {
-                k: v for k, v in run.data.tags.items() if k != "mlflow.parentRunId" and "loggedModel" not in k
-            }
-            files = sorted(one.path for one in client.list_artifacts(run.info.run_id))
-            info = (run.info.status, run.info.start_time, run.info.end_time)
-            found[tags["spider.identity"]] = (info, history, run.data.params, tags, files)
-    return found
 
 
 def fill(results):
@@ -46,12 +30,12 @@ def test_a_second_sync_sends_nothing_and_a_new_store_gets_the_same(results):
     first = results.sync()
     assert first.error is None
     assert first.sent == {"workflows": 1, "jobs": 2, "runs": 1, "registered models": 1}
-    before = content(results)
-    assert results.sync().sent == {} and content(results) == before
+    before = results.content
+    assert results.sync().sent == {} and results.content == before
     (results.root / "mlflow.db").unlink()
     shutil.rmtree(results.root / "mlartifacts")
     assert results.sync().error is None
-    assert content(results) == before
+    assert results.content == before
 
 
 def test_jobs_lie_below_their_workflow_with_what_they_read_and_wrote(results):
@@ -189,14 +173,6 @@ def test_a_curve_grows_in_the_store_while_the_stage_trains(results):
     assert syncer.attempt().sent == {"runs": 1} and syncer.attempt().sent == {}
     (run,) = results.shown("Training")
     assert [step for step, _ in results.history(run, "train/loss")] == [0, 1, 2, 3, 4, 7, 8]
-
-
-def test_the_environment_decides_the_store(results, monkeypatch):
-    settings = results.config(uri="http://configured").tracking
-    assert store_uri(results.root, results.config().tracking) == f"sqlite:///{results.root}/mlflow.db"
-    assert store_uri(results.root, settings) == "http://configured"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
-    assert store_uri(results.root, settings) == "http://environment"
 
 
 def test_nothing_is_sent_where_tracking_is_off(results, monkeypatch):
