@@ -32,39 +32,12 @@ from tests.unit.small_datasets import is_validation
 
 #: Share of held-out documents.
 VALIDATION = 0.2
-MODULES = (
-    "argparse",
-    "calendar",
-    "codecs",
-    "csv",
-    "datetime",
-    "difflib",
-    "doctest",
-    "email/message",
-    "fractions",
-)
-MODULES += (
-    "functools",
-    "inspect",
-    "logging/__init__",
-    "mailbox",
-    "optparse",
-    "pdb",
-    "pickletools",
-    "random",
-    "socket",
-)
-MODULES += (
-    "statistics",
-    "subprocess",
-    "tarfile",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "turtle",
-    "typing",
+MODULES = [
+    "argparse", "calendar", "codecs", "csv", "datetime", "difflib", "doctest", "email/message", "fractions",
+    "functools", "inspect", "logging/__init__", "mailbox", "optparse", "pdb", "pickletools", "random",
+    "socket", "statistics", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "turtle", "typing",
     "zipfile",
-)
+]  # fmt: skip
 
 
 @cache
