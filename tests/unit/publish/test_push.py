@@ -92,11 +92,11 @@ def test_a_push_sends_the_whole_folder_in_one_private_commit(hub, folder):
     repo = hub.repositories[REPO]
     assert repo.private and done.private and len(repo.branches["main"]) == 2
     assert repo.files() == {k: v for k, v in content(folder).items() if k != ".hidden"}
-    push(folder, REPO)
-    assert len(repo.branches["main"]) == 2, "a second push sends and commits nothing"
     assert done.url == f"{hub.endpoint}/{REPO}/commit/{repo.commit('main')}"
     assert hub.validated == [(folder / "README.md").read_text()], "the card is checked first"
     assert len(hub.uploaded) == len(list(folder.glob("*.safetensors"))) > 2
+    push(folder, REPO)
+    assert len(repo.branches["main"]) == 2, "a second push sends and commits nothing"
 
 
 def test_a_push_deletes_the_weights_of_the_earlier_model(hub, folder, tmp_path):
