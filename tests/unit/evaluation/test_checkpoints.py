@@ -165,7 +165,7 @@ def test_scored_checkpoints_are_rows_and_a_curve(trained, tmp_path):
     assert all(f"{one.bpb:.4f}" in row for one, row in zip(found.scores, rows, strict=False))
     without, summary = (Summary.read(tmp_path / name / "summary.json") for name in ("without", "report"))
     stage = summary.runs["small"].last
-    assert [bpb for _, bpb in stage.log.held_out[:-1]] == [one.bpb for one in found.scores]
+    assert [one.bpb for one in stage.checkpoints] == [one.bpb for one in found.scores]
     assert stage.model_copy(update={"checkpoints": ()}) == without.runs["small"].last
     assert "step 5" not in (tmp_path / "without/table.md").read_text()
 
