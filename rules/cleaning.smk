@@ -7,7 +7,7 @@ datasets whose documents are compared have these jobs (`cleaning:` with `exact` 
 
 rule signatures:
     input:
-        raw_part,
+        plan.raw_part,
     output:
         "<results>/cleaning/{dataset}/signatures/{part}.parquet",
     log:
@@ -15,12 +15,9 @@ rule signatures:
     benchmark:
         "<benchmarks>/signatures/cleaning/{dataset}/signatures/{part}.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(120),
     params:
         spider=command,
-        identity=signatures_identity,
+        identity=plan.signatures_identity,
     shell:
         "{params.spider} --log {log:q} data signatures {wildcards.dataset} {wildcards.part}"
 
@@ -28,7 +25,7 @@ rule signatures:
 rule candidates:
     input:
         "<results>/cleaning/{dataset}/signatures/{part}.parquet",
-        lambda wildcards: earlier("signatures", wildcards),
+        lambda wildcards: plan.earlier("signatures", wildcards),
     output:
         "<results>/cleaning/{dataset}/candidates/{part}.parquet",
     log:
@@ -36,12 +33,9 @@ rule candidates:
     benchmark:
         "<benchmarks>/candidates/cleaning/{dataset}/candidates/{part}.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(60),
     params:
         spider=command,
-        identity=candidates_identity,
+        identity=plan.candidates_identity,
     shell:
         "{params.spider} --log {log:q} data candidates {wildcards.dataset} {wildcards.part}"
 
@@ -51,9 +45,9 @@ rule verify_pairs:
     input:
         "<results>/cleaning/{dataset}/candidates/{part}.parquet",
         "<results>/cleaning/{dataset}/signatures/{part}.parquet",
-        raw_part,
-        lambda wildcards: earlier("signatures", wildcards),
-        lambda wildcards: earlier("raw", wildcards),
+        plan.raw_part,
+        lambda wildcards: plan.earlier("signatures", wildcards),
+        lambda wildcards: plan.earlier("raw", wildcards),
     output:
         "<results>/cleaning/{dataset}/verified/{part}.parquet",
     log:
@@ -63,22 +57,17 @@ rule verify_pairs:
     priority: 1
     resources:
         mem_mb=growing(4000),
-        runtime=growing(120),
     params:
         spider=command,
-        identity=verified_identity,
+        identity=plan.verified_identity,
     shell:
         "{params.spider} --log {log:q} data verify-pairs {wildcards.dataset} {wildcards.part}"
 
 
 rule drop:
     input:
-        lambda wildcards: expand(
-            "<results>/cleaning/{dataset}/{step}/{part}.parquet",
-            step=CONFIG.cleaning(wildcards.dataset).steps,
-            **wildcards,
-        ),
-        lambda wildcards: earlier("removed", wildcards),
+        plan.evidence,
+        lambda wildcards: plan.earlier("removed", wildcards),
     output:
         multiext("<results>/cleaning/{dataset}/removed/{part}", ".parquet", ".json"),
     log:
@@ -86,9 +75,6 @@ rule drop:
     benchmark:
         "<benchmarks>/drop/cleaning/{dataset}/removed/{part}.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(60),
     params:
         spider=command,
     shell:
@@ -97,7 +83,7 @@ rule drop:
 
 rule held_out:
     input:
-        raw_part,
+        plan.raw_part,
     output:
         "<results>/cleaning/{dataset}/held_out/{part}.parquet",
     log:
@@ -105,20 +91,16 @@ rule held_out:
     benchmark:
         "<benchmarks>/held_out/cleaning/{dataset}/held_out/{part}.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(60),
     params:
         spider=command,
-        identity=split_identity,
+        identity=plan.split_identity,
     shell:
         "{params.spider} --log {log:q} data held-out {wildcards.dataset} {wildcards.part}"
 
 
 rule protect:
     input:
-        protected_texts,
-        given_texts,
+        plan.protected_texts,
     output:
         "<results>/cleaning/{dataset}/protected.parquet",
     log:
@@ -126,9 +108,6 @@ rule protect:
     benchmark:
         "<benchmarks>/protect/cleaning/{dataset}/protected.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(30),
     params:
         spider=command,
         tasks=lambda wildcards: [name for name, _ in CONFIG.protected_tasks(wildcards.dataset)],
@@ -138,7 +117,7 @@ rule protect:
 
 rule contaminated:
     input:
-        raw_part,
+        plan.raw_part,
         "<results>/cleaning/{dataset}/protected.parquet",
     output:
         "<results>/cleaning/{dataset}/contaminated/{part}.parquet",
@@ -149,9 +128,8 @@ rule contaminated:
     priority: 1
     resources:
         mem_mb=growing(3000),
-        runtime=growing(60),
     params:
         spider=command,
-        identity=contamination_identity,
+        identity=plan.contamination_identity,
     shell:
         "{params.spider} --log {log:q} data contaminated {wildcards.dataset} {wildcards.part}"

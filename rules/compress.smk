@@ -4,7 +4,7 @@
 rule compress:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        data=lambda wildcards: metadata(stage_spec(wildcards).data),
+        data=lambda wildcards: plan.metadata(plan.stage_of(wildcards).data),
     output:
         "<results>/runs/{run}/{stage}/compressed/model.spider",
         "<results>/runs/{run}/{stage}/compressed/compress.json",
@@ -12,13 +12,12 @@ rule compress:
         "<logs>/compress/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/compress/runs/{run}/{stage}/compressed/model.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        runtime=growing(60),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        identity=compress_identity,
+        identity=plan.compress_identity,
     shell:
         "{params.spider} --log {log:q} compress {wildcards.run}/{wildcards.stage} --threads {threads}"

@@ -3,7 +3,7 @@
 
 rule download:
     input:
-        own_files,
+        plan.own_files,
     output:
         parquet="<results>/raw/{dataset}/{part}.parquet",
         record="<results>/raw/{dataset}/{part}.json",
@@ -14,16 +14,16 @@ rule download:
     # What trainings wait for comes before evaluations, which fill the gaps.
     priority: 1
     resources:
-        mem_mb=growing(2000),
         runtime=growing(240),
     params:
         spider=command,
-        identity=raw_identity,
+        identity=plan.raw_identity,
     shell:
         "{params.spider} --log {log:q} data download {wildcards.dataset} {wildcards.part} --output {output.parquet:q}"
 
 
 # All jobs of a rule have the same outputs, so datasets whose raw text is deleted have a rule of their own.
+TEMPORARY = [name for name, dataset in CONFIG.datasets.items() if dataset.temp]
 if TEMPORARY:
 
     use rule download as download_temp with:
@@ -38,8 +38,8 @@ if TEMPORARY:
 
 rule tokenizer:
     input:
-        parquets=learned_from,
-        removed=not_learned_from,
+        parquets=plan.learned_from,
+        removed=plan.not_learned_from,
     output:
         "<results>/tokenizers/{tokenizer}/tokenizer.json",
     log:
@@ -49,10 +49,9 @@ rule tokenizer:
     priority: 1
     resources:
         mem_mb=growing(4000),
-        runtime=growing(60),
     params:
         spider=command,
-        identity=tokenizer_identity,
+        identity=plan.tokenizer_identity,
     shell:
         "{params.spider} --log {log:q} data tokenizer {wildcards.tokenizer} {input.parquets:q} --output {output:q} "
         "--threads {threads}"
@@ -60,9 +59,9 @@ rule tokenizer:
 
 rule encode:
     input:
-        parquet=raw_part,
-        removed=removed_part,
-        tokenizer=tokenizer_file,
+        parquet=plan.raw_part,
+        removed=plan.removed_part,
+        tokenizer=plan.tokenizer_file,
     output:
         multiext("<results>/shards/{dataset}/train/{part}", ".bin", ".idx", ".json"),
         multiext("<results>/shards/{dataset}/validation/{part}", ".bin", ".idx", ".json"),
@@ -71,18 +70,16 @@ rule encode:
     benchmark:
         "<benchmarks>/encode/shards/{dataset}/train/{part}.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(120),
     params:
         spider=command,
-        identity=encoding_identity,
+        identity=plan.encoding_identity,
         file=lambda wildcards, input: real(input.parquet),
     shell:
         "{params.spider} --log {log:q} data encode {wildcards.dataset} {wildcards.part} {params.file:q}"
 
 
 # For the same reason, datasets with an n-gram split have a rule of their own.
+WITH_NGRAMS = [name for name, dataset in CONFIG.datasets.items() if dataset.ngram]
 if WITH_NGRAMS:
 
     use rule encode as encode_with_ngrams with:
@@ -98,15 +95,15 @@ if WITH_NGRAMS:
 
 rule index:
     input:
-        part_files("shards/{dataset}/train/{part}.json"),
+        plan.part_files("shards/{dataset}/train/{part}.json"),
         # Snakemake compares no params of a job whose output no other job reads. So an index reads these records,
         # or a changed share of documents for the n-gram index would leave finished parts as they are.
         branch(
-            lambda wildcards: dataset_of(wildcards).ngram,
-            then=part_files("shards/{dataset}/ngram/{part}.json"),
+            lambda wildcards: plan.dataset(wildcards).ngram,
+            then=plan.part_files("shards/{dataset}/ngram/{part}.json"),
         ),
-        raw_records,
-        tokenizer_file,
+        plan.raw_records,
+        plan.tokenizer_file,
     output:
         "<results>/shards/{dataset}/metadata.json",
     log:
@@ -114,19 +111,16 @@ rule index:
     benchmark:
         "<benchmarks>/index/shards/{dataset}/metadata.tsv"
     priority: 1
-    resources:
-        mem_mb=growing(1000),
-        runtime=growing(10),
     params:
         spider=command,
-        identity=lambda wildcards: dataset_of(wildcards).changed(),
+        identity=lambda wildcards: plan.dataset(wildcards).changed(),
     shell:
         "{params.spider} --log {log:q} data index {wildcards.dataset} --threads {threads} --output {output:q}"
 
 
 rule pack:
     input:
-        lambda wildcards: metadata(wildcards.dataset),
+        plan.shards,
     output:
         multiext("<results>/shards/{dataset}/packed-{seq_len}", ".json", ".pieces", ".rows"),
     log:
@@ -135,8 +129,8 @@ rule pack:
         "<benchmarks>/pack/shards/{dataset}/packed-{seq_len}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: REQUESTS.packing(w.dataset, int(w.seq_len)).mem_mb),
-        runtime=growing(lambda w: REQUESTS.packing(w.dataset, int(w.seq_len)).minutes),
+        mem_mb=growing(lambda w: plan.requests.packing(w.dataset, int(w.seq_len)).mem_mb),
+        runtime=growing(lambda w: plan.requests.packing(w.dataset, int(w.seq_len)).minutes),
     params:
         spider=command,
     shell:

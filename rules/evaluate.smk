@@ -9,7 +9,7 @@ of their own. Drawing reads JSON files, and uses no torch and no GPU.
 
 rule overlap:
     input:
-        texts_of(overlap_name),
+        plan.texts_of(overlap_name),
     output:
         "<results>/overlap/{scored}.json",
     log:
@@ -18,9 +18,6 @@ rule overlap:
         "<benchmarks>/overlap/overlap/{scored}.tsv"
     # What evaluations wait for comes before them.
     priority: 1
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(30),
     params:
         spider=command,
     shell:
@@ -29,8 +26,8 @@ rule overlap:
 
 rule baselines:
     input:
-        texts_of(baselines_name),
-        overlap=overlap_of,
+        plan.texts_of(baselines_name),
+        overlap=plan.overlap_of,
     output:
         "<results>/baselines/{scored}.json",
     log:
@@ -40,7 +37,6 @@ rule baselines:
     priority: 1
     resources:
         mem_mb=growing(3000),
-        runtime=growing(120),
     params:
         spider=command,
     shell:
@@ -50,8 +46,8 @@ rule baselines:
 rule stage_baselines:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        overlap=overlap_of,
-        shared=lambda wildcards: f"<results>/baselines/{baselines_name(CONFIG, stage_spec(wildcards))}.json",
+        overlap=plan.overlap_of,
+        shared=plan.shared_baselines,
     output:
         "<results>/runs/{run}/{stage}/baselines.json",
     log:
@@ -60,7 +56,6 @@ rule stage_baselines:
         "<benchmarks>/stage_baselines/runs/{run}/{stage}/baselines.tsv"
     resources:
         mem_mb=growing(3000),
-        runtime=growing(60),
     params:
         spider=command,
     shell:
@@ -69,27 +64,26 @@ rule stage_baselines:
 
 rule evaluate:
     input:
-        receipt=receipt,
-        data=scored_data,
-        ngram=indexes("split", "full"),
-        tasks=task_files,
+        receipt=plan.receipt,
+        data=plan.scored_data,
+        ngram=plan.indexes("split", "full"),
+        tasks=plan.task_files,
         # Settings of compressors change neither this path nor, by its time, the scores.
-        overlap=lambda wildcards: ancient(overlap_of(wildcards)),
+        overlap=lambda wildcards: ancient(plan.overlap_of(wildcards)),
     output:
         "<results>/runs/{run}/{stage}{compressed}/evaluation.json",
     log:
         "<logs>/evaluate/{run}/{stage}{compressed}.log",
     benchmark:
         "<benchmarks>/evaluate/runs/{run}/{stage}{compressed}/evaluation.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        runtime=growing(30),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        identity=lambda wildcards: stage_spec(wildcards).evaluation.scoring(),
-        compressed=compressed_option,
+        identity=lambda wildcards: plan.stage_of(wildcards).evaluation.scoring(),
+        compressed=lambda wildcards: "--compressed" if wildcards.compressed else "",
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} {params.compressed} "
         "--threads {threads}"
@@ -97,23 +91,24 @@ rule evaluate:
 
 rule evaluate_foreign:
     input:
-        model=foreign_files,
-        data=lambda wildcards: metadata(foreign_spec(wildcards).evaluation.data),
-        tasks=lambda wildcards: task_files(foreign_spec(wildcards)),
+        model=plan.foreign_files,
+        data=lambda wildcards: plan.metadata(plan.foreign_spec(wildcards).evaluation.data),
+        tasks=lambda wildcards: plan.task_files(plan.foreign_spec(wildcards)),
     output:
         "<results>/foreign/{run}/evaluation.json",
     log:
         "<logs>/evaluate_foreign/{run}.log",
     benchmark:
         "<benchmarks>/evaluate_foreign/foreign/{run}/evaluation.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        runtime=growing(60),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        identity=lambda wildcards: CONFIG.foreign[wildcards.run].scoring(foreign_spec(wildcards).evaluation),
+        identity=lambda wildcards: CONFIG.foreign[wildcards.run].scoring(
+            plan.foreign_spec(wildcards).evaluation
+        ),
     shell:
         "{params.spider} --log {log:q} evaluate --model {wildcards.run} --threads {threads}"
 
@@ -121,31 +116,29 @@ rule evaluate_foreign:
 rule evaluate_checkpoints:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        data=lambda wildcards: metadata(stage_spec(wildcards).evaluation.data),
-        ngram=indexes("full"),
+        data=plan.scored_text,
+        ngram=plan.indexes("full"),
     output:
         "<results>/runs/{run}/{stage}/checkpoints.json",
     log:
         "<logs>/evaluate_checkpoints/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/evaluate_checkpoints/runs/{run}/{stage}/checkpoints.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        # The next attempt scores only the checkpoints that are left.
-        runtime=growing(60),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        identity=lambda wildcards: stage_spec(wildcards).evaluation.checkpoint_scoring(),
+        identity=lambda wildcards: plan.stage_of(wildcards).evaluation.checkpoint_scoring(),
     shell:
         "{params.spider} --log {log:q} evaluate-checkpoints {wildcards.run}/{wildcards.stage} --threads {threads}"
 
 
 rule sample:
     input:
-        receipt=receipt,
-        ngram=indexes("full"),
+        receipt=plan.receipt,
+        ngram=plan.indexes("full"),
     output:
         "<results>/runs/{run}/{stage}{compressed}/sample.json",
         shown("runs/{run}/{stage}{compressed}/sample.txt", "Samples", "generated text"),
@@ -153,15 +146,14 @@ rule sample:
         "<logs>/sample/{run}/{stage}{compressed}.log",
     benchmark:
         "<benchmarks>/sample/runs/{run}/{stage}{compressed}/sample.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        runtime=growing(30),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        identity=lambda wildcards: stage_spec(wildcards).evaluation.sampling(),
-        compressed=compressed_option,
+        identity=lambda wildcards: plan.stage_of(wildcards).evaluation.sampling(),
+        compressed=lambda wildcards: "--compressed" if wildcards.compressed else "",
     shell:
         "{params.spider} --log {log:q} sample {wildcards.run}/{wildcards.stage} {params.compressed} "
         "--threads {threads}"
@@ -180,9 +172,6 @@ rule draw:
     benchmark:
         "<benchmarks>/draw/runs/{run}/{stage}/loss.tsv"
     localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
     shell:
@@ -192,30 +181,28 @@ rule draw:
 rule harness:
     input:
         receipt="<results>/runs/{run}/{stage}/train.json",
-        ngram=indexes("full"),
-        tasks=harness_files,
+        ngram=plan.indexes("full"),
+        tasks=plan.harness_files,
     output:
         "<results>/runs/{run}/{stage}/harness.json",
     log:
         "<logs>/harness/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/harness/runs/{run}/{stage}/harness.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        runtime=growing(120),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        options=harness_options,
+        options=plan.harness_options,
     shell:
         "{params.spider} --log {log:q} harness {input.receipt:q} {params.options} --threads {threads} --output {output:q}"
 
 
 rule compare:
     input:
-        scores(*CONFIG.shown),
-        lambda wildcards: further(*CONFIG.shown),
+        lambda wildcards: plan.scores(*CONFIG.shown),
         expand("<results>/foreign/{name}/evaluation.json", name=CONFIG.foreign),
     output:
         shown("report/table.md", "Comparison", "bits per byte, table"),
@@ -226,9 +213,6 @@ rule compare:
     benchmark:
         "<benchmarks>/compare/report/table.tsv"
     localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
     shell:

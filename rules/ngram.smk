@@ -7,7 +7,7 @@ index of the n-gram split; everything after it reads the full one, which include
 
 rule count_ngrams:
     input:
-        lambda wildcards: metadata(wildcards.dataset),
+        plan.shards,
     output:
         temp(directory("<results>/ngram/{dataset}/{counted}/counts/{part}")),
     log:
@@ -16,18 +16,18 @@ rule count_ngrams:
         "<benchmarks>/count_ngrams/ngram/{dataset}/{counted}/counts/{part}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: REQUESTS.counting(w.dataset, w.counted, w.part).mem_mb),
-        runtime=growing(lambda w: REQUESTS.counting(w.dataset, w.counted, w.part).minutes),
+        mem_mb=growing(lambda w: plan.requests.counting(w.dataset, w.counted, w.part).mem_mb),
+        runtime=growing(lambda w: plan.requests.counting(w.dataset, w.counted, w.part).minutes),
     params:
         spider=command,
-        run=ngram_reader,
+        run=plan.ngram_reader,
     shell:
         "{params.spider} --log {log:q} data count-ngrams {params.run} {wildcards.part} --output {output:q}"
 
 
 rule build_ngrams:
     input:
-        counts=part_files("ngram/{dataset}/{counted}/counts/{part}"),
+        counts=plan.part_files("ngram/{dataset}/{counted}/counts/{part}"),
     output:
         "<results>/ngram/{dataset}/{counted}/{text}/index.json",
     log:
@@ -36,11 +36,11 @@ rule build_ngrams:
         "<benchmarks>/build_ngrams/ngram/{dataset}/{counted}/{text}/index.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: REQUESTS.merging(w.dataset, w.counted, w.text).mem_mb),
-        runtime=growing(lambda w: REQUESTS.merging(w.dataset, w.counted, w.text).minutes),
+        mem_mb=growing(lambda w: plan.requests.merging(w.dataset, w.counted, w.text).mem_mb),
+        runtime=growing(lambda w: plan.requests.merging(w.dataset, w.counted, w.text).minutes),
     params:
         spider=command,
-        run=ngram_reader,
+        run=plan.ngram_reader,
         full=branch(lambda wildcards: wildcards.text == "full", then="--full", otherwise=""),
     shell:
         "{params.spider} --log {log:q} data build-ngrams {params.run} {input.counts:q} --output {output:q} "

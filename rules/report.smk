@@ -4,7 +4,8 @@
 rule report:
     input:
         "<results>/report/summary.json",
-        lambda wildcards: measured(wildcards.run),  # The page shows the costs and commands of all these jobs.
+        # The page shows the costs and commands of all these jobs.
+        lambda wildcards: plan.measured(wildcards.run),
     output:
         report(
             "<results>/report/runs/{run}.html",
@@ -17,9 +18,6 @@ rule report:
     benchmark:
         "<benchmarks>/report/report/runs/{run}.tsv"
     localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
     shell:

@@ -9,7 +9,7 @@ new shape leaves the others alone.
 
 rule warmup:
     input:
-        packed=rows_with_documents,
+        packed=plan.rows_with_documents,
     output:
         "<results>/runs/{run}/warmup-{shape}.json",
     log:
@@ -17,27 +17,25 @@ rule warmup:
     benchmark:
         "<benchmarks>/warmup/runs/{run}/warmup-{shape}.tsv"
     priority: 1
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
-        # On a GPU it compiles each candidate for the step, and every matrix product in fp8.
-        runtime=growing(branch(all_gpus, then=90, otherwise=30)),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        stage=lambda wildcards: measured_stage(wildcards).stage,
-        settings=shape_settings,
+        stage=lambda wildcards: plan.measured_stage(wildcards).stage,
+        settings=plan.shape_settings,
     shell:
         "{params.spider} --log {log:q} warmup {wildcards.run}/{params.stage} --threads {threads}"
 
 
 rule train:
     input:
-        data=training_data,
-        packed=packed_rows,
-        previous=previous_receipt,
-        indexes=indexes("split", "full"),
-        warmup=lambda wildcards: f"<results>/runs/{wildcards.run}/warmup-{stage_spec(wildcards).shape}.json",
+        data=plan.training_data,
+        packed=plan.packed_rows,
+        previous=plan.previous_receipt,
+        indexes=plan.indexes("split", "full"),
+        warmup=plan.warmup,
     output:
         "<results>/runs/{run}/{stage}/train.json",
     log:
@@ -45,22 +43,22 @@ rule train:
     benchmark:
         "<benchmarks>/train/runs/{run}/{stage}/train.tsv"
     priority: 1
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=all_gpus,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        gpu=plan.all_gpus,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
         # The next attempt resumes from the last checkpoint.
-        runtime=growing(lookup(dpath="{run}/runtime", within=RESOURCES)),
-        processes=lookup(dpath="{run}/processes", within=RESOURCES),
-        nodes=lookup(dpath="{run}/nodes", within=RESOURCES),
+        runtime=growing(lookup(dpath="{run}/runtime", within=plan.resources)),
+        processes=lookup(dpath="{run}/processes", within=plan.resources),
+        nodes=lookup(dpath="{run}/nodes", within=plan.resources),
         # For Snakemake's Slurm executor: one task on each node, which the job starts itself.
-        mpi=lambda wildcards: several_nodes(wildcards) and "srun",
-        tasks=several_nodes,
-        tasks_per_gpu=lambda wildcards: several_nodes(wildcards) and 0,
+        mpi=lambda wildcards: plan.several_nodes(wildcards) and "srun",
+        tasks=plan.several_nodes,
+        tasks_per_gpu=lambda wildcards: plan.several_nodes(wildcards) and 0,
     params:
         spider=command,
-        identity=lambda wildcards: stage_spec(wildcards).identity,
-        settings=stage_settings,
+        identity=lambda wildcards: plan.stage_of(wildcards).identity,
+        settings=plan.stage_settings,
     shell:
         "{params.spider} --log {log:q} train {wildcards.run}/{wildcards.stage} --wait "
         "--threads {threads} --processes {resources.processes} --nodes {resources.nodes}"

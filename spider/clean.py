@@ -10,17 +10,35 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 
-from spider.common.results import NEWEST, Results
+from spider.common.results import NEWEST
 from spider.config import Config, load_config
 from spider.config.scored import baselines_name, overlap_name
 
 log = logging.getLogger(__name__)
+
+#: What can be removed, by patterns in a results folder. A slash at the end finds folders and links to them.
+KINDS = {
+    "raw/*/": "raw text",
+    "cleaning/*/": "evidence of cleaning",
+    "shards/*/": "shards",
+    "text/*/": "index of the training text",
+    "tokenizers/*/": "tokenizer",
+    "ngram/*/*/": "n-gram index",
+    "overlap/*.json": "overlap",
+    "baselines/*.json": "baselines",
+    "foreign/*/": "scores of a foreign model",
+    "runs/*/": "run",
+    "runs/*/*/": "stage",
+    "runs/*/*/superseded-*/": "superseded training",
+    "runs/*/warmup-*.json": "warm-up",
+    "runs/*/warmup-*.compile-cache": "compile cache",
+    "report/runs/*.html": "page",
+}
 
 
 @dataclass(frozen=True)
@@ -56,88 +74,48 @@ def leftovers(root: Path, *, newest: bool = False) -> list[Leftover]:
         ValueError: the folder has no valid configuration.
     """
     copies = sorted((root / "configs").glob("*.yaml"))
-    paths = [path for path in (root / NEWEST, *([] if newest else copies)) if path.exists()]
-    configs: list[Config] = []
+    reached: set[Path] = set()
     invalid: list[Path] = []
-    for path in paths:
+    for path in filter(Path.exists, [root / NEWEST, *([] if newest else copies)]):
         try:
-            configs.append(load_config(path))
+            reached |= {root / name for name in _reached(load_config(path))}
         except ValueError as error:
             log.warning("%s: not valid, so it reaches nothing: %s", path, str(error).splitlines()[0])
             invalid.append(path)
-    if not configs:
+    if not reached:
         raise ValueError(f"{root}: has no valid configuration, so nothing can be kept; remove it by hand")
+    kept_out = [run for run in root.glob("runs/*/") if _in_use(run)]
+    for run in kept_out:
+        log.info("%s: left out, because it is being trained", run)
     found = [Leftover("configuration", path) for path in invalid if path in copies]
-    return [*_data(root, configs), *_runs(Results(root), configs), *found]
+    for pattern, kind in KINDS.items():
+        for path in sorted(root.glob(pattern)):
+            inside = any(path.is_relative_to(one) for one in (*kept_out, *(one.path for one in found)))
+            if path not in reached and not inside and not path.name.startswith("."):
+                found.append(Leftover(kind, path))
+    return found
 
 
-def _data(root: Path, configs: list[Config]) -> Iterator[Leftover]:
-    """Yield what lies there of unreached datasets, from raw files to n-gram indexes and baselines."""
-    datasets = {name for config in configs for name in config.datasets}
-    runs = [run for config in configs for run in config.runs.values()]
-    raw = {config.raw(name) for config in configs for name in config.datasets}
-    for kind, folder, names in (
-        ("raw text", "raw", raw),
-        ("evidence of cleaning", "cleaning", raw),
-        ("shards", "shards", datasets),
-        ("index of the training text", "text", datasets),
-        ("tokenizer", "tokenizers", {name for config in configs for name in config.tokenizers}),
-        ("scores of a foreign model", "foreign", {name for config in configs for name in config.foreign}),
-    ):
-        yield from (Leftover(kind, path) for path in _inside(root / folder) if path.name not in names)
-    indexes = {(run.dataset, run.model.ngram.counted) for run in runs if run.model.ngram}
-    for dataset in _inside(root / "ngram"):
-        for index in _inside(dataset):
-            if (dataset.name, index.name) not in indexes:
-                yield Leftover("n-gram index", index)
-    scored = [
-        (config, config.stage(run, stage.name))
-        for config in configs
-        for run, block in config.runs.items()
-        for stage in block.stages
-    ]
-    for kind, name_of in (("overlap", overlap_name), ("baselines", baselines_name)):
-        names = {name_of(*one) for one in scored}
-        yield from (Leftover(kind, p) for p in sorted((root / kind).glob("*.json")) if p.stem not in names)
-
-
-def _runs(results: Results, configs: list[Config]) -> Iterator[Leftover]:
-    """Yield unreached runs, and the unreached stages, checkpoints, warm-ups and pages of all runs."""
-    runs = {name for config in configs for name in config.runs}
-    specs = [
-        config.stage(name, stage.name)
-        for config in configs
-        for name, run in config.runs.items()
-        for stage in run.stages
-    ]
-    stages = {(spec.run, spec.stage) for spec in specs}
-    warmups = {results.warmup(spec.run, spec.shape) for spec in specs}
-    for run in results.runs:
-        folder = results.run(run)
-        if _in_use(folder):
-            log.info("%s: left out, because it is being trained", folder)
-        elif run not in runs:
-            yield Leftover("run", folder)
-        else:
-            for stage in results.stages(run):
-                if (run, stage.path.name) not in stages:
-                    yield Leftover("stage", stage.path)
-                    continue
-                superseded = sorted(stage.path.glob("superseded-*/"))
-                yield from (Leftover("superseded training", path) for path in superseded)
-            for path in results.warmups(run):
-                if path not in warmups:
-                    yield Leftover("warm-up", path)
-                    cache = path.with_suffix(".compile-cache")
-                    yield from [Leftover("compile cache", cache)] if cache.exists() else []
-    for page in sorted(results.page("*").parent.glob("*.html")):
-        if page.stem not in runs:
-            yield Leftover("page", page)
-
-
-def _inside(folder: Path) -> list[Path]:
-    """Return the folders and links to folders in a folder."""
-    return sorted(path for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
+def _reached(config: Config) -> set[str]:
+    """Return the paths in a results folder that a configuration names, whether they exist or not."""
+    found = {f"{folder}/{config.raw(name)}" for name in config.datasets for folder in ("raw", "cleaning")}
+    found |= {f"{folder}/{name}" for name in config.datasets for folder in ("shards", "text")}
+    found |= {f"tokenizers/{name}" for name in config.tokenizers}
+    found |= {f"foreign/{name}" for name in config.foreign}
+    for run, block in config.runs.items():
+        found |= {f"runs/{run}", f"report/runs/{run}.html"}
+        if block.model.ngram:
+            found.add(f"ngram/{block.dataset}/{block.model.ngram.counted}")
+        for stage in block.stages:
+            spec = config.stage(run, stage.name)
+            found |= {
+                f"runs/{run}/{stage.name}",
+                f"runs/{run}/warmup-{spec.shape}.json",
+                f"runs/{run}/warmup-{spec.shape}.compile-cache",
+                f"overlap/{overlap_name(config, spec)}.json",
+                f"baselines/{baselines_name(config, spec)}.json",
+            }
+    return found
 
 
 def _in_use(run: Path) -> bool:

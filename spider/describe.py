@@ -7,20 +7,21 @@ Memory is that of one process (`spider.training.memory`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from spider.checkpoints.records import Kind
-from spider.common.formatting import quantity
+from spider.common.formatting import duration, quantity
 from spider.common.results import Results
 from spider.config import CompressConfig, Config, StageSpec
 from spider.data.mixture import Mixture, mixes_of
 from spider.data.packing import Packing
-from spider.data.shards import load_metadata
+from spider.data.shards import Split, load_metadata
 from spider.model.interface import Model
 from spider.processes.device import available
 from spider.training.memory import choose, is_open, memory_of, meta_model, training_memory, with_choice
@@ -62,15 +63,14 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
     device_type = "cuda" if block.resources.gpus else "cpu"
     fits = None
     if any(map(is_open, specs)):
-        here = device_type if available() == device_type or device_type == "cpu" else None
-        fits = memory or (memory_of(torch.device(here)) if here else USUAL_GPU)
-        open_ = [choose(spec, spec.processes, kind, device_type, fits) for spec in specs]
-        specs = list(map(with_choice, specs, open_))
+        here = device_type in ("cpu", available())
+        fits = memory or (memory_of(torch.device(device_type)) if here else USUAL_GPU)
+        chosen = [choose(spec, spec.processes, kind, device_type, fits) for spec in specs]
+        specs = list(map(with_choice, specs, chosen))
         model = meta_model(specs[0])
-    stages = [_stage(spec, model, _bytes_per_token(config, spec), kind, device_type) for spec in specs]
-    for spec, stage in zip(specs, stages, strict=True):
-        stage["sources"] = _sources(config, spec, stage["steps"])
-    parts = {name: [stage[name] for stage in stages] for name in ("steps", "tokens", "bytes", "flops")}
+    results = Results(Path(config.results))
+    stages = [_stage(spec, model, results, kind, device_type) for spec in specs]
+    sums = {name: [stage[name] for stage in stages] for name in ("steps", "tokens", "bytes", "flops")}
     return {
         "format": FORMAT,
         "run": run,
@@ -80,7 +80,7 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
         "parameters_by_convention": _conventions(model),
         "looked_up": model.looked_up(),
         **{name: stages[-1][name] for name in ("flops_per_byte", "flops_per_token", "bytes_per_token")},
-        **{name: None if None in known else sum(known) for name, known in parts.items()},
+        **{name: None if None in known else sum(known) for name, known in sums.items()},
         "memory": max(stage["memory"]["total"] for stage in stages),
         "device_memory": fits,
         "precision": block.precision,
@@ -88,8 +88,8 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
         "optimizer": block.optimizer.kind,
         "groups": _groups(model, specs[0]),
         "stages": stages,
-        "counted_text": _counted(config, specs[0]),
-        "compressed": _compressed_model(model, block.compress),
+        "counted_text": _counted(results, specs[0]),
+        "compressed": _compressed(model, block.compress) if block.compress else None,
     }
 
 
@@ -110,64 +110,60 @@ def _groups(model: Model, spec: StageSpec) -> list[dict[str, Any]]:
 
     The betas of Muon are its momentum and NorMuon's decay rate, if it has one.
     """
-    return [
-        {
+    groups = []
+    for group in group_settings(model, spec.optimizer, spec.settings.lr):
+        betas = (group["momentum"], group["beta2"]) if group["muon"] else group["betas"]
+        settings = {
             "group": group["name"],
             "parameters": sum(p.numel() for p in group["params"]),
             "update": "muon" if group["muon"] else spec.optimizer.kind.replace("muon", "adamw"),
             "lr": group["peak_lr"],
-            "betas": [b for b in _betas(group) if b is not None],
+            "betas": [beta for beta in betas if beta is not None],
             "eps": None if group["muon"] else group["eps"],
             "weight_decay": group["weight_decay"],
             "decay": group["decay"] if group["weight_decay"] else None,
         }
-        for group in group_settings(model, spec.optimizer, spec.settings.lr)
-    ]
+        groups.append(settings)
+    return groups
 
 
-def _betas(group: dict[str, Any]) -> tuple[float | None, ...]:
-    return (group["momentum"], group["beta2"]) if group["muon"] else group["betas"]
-
-
-def _counted(config: Config, spec: StageSpec) -> list[dict[str, float]]:
+def _counted(results: Results, spec: StageSpec) -> list[dict[str, float]]:
     """Return the cost of the n-gram index for the run's text, or for `_TEXTS` before that is encoded."""
     if spec.model.ngram is None:
         return []
     from spider.data.ngram.cost import cost  # imports numba
 
-    shards = Results(Path(config.results)).shards(spec.data)
-    sizes: tuple[float, ...] = _TEXTS
-    if (shards / "metadata.json").exists():
-        splits = load_metadata(shards).splits
-        counted = sum(splits[name].tokens for name in ("ngram", "train") if name in splits)
-        sizes = (counted,) if counted else _TEXTS
-    return [cost(spec.model.ngram, size)._asdict() for size in sizes]
+    splits = _splits(results.shards(spec.data)) or {}
+    counted = sum(splits[name].tokens for name in ("ngram", "train") if name in splits)
+    return [cost(spec.model.ngram, size)._asdict() for size in ((counted,) if counted else _TEXTS)]
 
 
-def _compressed_model(model: Model, settings: CompressConfig | None) -> dict[str, Any] | None:
-    """Predict the size of the compressed model. Return None for a run that is not compressed."""
-    if settings is None:
-        return None
+def _compressed(model: Model, settings: CompressConfig) -> dict[str, Any]:
+    """Predict the size of the compressed model."""
     from spider.checkpoints.compress.predict import predict
 
     return predict(model, settings)
 
 
-def _bytes_per_token(config: Config, spec: StageSpec) -> float | None:
-    """Return the mean bytes of a token in the text of a stage. Return None before the text is encoded."""
+def _splits(shards: Path) -> dict[str, Split] | None:
+    """Return the splits of a dataset, or None before it is encoded."""
+    return load_metadata(shards).splits if (shards / "metadata.json").exists() else None
+
+
+def _bytes_per_token(results: Results, spec: StageSpec) -> float | None:
+    """Return the mean bytes of a token in the text of a stage, or None before the text is encoded."""
     if spec.model.vocab_size is None:
         return 1.0
     mean = 0.0
     for name, share in spec.weights.items():
-        shards = Results(Path(config.results)).shards(name)
-        if not (shards / "metadata.json").exists():
+        splits = _splits(results.shards(name))
+        if splits is None:
             return None
-        split = load_metadata(shards).splits["train"]
-        mean += share * split.bytes / max(1, split.tokens)
+        mean += share * splits["train"].bytes / max(1, splits["train"].tokens)
     return mean
 
 
-def _sources(config: Config, spec: StageSpec, steps: int | None) -> list[dict[str, Any]]:
+def _sources(results: Results, spec: StageSpec, steps: int | None) -> list[dict[str, Any]]:
     """Return what a stage reads of each dataset of a mixture: samples, bytes and epochs.
 
     ``shares`` are pairs: a sample where the weights change, also by a cap, and the share from there on. A
@@ -175,48 +171,45 @@ def _sources(config: Config, spec: StageSpec, steps: int | None) -> list[dict[st
     """
     if not spec.mixed:
         return []
-    results = Results(Path(config.results))
     sizes = {name: _size_of(results.shards(name), spec) for name in spec.weights}
     windows = {name: size[0] for name, size in sizes.items() if size}
     caps = spec.mixture.max_epochs
-    mixes = mixes_of(spec, windows, steps) if caps.keys() <= windows.keys() else spec.mixture.mixes
-    is_known = steps is not None and caps.keys() <= windows.keys()
-    samples = (steps or 0) * spec.windows_per_step
-    counts = Mixture(mixes[0][1], mixes[1:]).counts(samples)
+    known = caps.keys() <= windows.keys()
+    mixes = mixes_of(spec, windows, steps) if known else spec.mixture.mixes
+    samples = steps * spec.windows_per_step if known and steps is not None else None
+    read = {} if samples is None else Mixture(mixes[0][1], mixes[1:]).counts(samples)
     sources = []
-    for name in spec.weights:
-        read = counts[name] if is_known else None
-        epochs, bytes_ = None, None
-        if read is not None and (size := sizes[name]):
-            epochs = read / size[0]
-            bytes_ = epochs * size[1]
-        changes = [(begin, mix.get(name, 0) / math.fsum(mix.values())) for begin, mix in mixes]
-        read_of = {"samples": read, "bytes": bytes_, "epochs": epochs}
-        sources.append({"data": name, "shares": changes, **read_of, "max_epochs": caps.get(name)})
+    for name, size in sizes.items():
+        epochs = read[name] / size[0] if name in read and size else None
+        source = {
+            "data": name,
+            "shares": [(begin, mix.get(name, 0) / math.fsum(mix.values())) for begin, mix in mixes],
+            "samples": read.get(name),
+            "bytes": epochs * size[1] if epochs is not None and size else None,
+            "epochs": epochs,
+            "max_epochs": caps.get(name),
+        }
+        sources.append(source)
     return sources
 
 
 def _size_of(shards: Path, spec: StageSpec) -> tuple[int, int] | None:
     """Return the windows and the bytes of an epoch of a dataset; None before they are known."""
     plan = shards / f"packed-{spec.settings.seq_len}.json"
-    is_packed = spec.settings.packing == "best_fit"
-    if not (plan if is_packed else shards / "metadata.json").exists():
+    packed = spec.settings.packing == "best_fit"
+    splits = _splits(shards)
+    if splits is None or (packed and not plan.exists()):
         return None
-    split = load_metadata(shards).splits["train"]
-    windows = Packing.read(plan).rows if is_packed else -(-split.tokens // spec.settings.seq_len)
+    split = splits["train"]
+    windows = Packing.read(plan).rows if packed else -(-split.tokens // spec.settings.seq_len)
     return max(1, windows), split.bytes
 
 
-def _stage(
-    spec: StageSpec,
-    model: Model,
-    bytes_per_token: float | None,
-    kind: Kind,
-    device_type: str,
-) -> dict[str, Any]:
+def _stage(spec: StageSpec, model: Model, results: Results, kind: Kind, device_type: str) -> dict[str, Any]:
     """Return the description of one stage."""
     s = spec.settings
     flops = model.flops_per_token(s.seq_len, s.n_loops)
+    bytes_per_token = _bytes_per_token(results, spec)
     steps = horizon(spec, model)
     tokens = None if steps is None else steps * spec.tokens_per_step
     return {
@@ -233,6 +226,7 @@ def _stage(
         "memory": training_memory(model, spec, kind, device_type),
         **{name: getattr(s, name) for name in _SETTINGS},
         "checkpointing": spec.model.recomputes,
+        "sources": _sources(results, spec, steps),
     }
 
 
@@ -241,133 +235,131 @@ def _stage(
 
 def render(run: dict[str, Any]) -> None:
     """Print a description as tables."""
-    console = Console(highlight=False)
-    total = run["parameters"]
-    console.print(f"[bold]{run['run']}[/] ({run['preset']}): {total:,} parameters")
-    table = _table("Part", "Parameters", "Share")
-    for part, count in run["parameters_by_part"].items():
-        table.add_row(part.replace("_", " "), f"{count:,}", f"{count / total:.1%}")
-    console.print(table, "")
-    first = run["stages"][0]["stage"]
-    table = _table(f"Group in {first}", "Parameters", "Update", "Rate", "Betas", "Eps", "Decay", no_wrap=True)
-    for group in run["groups"]:
-        how = "" if group["decay"] in (None, "decoupled") else f" {group['decay']}"
-        table.add_row(
-            group["group"],
-            quantity(group["parameters"], ""),
-            group["update"],
-            f"{group['lr']:.3g}",
-            ", ".join(f"{beta:g}" for beta in group["betas"]),
-            "" if group["eps"] is None else f"{group['eps']:g}",
-            f"{group['weight_decay']:g}{how}",
-        )
-    console.print(table, "")
+    total, stages = run["parameters"], run["stages"]
     ids, unit = ("Bytes", "B") if run["bytes_per_token"] == 1 else ("Tokens", "")
-    table = _table(
-        "Stage",
-        "Data",
-        ids,
-        "Steps",
-        f"{ids} a step",
-        "Window",
-        "Loops",
-        f"FLOPs a {ids.lower()[:-1]}",
-        "Memory",
+    _print(f"[bold]{run['run']}[/] ({run['preset']}): {total:,} parameters")
+    parts = run["parameters_by_part"].items()
+    _print(
+        {"Part": part.replace("_", " "), "Parameters": f"{count:,}", "Share": f"{count / total:.1%}"}
+        for part, count in parts
     )
-    table.columns[1].justify = "left"
-    for stage in run["stages"]:
-        table.add_row(
-            stage["stage"],
-            stage["data"],
-            _known(stage["tokens"], unit),
-            f"{stage['max_hours']:g} h" if stage["steps"] is None else f"{stage['steps']:,}",
-            quantity(stage["tokens_per_step"], unit),
-            f"{stage['seq_len']:,}",
-            str(stage["n_loops"]),
-            quantity(stage["flops_per_token"], ""),
-            quantity(stage["memory"]["total"], "B"),
-        )
-    console.print(table, "")
-    if any(stage["sources"] for stage in run["stages"]):
-        table = _table("Stage", "Data", "Share", "Samples", "Bytes", "Epochs")
-        table.columns[1].justify = "left"
-        for stage in run["stages"]:
-            for source in stage["sources"]:
-                (_, share), *changes = source["shares"]
-                shares = [f"{share:.3g}", *(f"{share:.3g} from {sample:,}" for sample, share in changes)]
-                epochs = "?" if source["epochs"] is None else f"{source['epochs']:.3g}"
-                epochs += f" of {source['max_epochs']:g}" if source["max_epochs"] else ""
-                table.add_row(
-                    stage["stage"],
-                    source["data"],
-                    ", ".join(shares),
-                    "?" if source["samples"] is None else f"{source['samples']:,}",
-                    _known(source["bytes"], "B"),
-                    epochs,
-                )
-        console.print(table, "")
-    if run["steps"] is None:
-        console.print("max_hours limits at least one stage: its steps depend on the speed of the machine.")
-    else:
-        text = f"{quantity(run['tokens'], unit)}{'' if unit else ' tokens'}"
-        if not unit and run["bytes"] is not None:
-            text += f" ({quantity(run['bytes'], 'B')})"
-        console.print(f"{text} in {run['steps']:,} steps, {quantity(run['flops'], 'FLOP')} in all.")
-    ratios = (
-        f"{name} {count:,}" + (f" ({run['tokens'] / count:.3g})" if run["tokens"] and count else "")
-        for name, count in run["parameters_by_convention"].items()
+    _print((_group_row(group, stages[0]["stage"]) for group in run["groups"]), no_wrap=True)
+    _print(
+        {
+            "Stage": stage["stage"],
+            "Data": stage["data"],
+            ids: quantity(stage["tokens"], unit),
+            "Steps": f"{stage['max_hours']:g} h" if stage["steps"] is None else f"{stage['steps']:,}",
+            f"{ids} a step": quantity(stage["tokens_per_step"], unit),
+            "Window": f"{stage['seq_len']:,}",
+            "Loops": str(stage["n_loops"]),
+            f"FLOPs a {ids.lower()[:-1]}": quantity(stage["flops_per_token"], ""),
+            "Memory": quantity(stage["memory"]["total"], "B"),
+        }
+        for stage in stages
     )
-    console.print(f"Parameters ({ids.lower()} for each): {', '.join(ratios)}.")
-    memory = max((stage["memory"] for stage in run["stages"]), key=lambda memory: memory["total"])
-    parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
-    counted = f"Memory of a process, counted as {run['counted_as']}"
-    console.print(f"{counted}: {', '.join(parts)} (activations: an estimate).")
-    if (fits := run["device_memory"]) is not None:
-        cuts = "; ".join(
-            f"{stage['stage']} micro_batch {stage['micro_batch']}, "
-            f"checkpointing {stage['checkpointing'] or 'none'}"
-            for stage in run["stages"]
-        )
-        console.print(f"auto, on a device of {quantity(fits, 'B')} (--memory names another): {cuts}.")
-    for one in run["counted_text"]:
-        hours = one["seconds"] / 3600
-        time = f"{hours:.1f} processor hours" if hours >= 1 else f"{60 * hours:.1f} processor minutes"
-        console.print(
-            f"N-gram index of {quantity(one['text'], 'B')} of text: {quantity(one['disk'], 'B')} on disk, "
-            f"and {quantity(one['runs'], 'B')} more until its counts are merged; {time} to count and merge; "
-            f"{one['look_up']:,} bytes read for each byte (extrapolated from 24 MB)."
-        )
-    if (file := run["compressed"]) is not None:
-        fits = file["total_bytes"] <= file["cap"]
-        at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"
-        sizes = ", ".join(f"{name} {size:,}" for name, size in file["bytes"].items() if size)
-        console.print(
-            f"Compressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}"
-            f"{'' if fits else ', does not fit'} ({at}): {sizes} "
-            "(Gaussian weights, before it is trained: an estimate)."
-        )
+    _print(_source_row(source, stage["stage"]) for stage in stages for source in stage["sources"])
+    for line in _sentences(run, ids, unit):
+        _print(line)
 
 
 def render_list(runs: list[dict[str, Any]]) -> None:
     """Print several descriptions, one in each line."""
-    table = _table("Run", "Parameters", "FLOPs a byte", "Steps", "Bytes", "FLOPs", "Memory", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            run["run"],
-            quantity(run["parameters"], ""),
-            _known(run["flops_per_byte"], ""),
-            "?" if run["steps"] is None else f"{run['steps']:,}",
-            _known(run["bytes"], "B"),
-            _known(run["flops"], ""),
-            quantity(run["memory"], "B"),
+    rows = [
+        {
+            "Run": run["run"],
+            "Parameters": quantity(run["parameters"], ""),
+            "FLOPs a byte": quantity(run["flops_per_byte"], ""),
+            "Steps": "?" if run["steps"] is None else f"{run['steps']:,}",
+            "Bytes": quantity(run["bytes"], "B"),
+            "FLOPs": quantity(run["flops"], ""),
+            "Memory": quantity(run["memory"], "B"),
+        }
+        for run in runs
+    ]
+    _print(rows, no_wrap=True)
+
+
+def _group_row(group: dict[str, Any], stage: str) -> dict[str, str]:
+    """Return a row about a group of the optimizer, whose rate is that of a stage."""
+    how = "" if group["decay"] in (None, "decoupled") else f" {group['decay']}"
+    return {
+        f"Group in {stage}": group["group"],
+        "Parameters": quantity(group["parameters"], ""),
+        "Update": group["update"],
+        "Rate": f"{group['lr']:.3g}",
+        "Betas": ", ".join(f"{beta:g}" for beta in group["betas"]),
+        "Eps": "" if group["eps"] is None else f"{group['eps']:g}",
+        "Decay": f"{group['weight_decay']:g}{how}",
+    }
+
+
+def _source_row(source: dict[str, Any], stage: str) -> dict[str, str]:
+    """Return a row about what a stage reads of a dataset of a mixture."""
+    (_, share), *changes = source["shares"]
+    epochs = "?" if source["epochs"] is None else f"{source['epochs']:.3g}"
+    return {
+        "Stage": stage,
+        "Data": source["data"],
+        "Share": ", ".join([f"{share:.3g}", *(f"{share:.3g} from {sample:,}" for sample, share in changes)]),
+        "Samples": "?" if source["samples"] is None else f"{source['samples']:,}",
+        "Bytes": quantity(source["bytes"], "B"),
+        "Epochs": epochs + (f" of {source['max_epochs']:g}" if source["max_epochs"] else ""),
+    }
+
+
+def _sentences(run: dict[str, Any], ids: str, unit: str) -> Iterator[str]:
+    """Yield what stands below the tables: totals, memory, the n-gram index and the compressed model."""
+    if run["steps"] is None:
+        yield "max_hours limits at least one stage: its steps depend on the speed of the machine."
+    else:
+        tokens = f"{quantity(run['tokens'], unit)}{'' if unit else ' tokens'}"
+        known = f" ({quantity(run['bytes'], 'B')})" if not unit and run["bytes"] is not None else ""
+        yield f"{tokens}{known} in {run['steps']:,} steps, {quantity(run['flops'], 'FLOP')} in all."
+    ratios = (
+        f"{name} {count:,}" + (f" ({run['tokens'] / count:.3g})" if run["tokens"] and count else "")
+        for name, count in run["parameters_by_convention"].items()
+    )
+    yield f"Parameters ({ids.lower()} for each): {', '.join(ratios)}."
+    memory = max((stage["memory"] for stage in run["stages"]), key=lambda memory: memory["total"])
+    parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
+    counted = f"Memory of a process, counted as {run['counted_as']}"
+    yield f"{counted}: {', '.join(parts)} (activations: an estimate)."
+    if run["device_memory"] is not None:
+        chosen = "; ".join(
+            f"{stage['stage']} micro_batch {stage['micro_batch']}, "
+            f"checkpointing {stage['checkpointing'] or 'none'}"
+            for stage in run["stages"]
         )
-    Console(highlight=False).print(table)
+        fits = quantity(run["device_memory"], "B")
+        yield f"auto, on a device of {fits} (--memory names another): {chosen}."
+    for one in run["counted_text"]:
+        text, disk, runs = (quantity(one[name], "B") for name in ("text", "disk", "runs"))
+        yield (
+            f"N-gram index of {text} of text: {disk} on disk, and {runs} more until its counts are merged; "
+            f"{duration(one['seconds'])} of a processor to count and merge; {one['look_up']:,} bytes read "
+            "for each byte (extrapolated from 24 MB)."
+        )
+    if (file := run["compressed"]) is not None:
+        fits = "" if file["total_bytes"] <= file["cap"] else ", does not fit"
+        at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"
+        sizes = ", ".join(f"{name} {size:,}" for name, size in file["bytes"].items() if size)
+        yield (
+            f"Compressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}{fits} ({at}): {sizes} "
+            "(Gaussian weights, before it is trained: an estimate)."
+        )
 
 
-def _table(first: str, *titles: str, no_wrap: bool = False) -> Table:
-    numbers = [Column(title, justify="right", no_wrap=no_wrap) for title in titles]
-    return Table(Column(first, no_wrap=no_wrap), *numbers, box=None, pad_edge=False)
-
-
-def _known(value: float | None, unit: str) -> str:
-    return "?" if value is None else quantity(value, unit)
+def _print(what: str | Iterable[dict[str, str]], *, no_wrap: bool = False) -> None:
+    """Print a line, or rows as a table whose titles are their keys; nothing for no rows."""
+    console = Console(highlight=False)
+    if isinstance(what, str):
+        console.print(what)
+    elif rows := list(what):
+        table = Table(box=None, pad_edge=False)
+        for column, title in enumerate(rows[0]):
+            left = column == 0 or title == "Data"
+            table.add_column(title, justify="left" if left else "right", no_wrap=no_wrap)
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table, "")

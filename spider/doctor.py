@@ -71,7 +71,7 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
     else:
         needs = {name: cost["memory"] for name, cost in costs.items()}
         checks |= {"GPU": partial(_gpu, config, needs), "memory": partial(_memory, config, needs)}
-        checks["jobs at once"] = _bounds
+        checks |= {"jobs at once": _bounds}
     for name in config.datasets:
         checks[f"data {name}"] = partial(_dataset, config, results, name, sizes)
         if config.decontaminated(name):
@@ -160,7 +160,7 @@ def _gpu(config: Config, needs: Mapping[str, float]) -> tuple[Mark, str]:
     for name in on_gpu:
         decide(config.runs[name].precision, device, None)
     precisions = ["fp32", *["bf16"] * has_bf16(device), *["fp8"] * has_fp8(device)]
-    found = f"{torch.cuda.device_count()} x {device_name(device)}{_driver()}, {', '.join(precisions)}"
+    found = f"{torch.cuda.device_count()} x {device_name(device)}, {', '.join(precisions)}"
     return _compared(found, torch.cuda.mem_get_info(device)[0], on_gpu)
 
 
@@ -168,19 +168,8 @@ def _bounds() -> tuple[Mark, str]:
     """Say what all jobs at once may use of this machine."""
     found = bounds()
     options = " ".join(f"{name}={most}" for name, most in found.items())
-    text = f"{found['gpu']} GPUs and {quantity(found['mem_mb'] * 1e6, 'B')} of memory"
-    return "ok", f"{text}; snakemake --resources {options} sets other bounds"
-
-
-def _driver() -> str:
-    """Return the version of NVIDIA's driver for a list, or nothing without one."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return f", driver {pynvml.nvmlSystemGetDriverVersion()}"
-    except pynvml.NVMLError:
-        return ""
+    memory = quantity(found["mem_mb"] * 1e6, "B")
+    return "ok", f"{found['gpu']} GPUs and {memory}; snakemake --resources {options} sets other bounds"
 
 
 def _memory(config: Config, needs: Mapping[str, float]) -> tuple[Mark, str]:
@@ -196,18 +185,17 @@ def _memory(config: Config, needs: Mapping[str, float]) -> tuple[Mark, str]:
             check_fits(config.stage(name, stage.name), "fp32", torch.device("cpu"))
     whole = {name: needs[name] * run.resources.processes for name, run in on_cpu.items()}
     memory = psutil.virtual_memory()
-    return _compared(f"{quantity(memory.total, 'B')}", memory.available, whole)
+    return _compared(quantity(memory.total, "B"), memory.available, whole)
 
 
 def _compared(found: str, free: float, needs: Mapping[str, float]) -> tuple[Mark, str]:
     """Compare free memory with the largest estimate of a run."""
     text = f"{found}, {quantity(free, 'B')} free"
-    if not needs:
-        return "ok", text
-    largest = max(needs, key=needs.__getitem__)
-    text += f"; {largest} needs about {quantity(needs[largest], 'B')}"
-    if needs[largest] > free:
-        return "warning", f"{text}: end other programs, or lower micro_batch or seq_len"
+    if needs:
+        largest = max(needs, key=needs.__getitem__)
+        text += f"; {largest} needs about {quantity(needs[largest], 'B')}"
+        if needs[largest] > free:
+            return "warning", f"{text}: end other programs, or lower micro_batch or seq_len"
     return "ok", text
 
 
@@ -216,10 +204,8 @@ def _disk(results: Results, sizes: Sizes) -> tuple[Mark, str]:
     root = results.root.absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if not os.access(existing, os.W_OK):
-        return (
-            "problem",
-            f"{existing}: cannot be written; make it writable, or name another folder (results:)",
-        )
+        reason = f"{existing}: cannot be written; make it writable, or name another folder (results:)"
+        return "problem", reason
     free = shutil.disk_usage(existing).free
     least, likely = (sum(amounts) for amounts in zip((0, 0), *sizes.values(), strict=True))
     has = f"{quantity(free, 'B')} free in {existing}"
@@ -237,13 +223,11 @@ def _written(config: Config, results: Results, cost: Mapping[str, Any]) -> tuple
     shares = run.resources.processes if run.parallel == "fsdp" else 1
     least = likely = 0.0
     for stage in cost["stages"]:
-        if results.stage(cost["run"], stage["stage"]).receipt.exists():
-            continue
-        parts = (stage["memory"].get(part, 0) for part in ("weights", "optimizer", "average"))
-        checkpoint = shares * sum(parts)
-        keeps = config.stage(cost["run"], stage["stage"]).settings.keep_last
-        least = max(least, checkpoint)
-        likely += (keeps + 1) * checkpoint  # One more while it is written.
+        if not results.stage(cost["run"], stage["stage"]).receipt.exists():
+            parts = (stage["memory"].get(part, 0) for part in ("weights", "optimizer", "average"))
+            least = max(least, checkpoint := shares * sum(parts))
+            keeps = config.stage(cost["run"], stage["stage"]).settings.keep_last
+            likely += (keeps + 1) * checkpoint  # One more while it is written.
     if len(cost["counted_text"]) == 1:  # The text is encoded, and its size known.
         (index,) = cost["counted_text"]
         likely += index["disk"] + index["runs"]
@@ -255,13 +239,10 @@ def _written(config: Config, results: Results, cost: Mapping[str, Any]) -> tuple
 
 def _dataset(config: Config, results: Results, name: str, sizes: Sizes) -> tuple[Mark, str]:
     """Look at the items of a dataset that are files of the user, or still to be downloaded."""
-    encoded = (results.shards(name) / "metadata.json").exists()
-    source = config.dataset(name).source
-    items = [
-        item
-        for part, item in config.parts(name).items()
-        if source.own_files(item) or not (encoded or results.raw(config.raw(name), part).exists())
-    ]
+    source, encoded = config.dataset(name).source, (results.shards(name) / "metadata.json").exists()
+    there = {part for part in config.parts(name) if encoded or results.raw(config.raw(name), part).exists()}
+    parts = config.parts(name).items()
+    items = [item for part, item in parts if source.own_files(item) or part not in there]
     if not items and not source.STREAMED:
         return "ok", f"{source.description}: already there"
     return _data(config, name, items, sizes)
@@ -299,12 +280,10 @@ def _partitions(profile: Path) -> tuple[Mark, str]:
         return "problem", f"the executor {executor} is not installed: pip install -e '.[cluster]'"
     if executor != "slurm":
         return "ok", f"{executor}: its queues are not checked"
-    known = partitions()
-    file = profile / settings["slurm-partition-config"]
+    known, file = partitions(), profile / settings["slurm-partition-config"]
     named = yaml.safe_load(file.read_text(encoding="utf-8"))["partitions"]
-    for name in named:
-        if name not in known:
-            return "problem", advice(f"invalid partition specified: {name}")[0]
+    if missing := sorted(named.keys() - known):
+        return "problem", advice(f"invalid partition specified: {missing[0]}")[0]
     return "ok", f"{', '.join(named)}, as {file} names them"
 
 
@@ -321,8 +300,6 @@ def _tracking(config: Config, results: Path) -> tuple[Mark, str]:
         uri = target.store_uri(results, config.tracking)
         reach(uri)
     except Exception as error:  # Errors of MLflow, requests and SQLAlchemy share no base class.
-        return (
-            "warning",
-            f"{redact(target.explain(error, uri))}; the runs go on, and records wait in {results}",
-        )
+        reason = redact(target.explain(error, uri))
+        return "warning", f"{reason}; the runs go on, and records wait in {results}"
     return "ok", redact(uri)

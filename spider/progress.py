@@ -6,9 +6,8 @@ jobs are printed once. ``--dry-run``, ``--verbose``, ``--printshellcmds`` and ``
 Snakemake.
 
 The display reads the logs of the jobs, which therefore run at the same speed as without it. The newest line
-of a log says what the job does, and numbers such as ``step 120/340`` say how far it is. The time left comes
-from these numbers, and for others from earlier runs, warm-ups (`plan`) and finished jobs of the same rule.
-It is a lower bound while nothing is known of some job.
+of a log says what the job does. The time that is left of a training comes from lines such as
+``step 120/340``, and the longest of these times is a lower bound for all jobs.
 
 Snakemake passes its messages on in a thread, and another thread reads the logs. Each holds the lock of the
 handler.
@@ -24,7 +23,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -38,11 +37,8 @@ from rich.text import Text
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from spider.checkpoints.records import Warmup
 from spider.common.formatting import duration, printable
 from spider.common.pace import OUTPUT
-from spider.config.spec import StageSpec
-from spider.provenance.made import attempts
 
 #: Seconds between two looks at the logs, and between two lines of a running job in a pipe.
 LOOK = 0.5
@@ -54,50 +50,15 @@ TAIL = 1 << 16
 REASON = 20
 
 _LINE = re.compile(r"^\d\d:\d\d:\d\d [a-z -]+: (?P<warning>warning: )?(?P<text>.*)")
-_POSITION = re.compile(r"step (\d+)/(\d+)|(\d[\d,]*) of (\d[\d,]*)")
+_STEP = re.compile(r"step (\d+)/(\d+)")
 _ERROR = re.compile(r"(?<!\w)(error|warning):|^Traceback")
 #: Messages of Snakemake that are shown although they are neither a warning nor about a job.
 _KEPT = ("Nothing to be done", "Trying to restart", "Terminating processes", "Will exit after")
 #: Messages about a failure that the plugin reports itself.
 _REPEATED = ("CalledProcessError", "a job execution failed", "At least one job did not complete")
 
-#: Return the seconds of a job, or None where nothing is known of it.
-Estimate = Callable[[], float | None]
-
 #: The handler that prints, which is the last one.
 _active: list[LogHandler] = []
-
-#: Seconds that each job of this invocation may take, by its benchmark file, or a function that returns them.
-_planned: dict[str, float | Estimate] = {}
-
-
-def plan(jobs: Mapping[str, Estimate]) -> None:
-    """Set what the jobs may take, by their benchmark files: as long as in an earlier run, or by an estimate.
-
-    Each job deletes its benchmark file when it starts.
-    """
-    _planned.clear()
-    for path, estimate in jobs.items():
-        _planned[path] = estimate
-        with contextlib.suppress(OSError, ValueError):
-            _planned[path] = sum(row["s"] for row in attempts(Path(path)))
-
-
-def training_seconds(spec: StageSpec, warmup: Path) -> float | None:
-    """Return the seconds of all steps of a stage at the speed of its warm-up.
-
-    Return None while there is no readable warm-up, and for a stage that neither tokens nor steps limit.
-    """
-    settings = spec.settings
-    limits = [settings.max_steps, settings.tokens and settings.tokens // spec.tokens_per_step]
-    steps = min(filter(None, limits), default=None)
-    with contextlib.suppress(OSError, ValueError):  # The training says what is wrong with its warm-up.
-        measured = Warmup.read(warmup)
-        windows = measured.micro_batch or spec.micro_batch(spec.processes)
-        passes = spec.windows_per_step // (spec.processes * windows)
-        step = measured.step.get(measured.precision)
-        return steps * passes * step.seconds if steps and step else None
-    return None
 
 
 def close() -> None:
@@ -115,22 +76,20 @@ class _Job:
     """A job that runs, and what its log says."""
 
     label: str
-    rule: str
     log: Path | None
-    expected: float | None
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     printed: float = field(default_factory=time.monotonic)
     doing: str = ""
     """The newest line of the log."""
-    position: tuple[float, int, int] | None = None
-    """The time of the newest line with numbers, how much was done, and of how much."""
+    newest: tuple[float, int, int] | None = None
+    """The time of the newest line with a step, the step, and the last one."""
     first: tuple[float, int, int] | None = None
-    """The same of the first line with this total."""
+    """The same of the first such line."""
     _read: int = 0
 
     @classmethod
-    def of(cls, record: logging.LogRecord, expected: float | None) -> _Job:
+    def of(cls, record: logging.LogRecord) -> _Job:
         """Return the job of a message of Snakemake: its rule, and its wildcards except digests."""
         said = vars(record)
         names = [str(value).strip("/") for value in (said["wildcards"] or {}).values()]
@@ -138,9 +97,7 @@ class _Job:
         logs = said["log"] or []
         return cls(
             label=" ".join([said["rule_name"], *["/".join(names)] * bool(names)]),
-            rule=said["rule_name"],
             log=Path(logs[0]) if logs else None,
-            expected=expected,
         )
 
     def seconds(self) -> float:
@@ -178,36 +135,21 @@ class _Job:
         head, *groups = printable(text).split(" | ")
         bits = next((group.split("  ")[0] for group in groups if group.startswith("bpb")), None)
         self.doing = f"{head}, {bits}" if bits else head
-        if match := _POSITION.search(head):
-            done, total = (int(number.replace(",", "")) for number in match.groups() if number)
-            before, self.position = self.position, (time.monotonic(), done, total)
-            if before is None or before[2] != total or before[1] > done:
-                self.first = self.position
+        if match := _STEP.match(head):
+            self.newest = (time.monotonic(), int(match[1]), int(match[2]))
+            self.first = self.first or self.newest
 
-    def left(self) -> float | None:
-        """Return the seconds that are left at least, or None if nothing is known about them."""
-        known = []
-        if self.position and self.first and self.position[1] > self.first[1]:
-            (began, before, _), (now, done, total) = self.first, self.position
-            known.append((total - done) * (now - began) / (done - before) - (time.monotonic() - now))
-        # What is left of a training comes from its steps alone: an earlier one may have been shorter.
-        if self.expected is not None and not (known and self._trains()):
-            known.append(self.expected - self.seconds())
-        return max(0.0, *known) if known else None
-
-    def is_known(self) -> bool:
-        """Return whether `left` is an estimate of the whole job, and no lower bound."""
-        if self.left() is None:
-            return False
-        return self._trains() or (self.expected or 0.0) > self.seconds()
-
-    def _trains(self) -> bool:
-        return self.doing.startswith("step ")
+    def left(self) -> float:
+        """Return the seconds that are left of the steps; 0 while their speed is not known."""
+        if self.newest is None or self.first is None or self.newest[1] <= self.first[1]:
+            return 0.0
+        (began, before, _), (now, done, total) = self.first, self.newest
+        return max(0.0, (total - done) * (now - began) / (done - before) - (time.monotonic() - now))
 
     def remaining(self) -> str:
-        """Return the time that is left, or nothing if too little is known about it."""
+        """Return the time that is left, or nothing while it is not known."""
         left = self.left()
-        return f"{duration(left)} left" if left and self.is_known() else ""
+        return f"{duration(left)} left" if left >= 1 else ""
 
 
 class LogHandler(LogHandlerBase):  # type: ignore[misc]
@@ -227,7 +169,6 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.jobs: dict[int, _Job] = {}
-        self.finished: dict[str, list[float]] = {}
         self.done = self.total = self.failed = 0
         self.began = time.monotonic()
         self.live: Live | None = None
@@ -290,19 +231,14 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
 
     def _start(self, record: logging.LogRecord) -> None:
         said = vars(record)
-        number, rule = said["jobid"], said["rule_name"]
-        if not said["output"]:  # a target
-            return
-        benchmark = said["benchmark"] or ""
-        self.jobs[number] = job = _Job.of(record, self._expected(benchmark, rule))
-        _planned.pop(benchmark, None)
-        self._line("start", job)
+        if said["output"]:  # A target has none.
+            self.jobs[said["jobid"]] = job = _Job.of(record)
+            self._line("start", job)
 
     def _end(self, number: int) -> None:
         self.done += 1
         if job := self.jobs.pop(number, None):
             self._show_warnings(job)
-            self.finished.setdefault(job.rule, []).append(job.seconds())
             self._line("done", job, duration(job.seconds()))
 
     def _fail(self, number: int, logs: list[str], command: str) -> None:
@@ -348,7 +284,9 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
         head.add_column(no_wrap=True)
         head.add_column(no_wrap=True, overflow="ellipsis")
         passed = f"{self.done} of {self.total} jobs done, {duration(time.monotonic() - self.began)}"
-        head.add_row(bar, Text(", ".join(filter(None, [passed, self._left()])), style="bold"))
+        left = max((job.left() for job in self.jobs.values()), default=0.0)
+        passed += f", at least {duration(left)} left" if left >= 1 else ""
+        head.add_row(bar, Text(passed, style="bold"))
         rows = Table.grid(padding=(0, 2, 0, 0), expand=True)
         rows.add_column(no_wrap=True, overflow="ellipsis", min_width=20, max_width=34)
         rows.add_column(no_wrap=True, justify="right", min_width=10)
@@ -361,27 +299,6 @@ class LogHandler(LogHandlerBase):  # type: ignore[misc]
         region.add_row(head)
         region.add_row(rows)
         return region
-
-    def _left(self) -> str:
-        """Return the time that is left for all jobs, or nothing if too little is known."""
-        running = list(self.jobs.values())
-        lefts = [job.left() or 0.0 for job in running]
-        waiting = [self._expected(path) for path in list(_planned)]
-        worked = sum(map(sum, self.finished.values())) + sum(job.seconds() for job in running)
-        at_once = max(1.0, worked / max(1.0, time.monotonic() - self.began))
-        left = max([*lefts, (sum(lefts) + sum(filter(None, waiting))) / at_once])
-        known = None not in waiting and all(job.is_known() for job in running)
-        return f"{'about' if known else 'at least'} {duration(left)} left" if left >= 1 else ""
-
-    def _expected(self, benchmark: str, rule: str | None = None) -> float | None:
-        """Return the seconds of a job by `plan`, or else of the finished jobs of its rule."""
-        planned = _planned.get(benchmark)
-        seconds = planned() if callable(planned) else planned
-        if seconds:
-            _planned[benchmark] = seconds
-        rule = rule or next((name for name in self.finished if f"/{name}/" in benchmark), "")
-        times = self.finished.get(rule)
-        return seconds or (sum(times) / len(times) if times else None)
 
     def _line(self, what: str, job: _Job, *more: str) -> None:
         """Print a line about a job in a pipe."""

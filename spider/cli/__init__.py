@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import faulthandler
-import json
 import logging
 import os
 import sys
@@ -34,62 +33,27 @@ from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.cli.verify import verify
 from spider.common.pace import OUTPUT
-from spider.common.results import write_config
 from spider.common.version import VERSION
 from spider.config.imports import allow_import
 from spider.processes.wait_policy import set_wait_policy
 from spider.provenance.codefiles import code_files, write_note
 
-_COMMANDS = (
-    config,
-    model.describe,
-    doctor,
-    train.warmup,
-    train.train,
-    evaluate.evaluate,
-    evaluate.evaluate_checkpoints,
-    evaluate.overlap,
-    evaluate.baselines,
-    evaluate.sample,
-    harness,
-    model.compress,
-    model.generate,
-    chat,
-    model.boundaries,
-    data,
-    model.checkpoint,
-    evaluate.report,
-    evaluate.track,
-    verify,
-    compare,
-    diff,
-    why,
-    clean,
-)
+_BEFORE = (config, model.describe, doctor, data)
+_STAGES = (train.warmup, train.train, evaluate.evaluate, evaluate.evaluate_checkpoints, evaluate.sample)
+_TEXTS = (evaluate.overlap, evaluate.baselines)
+_MODELS = (harness, model.compress, model.generate, chat, model.boundaries, model.checkpoint)
+_RESULTS = (evaluate.report, evaluate.track, verify, compare, diff, why, clean)
+_COMMANDS = (*_BEFORE, *_STAGES, *_TEXTS, *_MODELS, *_RESULTS)
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(cls=Group, commands=_COMMANDS, context_settings=_HELP)
 @click.version_option(VERSION)
-@click.option(
-    "--config",
-    "path",
-    type=FILE,
-    default="config.yaml",
-    show_default=True,
-    help="Configuration to read. Jobs of the workflow read its copy in the results folder.",
-)
-@click.option("--configure", metavar="JSON", help="Configuration in JSON, copied to its results folder.")
+@click.option("--config", "path", type=FILE, default="config.yaml", show_default=True, help="Configuration.")
 @click.option("--log", "log_path", type=FILE, help="File for a copy of the log.")
 @click.option("--family-module", metavar="NAME", help="Family of models that a file may import.")
 @click.pass_context
-def cli(
-    context: click.Context,
-    path: Path,
-    configure: str | None,
-    log_path: Path | None,
-    family_module: str | None,
-) -> None:
+def cli(context: click.Context, path: Path, log_path: Path | None, family_module: str | None) -> None:
     """Train language models: from raw text to an evaluated and tracked model."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if log_path:
@@ -110,9 +74,6 @@ def cli(
     form = f"%(asctime)s {name}: %(levelname)s%(message)s"
     logging.basicConfig(handlers=handlers, format=form, datefmt="%H:%M:%S", level="WARNING", force=True)
     log.setLevel(logging.INFO)
-    if configure:
-        plain = json.loads(configure)
-        path = write_config(Path(plain["results"]), plain)
     if family_module:
         allow_import(family_module)
     allow_imports_of(path)

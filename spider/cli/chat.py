@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 @click.option("--system", help="System message before the conversation.")
 @click.option("--bytes", "count", default=1000, show_default=True, help="Largest size of an answer.")
 @click.option("--temperature", default=0.7, show_default=True, help="0: always the most likely token.")
-@click.option(
-    "--top-k", type=COUNT, default=50, show_default=True, help="Sample from the k likeliest tokens."
-)
+@click.option("--top-k", type=COUNT, default=50, show_default=True, help="Use the k likeliest tokens.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
 @click.option("--context", type=click.IntRange(min=8), help="Tokens of context (default: as evaluated).")
-@click.option(
-    "--calculator/--no-calculator", default=True, show_default=True, help="Compute the calls of an answer."
-)
+@click.option("--calculator/--no-calculator", default=True, help="Compute the calls of an answer.")
 def chat(path: Path, system: str | None, count: int, context: int | None, **sampling: Any) -> None:
     """Chat with a model in the terminal.
 

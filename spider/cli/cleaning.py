@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spider.cli.session import Session, command, log
-from spider.config.cleaning import Cleaning
+from spider.config.cleaning import Cleaning, DecontaminateConfig
 
 if TYPE_CHECKING:
     from spider.data.cleaning.exact import Part
@@ -28,6 +28,10 @@ def _file(session: Session, dataset: str, step: str, part: str) -> Path:
     return session.results.cleaning(session.config.raw(dataset), step, part)
 
 
+def _raw(session: Session, dataset: str, part: str) -> Path:
+    return session.results.raw(session.config.raw(dataset), part)
+
+
 @command("dataset", "part")
 def signatures(session: Session, dataset: str, part: str) -> None:
     """Hash the text of each document of a part that the filters keep."""
@@ -35,10 +39,9 @@ def signatures(session: Session, dataset: str, part: str) -> None:
 
     spec = session.config.dataset(dataset)
     spec.source.item(part)
-    parquet = session.results.raw(session.config.raw(dataset), part)
     output = _file(session, dataset, "signatures", part)
     near = session.config.near(dataset)
-    counts = write_signatures(parquet, output, spec, near=near)
+    counts = write_signatures(_raw(session, dataset, part), output, spec, near=near)
     left_out = sum(counts.get("left_out", {}).values())
     log.info("%s: %s documents, %s left out by filters", output, f"{counts['read']:,}", f"{left_out:,}")
 
@@ -121,6 +124,61 @@ def drop(session: Session, dataset: str, part: str) -> None:
     record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
     counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())
     log.info("%s: removed %s", output, counts or "nothing")
+
+
+def _settings(session: Session, dataset: str) -> DecontaminateConfig:
+    """Return how a dataset is compared with what models are measured with; raise if it is not."""
+    settings = session.config.decontaminated(dataset)
+    if settings is None:
+        raise ValueError(f"datasets.{dataset}.cleaning.decontaminate: is null; set it, as in docs/data.md")
+    return settings
+
+
+@command("dataset", "part")
+def held_out(session: Session, dataset: str, part: str) -> None:
+    """Copy the held-out documents of a part, so that training documents can be compared with them."""
+    from spider.data.cleaning.decontaminate import write_held_out
+
+    output = _file(session, dataset, "held_out", part)
+    spec = session.config.dataset(dataset)
+    count = write_held_out(_raw(session, dataset, part), output, dataset, spec)
+    log.info("%s: %s held-out documents", output, f"{count:,}")
+
+
+@command("dataset")
+def protect(session: Session, dataset: str) -> None:
+    """Collect the texts that models are measured with: held-out documents, tasks and files."""
+    from spider.data.cleaning.decontaminate import write_protected
+    from spider.evaluation import protected
+
+    config, results = session.config, session.results
+    settings = _settings(session, dataset)
+    parts = [(name, part) for name in config.protected(dataset) for part in config.parts(name)]
+    held_out = [_file(session, name, "held_out", part) for name, part in parts]
+    given = protected.given(config, dataset)
+    counts = write_protected(results.protected(config.raw(dataset)), given, held_out, settings.SHORTEST)
+    for name, (documents, short) in counts.items():
+        unprotected = f"{short:,} with fewer than {settings.SHORTEST} words cannot be protected"
+        log.info("%s: %s documents or questions, %s", name, f"{documents:,}", unprotected)
+    if not counts:
+        log.warning("datasets.%s: no held-out document, task or file to compare with", dataset)
+
+
+@command("dataset", "part")
+def contaminated(session: Session, dataset: str, part: str) -> None:
+    """Find the documents of a part that hold text which models are measured with."""
+    from spider.data.cleaning.decontaminate import find_contaminated
+    from spider.data.cleaning.evidence import write
+
+    config, settings = session.config, _settings(session, dataset)
+    protected = session.results.protected(config.raw(dataset))
+    output, parquet = _file(session, dataset, "contaminated", part), _raw(session, dataset, part)
+    found, common = find_contaminated(parquet, part, config.dataset(dataset), protected, settings)
+    write(output, found)
+    log.info("%s: %s documents with protected text", output, f"{len(found):,}")
+    if common:
+        reason = f"more than {settings.COMMON} documents of the part hold them"
+        log.info("%s sequences of held-out text do not count, because %s", f"{common:,}", reason)
 
 
 @command("dataset", "[id]")

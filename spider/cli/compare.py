@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spider.cli.session import JSON, Session
-from spider.common.results import Results
+from spider.common.results import Results, StageFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,36 +61,30 @@ def compare(session: Session, one: str, other: str, as_json: bool) -> None:
 
     from spider.evaluation.records import Evaluation
 
-    scored = []
-    for name in (one, other):
-        run, stage = session.names(name)
-        if run in session.config.foreign:
-            folder = session.results.foreign(run)
-        else:
-            folder = session.results.stage(run, stage or session.config.run(run).stages[-1].name)
-        scored.append(Evaluation.read(folder.evaluation))
-    first, second = scored
+    first, second = (Evaluation.read(_folder(session, name).evaluation) for name in (one, other))
+    both = f"{one} and {other}"
     if first.text_sha256 != second.text_sha256:
-        raise ValueError(
-            f"{one} and {other} are scored on different text; give both the same evaluation.data"
-        )
-    if min(len(first.document_bits), len(second.document_bits)) < 2:
-        raise ValueError(
-            f"{one} and {other} have no bits of two or more documents; evaluate both again, on more text"
-        )
-    bits = [np.array(found.document_bits) for found in scored]
+        raise ValueError(f"{both} are scored on different text; give both the same evaluation.data")
+    bits = [np.array(scored.document_bits) for scored in (first, second)]
+    if min(map(len, bits)) < 2:
+        raise ValueError(f"{both} have no bits of two or more documents; evaluate both again, on more text")
     found = [paired(bits, len(bits[0]) / first.bytes, "documents")]
-    names = [run for run, _ in map(session.names, (one, other))]
-    found += of_seeds(session.results, *names)
+    found += of_seeds(session.results, session.names(one)[0], session.names(other)[0])
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
     for line in found:
         click.echo(line)
     if len(found) == 1:
-        click.echo(
-            "Another seed moves a score too: train both with further seeds, such as `grid: {seed: [1, 2]}`."
-        )
+        remedy = "train both with further seeds, such as `grid: {seed: [1, 2]}`"
+        click.echo(f"Another seed moves a score too: {remedy}.")
+
+
+def _folder(session: Session, name: str) -> StageFolder:
+    """Return the folder of the scores of a stage (default: the last one), or of a foreign model."""
+    if name in session.config.foreign:
+        return session.results.foreign(name)
+    return session.results.stage(*session.stage_of(name))
 
 
 def of_seeds(results: Results, one: str, other: str) -> list[Paired]:

@@ -6,11 +6,11 @@ import json
 import os
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import click
+import yaml
 
-from spider.cli import cleaning, decontaminate
+from spider.cli import cleaning
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Group, Session, command, log
 from spider.common.files import read_json, sha256, write_json
 from spider.common.results import root_of
@@ -40,16 +40,14 @@ def resolve(configuration: Path) -> None:
 @click.option("--output", type=FILE, required=True, help="Parquet file to write.")
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
     """Download one part of a dataset as parquet."""
-    spec = session.config.dataset(dataset)
-    parts = session.config.parts(dataset)
+    spec, parts = session.config.dataset(dataset), session.config.parts(dataset)
     if part not in parts:
         raise ValueError(f"datasets.{dataset}: no part {part!r}; there are {len(parts)}, from 000")
-    item = parts[part]
-    origin = output.with_suffix(".json")  # metadata.json will contain it
     spec.source.fetch(part, output, spec)
     size = output.stat().st_size
-    write_json(origin, {"part": part, "name": item, "bytes": size, "sha256": sha256(output)})
-    log.info("%s: %.1f MB from %s", output, size / 1e6, item)
+    origin = {"part": part, "name": parts[part], "bytes": size, "sha256": sha256(output)}
+    write_json(output.with_suffix(".json"), origin)  # metadata.json will contain it
+    log.info("%s: %.1f MB from %s", output, size / 1e6, parts[part])
 
 
 @command("tokenizer")
@@ -88,18 +86,15 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     from spider.tokens.stored import read_tokens
 
     spec = session.config.dataset(dataset)
-    tokenizer_file = session.tokenizer_of(dataset)
     folder = session.results.shards(dataset)
-    suffixes = ("bin", "idx", "json")
-    files = {f"{split}.{end}": folder / split / f"{part}.{end}" for split in spec.splits for end in suffixes}
-    removed = _removed(session, dataset, part)
     if spec.source.TOKENS:
         spec.source.import_part(file, folder, part, spec)
     else:
-        tokens = read_tokens(tokenizer_file) if tokenizer_file else BYTES
-        encode_part(file, folder, part, spec, tokens, *decisions(removed))
+        tokenizer = session.tokenizer_of(dataset)
+        tokens = read_tokens(tokenizer) if tokenizer else BYTES
+        encode_part(file, folder, part, spec, tokens, *decisions(_removed(session, dataset, part)))
     for split in spec.splits:
-        counts = read_json(files[f"{split}.json"])
+        counts = read_json(folder / split / f"{part}.json")
         if split == "train":
             for reason, count in counts.get("rows", {}).get("left_out", {}).items():
                 log.info("left out: %s documents, %s", f"{count:,}", reason)
@@ -113,30 +108,26 @@ def index(session: Session, dataset: str, output: Path, threads: int | None) -> 
     """Collect the records of all parts of a dataset into metadata.json."""
     from spider.data.shards import build_metadata, scored_groups
 
-    spec = session.config.dataset(dataset)
+    spec, folder = session.config.dataset(dataset), output.parent
     parts = list(session.config.parts(dataset))
-    records = [output.parent / "train" / f"{part}.json" for part in parts]
-    raw = session.config.raw(dataset)
-    tokenizer_file = session.tokenizer_of(dataset)
     if spec.source.TOKENS:
-        origins = [spec.source.imported(part, record) for part, record in zip(parts, records, strict=True)]
+        origins = [spec.source.imported(part, folder / "train" / f"{part}.json") for part in parts]
     else:
-        downloaded = [session.results.raw(raw, part).with_suffix(".json") for part in parts]
-        origins = [read_json(record) for record in downloaded]
-    source = spec.source.changed() | {"files": origins}
-    _check_held_out(session.config, dataset, output.parent)
+        raw = session.config.raw(dataset)
+        origins = [read_json(session.results.raw(raw, part).with_suffix(".json")) for part in parts]
+    _check_held_out(session.config, dataset, folder)
     metadata = build_metadata(
-        output.parent,
+        folder,
         dataset,
         spec,
-        source=source,
+        source=spec.source.changed() | {"files": origins},
         parts=parts,
-        tokenizer=tokenizer_file,
+        tokenizer=session.tokenizer_of(dataset),
         threads=threads or len(os.sched_getaffinity(0)),
     )
     for run in _scored_by(session.config, dataset):
         settings = session.config.runs[run].evaluation
-        scored_groups(output.parent, settings.max_bytes, settings.largest_group)
+        scored_groups(folder, settings.max_bytes, settings.largest_group)
     for split, counts in metadata.splits.items():
         log.info("%s: %s tokens in %d shards", split, f"{counts.tokens:,}", len(counts.shards))
 
@@ -176,10 +167,9 @@ def pack(session: Session, dataset: str, seq_len: int) -> None:
     from spider.data.packing import pack
 
     session.config.dataset(dataset)
-    folder = session.results.shards(dataset)
-    packing = pack(folder, seq_len)
+    packing = pack(session.results.shards(dataset), seq_len)
     filled = f"{packing.pieces:,} pieces of documents, {packing.filled:.2%} of the slots filled"
-    log.info("%s: %s rows of %d, %s", folder, f"{packing.rows:,}", seq_len, filled)
+    log.info("%s: %s rows of %d, %s", dataset, f"{packing.rows:,}", seq_len, filled)
 
 
 @command("run", "part")
@@ -189,9 +179,7 @@ def count_ngrams(session: Session, run: str, part: str, output: Path) -> None:
     from spider.data.ngram.store import count_part
     from spider.data.shards import load_metadata
 
-    name = session.config.run(run).dataset
-    config = _ngram_of(session, run)
-    shards = session.results.shards(name)
+    config, shards = _ngram_of(session, run)
     count_part(shards, load_metadata(shards), part, config, output)
 
 
@@ -207,23 +195,20 @@ def build_ngrams(
     from spider.data.ngram.store import build
     from spider.data.shards import load_metadata
 
-    name = session.config.run(run).dataset
-    config = _ngram_of(session, run)
+    config, shards = _ngram_of(session, run)
     splits = ["ngram", "train"] if full else ["ngram"]
-    metadata = load_metadata(session.results.shards(name))
-    built = build(counts, metadata, splits, config, output.parent, threads or 1)
+    built = build(counts, load_metadata(shards), splits, config, output.parent, threads or 1)
     size = sum(file.size for file in built.files.values())
     contexts = sum(table.contexts for table in built.contexts.values())
-    content = f"{contexts:,} contexts of {built.bytes:,} bytes"
-    log.info("%s: %s, %.0f MB", output.parent, content, size / 1e6)
+    log.info("%s: %s contexts of %s bytes, %.0f MB", output, f"{contexts:,}", f"{built.bytes:,}", size / 1e6)
 
 
-def _ngram_of(session: Session, run: str) -> NgramConfig:
-    """Return the settings of a run's n-gram index."""
-    config = session.config.run(run).model.ngram
-    if config is None:
+def _ngram_of(session: Session, run: str) -> tuple[NgramConfig, Path]:
+    """Return the settings of a run's n-gram index, and the shards that it counts."""
+    block = session.config.run(run)
+    if block.model.ngram is None:
         raise ValueError(f"runs.{run}.model.ngram: is null, so the run has no n-gram index to count for")
-    return config
+    return block.model.ngram, session.results.shards(block.dataset)
 
 
 @click.command()
@@ -262,23 +247,11 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
     statistics = inspect(folder, count)
     if as_json:
         click.echo(json.dumps(statistics, indent=2, ensure_ascii=False))
-        return
-    for split in statistics["splits"].values():
-        split["top"] = "  ".join(f"{text!r} {share:.1%}" for text, share in split["top"])
-    _print(statistics)
+    else:
+        click.echo(yaml.safe_dump(statistics, sort_keys=False, allow_unicode=True), nl=False)
 
 
-def _print(values: dict[str, Any], indent: str = "") -> None:
-    """Print nested values, one in each line."""
-    for key, value in values.items():
-        nested = isinstance(value, dict)
-        form = {int: ",", float: ".2f"}.get(type(value), "")
-        click.echo(f"{indent}{key}:" if nested else f"{indent}{key}: {value:{form}}")
-        if nested:
-            _print(value, indent + "  ")
-
-
-_MEASURED = (decontaminate.held_out, decontaminate.protect, decontaminate.contaminated)
+_MEASURED = (cleaning.held_out, cleaning.protect, cleaning.contaminated)
 _STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, *_MEASURED, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -28,16 +27,19 @@ from spider.common.results import CompressedFolder, StageFolder
 from spider.config import Config, ForeignConfig, StageSpec
 from spider.config.scored import baselines_name, overlap_name, stage_with
 
-if TYPE_CHECKING:
-    from spider.checkpoints.records import Receipt
-
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
 
 
-def _folder(session: Session, stage: tuple[str, str], compressed: bool) -> StageFolder:
-    """Return the folder of a stage or of its compressed model."""
-    folder = session.results.stage(*stage)
-    return CompressedFolder(folder.compressed) if compressed else folder
+def _trained(
+    session: Session, stage: tuple[str, str], threads: int | None, compressed: bool = False
+) -> tuple[StageSpec, StageFolder]:
+    """Return a trained stage and its folder, or that of its compressed model; take its run's GPU."""
+    spec, folder = session.config.stage(*stage), session.results.stage(*stage)
+    folder = CompressedFolder(folder.compressed) if compressed else folder
+    take_gpu(session.config, spec.run)
+    check_settings(folder.receipt, spec)
+    prepare_torch(threads)
+    return spec, folder
 
 
 def check_settings(path: Path, spec: StageSpec) -> None:
@@ -75,22 +77,15 @@ def evaluate(
     from spider.evaluation.text import Overlap, learned_from
     from spider.report.summary import verdicts
 
-    results = session.results
-    spec = session.config.stage(*stage)
-    folder = _folder(session, stage, compressed)
-    data = _scored(session, spec)
-    sources = {one: results.shards(one) for one in session.config.sources(spec.run)}
-    overlap = results.overlap(overlap_name(session.config, spec))
-    take_gpu(session.config, spec.run)
-    check_settings(folder.receipt, spec)
-    prepare_torch(threads)
+    spec, folder = _trained(session, stage, threads, compressed)
+    overlap = session.results.overlap(overlap_name(session.config, spec))
     measured = evaluate(
         folder.receipt,
         spec,
-        data,
+        _scored(session, spec),
         folder.path,
         learned_from=learned_from(session.config, *stage),
-        sources=sources,
+        sources={one: session.results.shards(one) for one in session.config.sources(spec.run)},
         searched=Overlap.read(overlap) if overlap.exists() else None,
     )
     text = "" if measured.lossless else " (of the decoded text)"
@@ -123,17 +118,15 @@ def baselines(session: Session, text: str, of_stage: bool) -> None:
 
     config, results = session.config, session.results
     spec = _stage_on(session, text, baselines_name)
-    overlap = results.overlap(overlap_name(config, spec))
+    overlap = Overlap.read(results.overlap(overlap_name(config, spec)))
     shared = results.baselines(baselines_name(config, spec))
-    folder = results.stage(spec.run, spec.stage)
-    learned = learned_from(config, spec.run, spec.stage)
-    given = spec, _scored(session, spec), learned, Overlap.read(overlap)
-    if not of_stage:
+    output = results.stage(spec.run, spec.stage).baselines if of_stage else shared
+    given = spec, _scored(session, spec), learned_from(config, spec.run, spec.stage), overlap
+    if of_stage:
+        stage_baselines(*given, Baselines.read(shared), output)
+    else:
         text_baselines(*given, shared)
-        log.info("%s", shared)
-        return
-    stage_baselines(*given, Baselines.read(shared), folder.baselines)
-    log.info("%s", folder.baselines)
+    log.info("%s", output)
 
 
 def _stage_on(session: Session, text: str, name_of: Callable[[Config, StageSpec], str]) -> StageSpec:
@@ -151,7 +144,7 @@ def _evaluate_foreign(
     session: Session, model: str, stage: tuple[str, str] | None, threads: int | None
 ) -> None:
     """Score a model that others trained, by its name in the configuration or by its folder."""
-    results, config = session.results, session.config
+    config = session.config
     name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
     foreign = config.foreign.get(model, ForeignConfig(model=model))
     spec = config.stage(*stage) if stage else config.scored_like(foreign)
@@ -164,10 +157,10 @@ def _evaluate_foreign(
             from spider.evaluation.foreign import evaluate_foreign
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
-    data = results.shards(spec.evaluation.data or spec.data)
-    folder = results.foreign(name)
     prepare_torch(threads)
-    measured = evaluate_foreign(name, foreign, spec, data, folder.path)
+    measured = evaluate_foreign(
+        name, foreign, spec, _scored(session, spec), session.results.foreign(name).path
+    )
     log.info("%s: %.4f bits per byte. %s", name, measured.bpb, measured.results["foreign"].notes[0])
 
 
@@ -178,15 +171,8 @@ def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int 
     """Score the kept checkpoints before the end of a stage in bits per byte."""
     from spider.evaluation.evaluate import evaluate_checkpoints
 
-    results = session.results
-    spec = session.config.stage(*stage)
-    folder = results.stage(*stage)
-    data = _scored(session, spec)
-    take_gpu(session.config, spec.run)
-    check_settings(folder.receipt, spec)
-    prepare_torch(threads)
-
-    found = evaluate_checkpoints(folder, spec, data)
+    spec, folder = _trained(session, stage, threads)
+    found = evaluate_checkpoints(folder, spec, _scored(session, spec))
     log.info("%s: %d checkpoints", folder.checkpoint_scores, len(found.scores))
 
 
@@ -198,11 +184,7 @@ def sample(session: Session, stage: tuple[str, str], threads: int | None, compre
     """Continue, or answer, the prompt of the configuration with the last checkpoint of a stage."""
     from spider.evaluation.generate import sample
 
-    spec = session.config.stage(*stage)
-    folder = _folder(session, stage, compressed)
-    take_gpu(session.config, spec.run)
-    check_settings(folder.receipt, spec)
-    prepare_torch(threads)
+    spec, folder = _trained(session, stage, threads, compressed)
     sample(folder.receipt, spec, folder.path)
     log.info("%s", folder.sample_text)
 
@@ -216,19 +198,13 @@ def report() -> None:
 
 
 @command()
-@click.argument("name", metavar="RUN[/STAGE]")
-def draw(session: Session, name: str) -> None:
-    """Draw the figures of a stage (default: of all evaluated stages of RUN) without the model."""
+@STAGE
+def draw(session: Session, stage: tuple[str, str]) -> None:
+    """Draw the figures of an evaluated stage, without the model."""
     from spider.report.page import draw_stage
 
-    results = session.results
-    run, stage = session.names(name)
-    evaluated = [one for one in results.stages(run) if one.evaluation.exists()]
-    if not (stage or evaluated):
-        raise ValueError(f"{results.run(run)}: no stage is evaluated; run `spider evaluate {run}/STAGE`")
-    for folder in [results.stage(run, stage)] if stage else evaluated:
-        for path in draw_stage(folder):
-            log.info("%s", path)
+    for path in draw_stage(session.results.stage(*stage)):
+        log.info("%s", path)
 
 
 @command()
@@ -238,9 +214,14 @@ def compare(session: Session, output: Path) -> None:
     from spider.report import figures
     from spider.report.tables import compare
 
-    evaluations = session.evaluations(session.config.shown)
-    foreign, benchmarks = session.results.foreign_scores, session.results.root / "benchmarks"
-    summary = compare(evaluations, foreign=foreign, benchmarks=benchmarks, output=output.parent)
+    results, runs = session.results, session.config.runs
+    stages = [(run, stage.name) for run in session.config.shown for stage in runs[run].stages]
+    summary = compare(
+        [results.stage(*stage).evaluation for stage in stages],
+        foreign=results.foreign_scores,
+        benchmarks=results.root / "benchmarks",
+        output=output.parent,
+    )
     figures.save([figures.by_stage(summary)], output.with_name("bpb.svg"), size=(10, 5))
 
 
@@ -253,9 +234,8 @@ def page(session: Session, run: str, output: Path | None) -> None:
     """
     from spider.report.page import write_report
 
-    results = session.results
-    output = output or results.page(run)
-    write_report(session.config, results, run, output)
+    output = output or session.results.page(run)
+    write_report(session.config, session.results, run, output)
     log.info("%s", output)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,10 +18,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.command()
 @MODEL
 @click.option(
-    "--tasks",
-    metavar="A,B",
-    default=",".join(HarnessConfig.SEVEN),
-    help="Names of tasks (default: the seven of H-Net).",
+    "--tasks", metavar="A,B", default=",".join(HarnessConfig.SEVEN), help="Default: the seven of H-Net."
 )
 @click.option("--include", type=FOLDER, help="Folder with your own tasks.")
 @click.option("--items", type=COUNT, help="Items of each task, from the first on (default: all).")
@@ -33,14 +31,12 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def harness(
     path: Path,
     tasks: str,
-    include: Path | None,
-    items: int | None,
-    shots: int | None,
     chat: bool,
     batch: int,
     online: bool,
     output: Path,
     threads: int | None,
+    **asked: Any,
 ) -> None:
     """Score a model on tasks of lm-evaluation-harness (install `spider-lm[harness]`).
 
@@ -65,11 +61,9 @@ def harness(
     record = run_harness(
         HarnessModel(model, replace(checkpoint.reading, batch=batch), chat=chat),
         tasks.split(","),
-        include=include,
-        items=items,
-        shots=shots,
         label=checkpoint.label,
         weights=checkpoint.weights,
+        **asked,
     ).write(output)
     for row in record.result.rows:
         log.info("%s: %s", row.label, row)

@@ -40,10 +40,7 @@ TINTS = ("#bfdff5", "#ffdda8", "#bde8cf", "#f3cbe0")
 @command("[run]")
 @JSON
 @click.option(
-    "--memory",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="GB",
-    help="Memory of the device that auto fits.",
+    "--memory", type=click.FloatRange(0, min_open=True), metavar="GB", help="Of the device for auto."
 )
 def describe(session: Session, run: str | None, as_json: bool, memory: float | None) -> None:
     """Estimate the cost of a run before training: parameters, FLOPs per byte, steps, memory.
@@ -68,25 +65,16 @@ def describe(session: Session, run: str | None, as_json: bool, memory: float | N
 @MODEL
 @click.option("--prompt", help="Text to continue (default: begin a document).")
 @click.option("--prompt-file", type=click.File("rb"), help="File with the prompt, any bytes; - is stdin.")
-@click.option("--bytes", "count", default=400, show_default=True, help="Largest number of bytes to write.")
+@click.option("--bytes", "max_bytes", default=400, show_default=True, help="Most bytes to write.")
 @click.option("--temperature", default=0.8, show_default=True, help="0: always the most likely token.")
 @click.option("--top-k", type=COUNT, help="Sample from the k most likely tokens only.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
-@click.option(
-    "--num-samples", type=COUNT, default=1, help="Texts to write at once, with the seeds from --seed on."
-)
+@click.option("--num-samples", type=COUNT, default=1, help="Texts at once, with the seeds from --seed on.")
 @click.option("--n-loops", type=COUNT, help="Loops of the recurrent core (default: as evaluated).")
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context (default: as evaluated).")
 def generate(
-    path: Path,
-    prompt: str | None,
-    prompt_file: Any,
-    count: int,
-    context: int | None,
-    seed: int,
-    num_samples: int,
-    **sampling: Any,
+    path: Path, prompt: str | None, prompt_file: Any, seed: int, num_samples: int, **sampling: Any
 ) -> None:
     """Continue a prompt with a model.
 
@@ -103,14 +91,12 @@ def generate(
         raise click.UsageError("the prompt is empty; leave it out to begin a document")
     checkpoint = Checkpoint.at(path)
     model = on_gpu(checkpoint)
-    context = context or checkpoint.manifest.window
-    sampling |= {"max_bytes": count, "context": context}
+    sampling["context"] = sampling["context"] or checkpoint.manifest.window
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
     if num_samples > 1:
         seeds = range(seed, seed + num_samples)
-        for number, written in zip(
-            seeds, generate_many(model, text or "", seeds=seeds, **sampling), strict=True
-        ):
+        texts = generate_many(model, text or "", seeds=seeds, **sampling)
+        for number, written in zip(seeds, texts, strict=True):
             click.secho(f"--- seed {number}", dim=True)
             click.echo(shown + model.tokens.decode(written))
         return
@@ -124,9 +110,7 @@ def generate(
 @click.command()
 @MODEL
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.option(
-    "--bytes", "count", type=COUNT, default=2000, show_default=True, help="Bytes of FILE, from its start."
-)
+@click.option("--bytes", "count", type=COUNT, default=2000, show_default=True, help="Bytes of FILE to show.")
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context (default: as evaluated).")
 @click.option("--html", type=NEW_FILE, help="Write an HTML file instead.")
 def boundaries(path: Path, file: Path, count: int, context: int | None, html: Path | None) -> None:
@@ -151,9 +135,7 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
         raise ValueError(f"{path}: {reason}")
     tokens_N = model.tokens.encode(text)[:-1]
     if len(tokens_N) > reading.seq_len:
-        log.info(
-            "the text is longer than %d tokens: it is read in windows that overlap by half", reading.seq_len
-        )
+        log.info("longer than %d tokens, so it is read in windows that overlap by half", reading.seq_len)
     shown = cut(model, inspector, tokens_N, reading)
     title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {checkpoint.label}"
     if html:
@@ -200,25 +182,14 @@ def compress(session: Session, stage: tuple[str, str], threads: int | None) -> N
     """
     from spider.checkpoints.compress.pipeline import compress
 
-    results = session.results
-    spec = session.config.stage(*stage)
+    spec, folder = session.config.stage(*stage), session.results.stage(*stage)
     settings = session.config.run(spec.run).compress or CompressConfig()
-    folder = results.stage(*stage)
-    compressed = CompressedFolder(folder.compressed)
-    data = results.shards(spec.data)
     take_gpu(session.config, spec.run)
     prepare_torch(threads)
-    receipt = compress(folder.receipt, spec, settings, data, compressed.path)
-    sizes = receipt.compressed
-    log.info(
-        "%s: %s bytes and %s of code, %s of %s; clip %.3g",
-        compressed.model,
-        f"{sizes.bytes:,}",
-        f"{sizes.code_bytes:,}",
-        f"{sizes.total_bytes:,}",
-        f"{sizes.cap:,}",
-        sizes.clip,
-    )
+    data = session.results.shards(spec.data)
+    sizes = compress(folder.receipt, spec, settings, data, folder.compressed).compressed
+    said = f"{sizes.bytes:,} bytes and {sizes.code_bytes:,} of code, {sizes.total_bytes:,} of {sizes.cap:,}"
+    log.info("%s: %s; clip %.3g", CompressedFolder(folder.compressed).model, said, sizes.clip)
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

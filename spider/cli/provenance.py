@@ -60,8 +60,7 @@ def _result(session: Session, name: str) -> Path:
     """Return the file that a stage ends with, by the names of run and stage or the path of its folder."""
     if root_of(Path(name)) is not None:
         return result_of(Path(name))
-    run, stage = session.names(name)
-    return result_of(session.results.stage(run, stage or session.config.run(run).stages[-1].name).path)
+    return result_of(session.results.stage(*session.stage_of(name)).path)
 
 
 def _lineage(path: Path) -> Lineage:

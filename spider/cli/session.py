@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ import click
 import yaml
 
 from spider.common import extras
-from spider.common.results import CompressedFolder, Results
+from spider.common.results import Results
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
 from spider.config.schema import named_imports
@@ -135,23 +135,17 @@ class Session:
             return run, rest[0] if rest else None
         return run, stage or None
 
+    def stage_of(self, text: str) -> tuple[str, str]:
+        """Return the run and the stage that a text names as in `names`, by default the last stage."""
+        run, stage = self.names(text)
+        return run, stage or self.config.run(run).stages[-1].name
+
     def tokenizer_of(self, dataset: str) -> Path | None:
         """Return the file of the tokenizer of a dataset, or None for a dataset of bytes."""
         spec = self.config.dataset(dataset)
         if spec.source.own_tokenizer:
             return Path(spec.source.own_tokenizer)
         return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
-
-    def evaluations(self, runs: Iterable[str]) -> list[Path]:
-        """Return the paths of the evaluations of all stages of these runs, whether they exist or not."""
-        stages = [(run, stage.name) for run in runs for stage in self.config.runs[run].stages]
-        return [self.results.stage(*names).evaluation for names in stages]
-
-    def compressed(self) -> list[Path]:
-        """Return the paths of the evaluations of all compressed models of the configuration."""
-        last = {run: block.stages[-1].name for run, block in self.config.runs.items() if block.compress}
-        folders = [self.results.stage(run, stage).compressed for run, stage in last.items()]
-        return [CompressedFolder(folder).evaluation for folder in folders]
 
 
 def allow_imports_of(config: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from spider.cli.session import (
     COUNT,
@@ -45,38 +46,32 @@ def warmup(session: Session, stage: tuple[str, str], threads: int | None) -> Non
     log.info("%s: %s, %s", record.device, record.precision, record.reason)
 
 
-#: The flags and the environment variables of the original description, and the setting that each stands for.
+#: The settings that the original description names by a flag, or by a variable of the environment.
 ALIASES = {
-    "--max_steps": "max_steps",
-    "--seq_len": "seq_len",
-    "--micro_batch": "micro_batch",
-    "--grad_accum": "grad_accum",
-    "--n_loops": "n_loops",
-    "--lr": "lr",
-    "--precision": "precision",
-    "--compile": "compile",
-    "--no_gradient_checkpointing": "model.gradient_checkpointing",
-    "SEQ_LEN": "seq_len",
-    "MICRO_BATCH": "micro_batch",
-    "GRAD_ACCUM": "grad_accum",
-    "N_LOOPS": "n_loops",
-    "LR": "lr",
-    "CKPT_EVERY": "ckpt_every",
-    "TARGET_TOKENS": "tokens",
+    "max_steps": ("--max-steps", None),
+    "seq_len": ("--seq-len", "SEQ_LEN"),
+    "micro_batch": ("--micro-batch", "MICRO_BATCH"),
+    "grad_accum": ("--grad-accum", "GRAD_ACCUM"),
+    "n_loops": ("--n-loops", "N_LOOPS"),
+    "lr": ("--lr", "LR"),
+    "precision": ("--precision", None),
+    "ckpt_every": ("--ckpt-every", "CKPT_EVERY"),
+    "tokens": ("--target-tokens", "TARGET_TOKENS"),
+    "compile": ("--compile", None),
+    "model.gradient_checkpointing": ("--no-gradient-checkpointing", None),
 }
 #: The flags without a value, and the value that each sets.
-_SWITCHES = {"--compile": "true", "--no_gradient_checkpointing": "false"}
+_SWITCHES = {"--compile": "true", "--no-gradient-checkpointing": "false"}
 
 
 def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags of `ALIASES` to a command, with - for _."""
-    for name in reversed([name for name in ALIASES if name.startswith("--")]):
-        flag = name.replace("_", "-")
-        text = f"Alias of {ALIASES[name]}={_SWITCHES.get(name, 'VALUE')}."
-        if name in _SWITCHES:
-            option = click.option(flag, is_flag=True, flag_value=_SWITCHES[name], default=None, help=text)
+    """Add the flags of `ALIASES` to a command."""
+    for key, (flag, variable) in reversed(ALIASES.items()):
+        text = f"Alias of {key}={_SWITCHES.get(flag, 'VALUE')}."
+        if flag in _SWITCHES:
+            option = click.option(flag, is_flag=True, flag_value=_SWITCHES[flag], default=None, help=text)
         else:
-            option = click.option(flag, metavar="VALUE", help=text)
+            option = click.option(flag, envvar=variable, metavar="VALUE", help=text)
         command = option(command)
     return command
 
@@ -92,23 +87,19 @@ def _read_settings(context: click.Context) -> tuple[str | None, list[Given], lis
     if len(names) > 1:
         raise click.UsageError(f"unexpected {', '.join(names[1:])}; a setting is written PATH=VALUE", context)
     given, ignored = [], []
-    for name, key in ALIASES.items():
-        is_flag = name.startswith("--")
-        value = context.params[name.removeprefix("--")] if is_flag else os.environ.get(name)
-        origin = name.replace("_", "-") if is_flag else name
-        if not value:
-            continue
-        if not is_flag and context.find_root().params.get("log_path"):  # a job of the workflow
-            ignored.append(name)
-            continue
-        if (name, value) == ("--max_steps", "0"):
-            value = "null"  # 0 means no limit in the original description
-        given.append(Given(origin, key, value, yields=not is_flag))
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals:
-            given.append(Given(word, key, value))
-    return names[0] if names else None, given, ignored
+    for key, (flag, variable) in ALIASES.items():
+        name = flag.removeprefix("--").replace("-", "_")
+        value = context.params[name]
+        by_variable = context.get_parameter_source(name) == ParameterSource.ENVIRONMENT
+        origin = variable if by_variable and variable else flag
+        if by_variable and context.find_root().params.get("log_path"):  # a job of the workflow
+            ignored.append(origin)
+        elif value is not None:
+            # 0 means no limit in the original description.
+            value = "null" if (key, value) == ("max_steps", "0") else value
+            given.append(Given(origin, key, value, yields=by_variable))
+    settings = [(word, *word.partition("=")[::2]) for word in words if "=" in word]
+    return names[0] if names else None, given + [Given(*one) for one in settings], ignored
 
 
 def _steps_replace_minutes(config: Config, run: str, stage: str, given: list[Given]) -> list[Given]:

@@ -85,8 +85,7 @@ def claimed(session: Session, name: str, compressed: bool = False) -> Claim:
 
     root, config = root_of(Path(name)), session.config
     if root is None:
-        run, stage = session.names(name)
-        return Claim(config, run, stage or config.run(run).stages[-1].name, compressed)
+        return Claim(config, *session.stage_of(name), compressed)
     if not session.config_path.resolve().is_relative_to(root):
         config = load_config(root / NEWEST)
     inside = Path(name).resolve().relative_to(root).parts

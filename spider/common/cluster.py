@@ -1,4 +1,4 @@
-"""Help with schedulers: remedies for refused jobs, values for jobs, a path of the interpreter without spaces.
+"""Help with schedulers: remedies for refused jobs, and a path of the interpreter without spaces.
 
 Slurm reports a refused job without the setting that caused it. After a workflow has failed, `remedies` finds
 these reports in its log and names the setting to change. Finished files stay, and the same command continues.
@@ -6,18 +6,14 @@ these reports in its log and names the setting to change. Finished files stay, a
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from spider.common.files import digest, hidden
 
@@ -83,17 +79,6 @@ def partitions() -> set[str]:
     except subprocess.CalledProcessError as error:
         raise ValueError("; ".join(advice(error.stderr)) or f"sinfo fails: {error.stderr.strip()}") from None
     return set(done.stdout.split())
-
-
-def packed(value: Any) -> str:
-    """Return a JSON value as letters, digits, - and _, which any shell and scheduler passes on unchanged."""
-    return base64.urlsafe_b64encode(zlib.compress(json.dumps(value).encode())).decode().rstrip("=")
-
-
-def unpacked(text: str) -> Any:
-    """Return the value that `packed` was given."""
-    padded = text + "=" * (-len(text) % 4)
-    return json.loads(zlib.decompress(base64.urlsafe_b64decode(padded)))
 
 
 def lacking_gpus(gpus: int) -> str | None:

@@ -8,8 +8,10 @@ import math
 bits = "{:.3f}".format
 
 
-def quantity(value: float, unit: str) -> str:
-    """Return three digits and a decimal prefix: ``3.20 MB``."""
+def quantity(value: float | None, unit: str) -> str:
+    """Return three digits and a decimal prefix: ``3.20 MB``. An unknown value is ``?``."""
+    if value is None:
+        return "?"
     prefixes = ["", "k", "M", "G", "T", "P", "E", "Z"]
     whole = float(value).is_integer() and abs(value) < 999.5
     while abs(value) >= 999.5 and prefixes[1:]:

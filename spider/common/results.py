@@ -170,7 +170,7 @@ def write_config(root: Path, config: dict[str, Any]) -> Path:
     """Copy a configuration into its results folder, for the jobs of one workflow, and return the copy.
 
     Write three files, if their content differs: ``spider.json``, the `snapshot` that the jobs read, and
-    ``config.yaml``, the newest configuration, for people. Each job of a Snakemake module calls this.
+    ``config.yaml``, the newest configuration, for people.
 
     Raises:
         ValueError: another version of Spider wrote the folder, or the folder cannot be written.

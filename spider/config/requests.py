@@ -46,19 +46,6 @@ class Request(NamedTuple):
     minutes: int
 
 
-def counting(symbols: float, kinds: int) -> Request:
-    """Return the request of a job that counts a part of so many symbols."""
-    held = _STARTED + _COUNTED * min(symbols, PIECE) / 1e6
-    return Request(round(held), _minutes(_SECONDS_COUNTED * symbols * kinds))
-
-
-def merging(symbols: float, kinds: int, threads: int) -> Request:
-    """Return the request of a job that merges the counts of so many symbols."""
-    tables = threads * _MERGED * min(2 * symbols, SLICE) / 1e6
-    last = (_ENTRY * min(2 * symbols, ENTRIES) + _READ * min(symbols, PIECE)) / 1e6
-    return Request(round(_STARTED + max(tables, last)), _minutes(_SECONDS_MERGED * symbols * kinds))
-
-
 def packing(tokens: float, documents: float, seq_len: int) -> Request:
     """Return the request of a job that packs so many documents into rows of ``seq_len`` targets."""
     pieces = documents + tokens / seq_len
@@ -82,16 +69,20 @@ class Requests:
 
     def counting(self, dataset: str, counted: str, part: str) -> Request:
         """Return the request of a job that counts a part for the n-gram index of these settings."""
-        tokens, _ = self.size(dataset, ("ngram", "train"), part)
-        return counting(tokens, self._kinds(dataset, counted))
+        symbols, _ = self.size(dataset, ("ngram", "train"), part)
+        held = _STARTED + _COUNTED * min(symbols, PIECE) / 1e6
+        return Request(round(held), _minutes(_SECONDS_COUNTED * symbols * self._kinds(dataset, counted)))
 
-    def merging(self, dataset: str, counted: str, text: str) -> Request:
+    def merging(self, dataset: str, counted: str, text: str, threads: int = 2) -> Request:
         """Return the request of a job that merges the counts of all parts, ``full`` or of the split."""
-        tokens, _ = self.size(dataset, ("ngram", "train") if text == "full" else ("ngram",))
-        return merging(tokens, self._kinds(dataset, counted), threads=2)
+        symbols, _ = self.size(dataset, ("ngram", "train") if text == "full" else ("ngram",))
+        tables = threads * _MERGED * min(2 * symbols, SLICE) / 1e6
+        last = (_ENTRY * min(2 * symbols, ENTRIES) + _READ * min(symbols, PIECE)) / 1e6
+        minutes = _minutes(_SECONDS_MERGED * symbols * self._kinds(dataset, counted))
+        return Request(round(_STARTED + max(tables, last)), minutes)
 
     def packing(self, dataset: str, seq_len: int) -> Request:
-        """Return the request of a job that packs a dataset into rows."""
+        """Return the request of a job that packs a dataset into rows of ``seq_len`` targets."""
         tokens, documents = self.size(dataset, ("train",))
         return packing(tokens, documents, seq_len)
 

@@ -105,14 +105,10 @@ def test_a_stage_is_named_and_evaluated(here):
         "cli/evaluate.py",
         "name a stage, RUN/STAGE, or a model of transformers, --model FOLDER",
     )
-    advised(
-        refusal("report", "draw", "r"),
-        "cli/evaluate.py",
-        "no stage is evaluated; run `spider evaluate {}/STAGE`",
-    )
     advised(refusal("audit", "r/a"), "trust/audit.py", "{}: no such file; run `spider {} {}/{}`")
     spider("evaluate", "r/a", "--threads", 1)
-    spider("report", "draw", "r")
+    advised(refusal("report", "draw", "r"), "cli/session.py", "names no stage; write RUN/STAGE")
+    spider("report", "draw", "r/a")
     advised(
         refusal("verify", "results"),
         "cli/verify.py",
@@ -121,7 +117,6 @@ def test_a_stage_is_named_and_evaluated(here):
     for name in ("results/runs/r/a", "r/a"):
         spider("audit", name, "--quick", "--only", "distribution")
         spider("verify", name, "--quick", "--only", "score")
-    advised(refusal("sample", "r", "--threads", 1), "cli/session.py", "names no stage; write RUN/STAGE")
     spider("sample", "r/a", "--threads", 1)
 
 
@@ -136,7 +131,7 @@ def test_the_cleaning_of_a_dataset_is_configured(here):
     spider("data", "signatures", *words)
     spider("data", "candidates", *words)
     said = refusal("data", "contaminated", *words)
-    advised(said, "cli/decontaminate.py", "is null; set it, as in docs/data.md")
+    advised(said, "cli/cleaning.py", "is null; set it, as in docs/data.md")
     configure(datasets__toy__cleaning={"decontaminate": {}})
     spider("data", "held-out", *words)
     spider("data", "protect", "toy")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
 from spider.common.results import Results
-from spider.config import Config, ConfigError, load_config
+from spider.config import Config, load_config
 from spider.config.model import family_block
 from spider.describe import describe, quantity, render
 from spider.model import build_model
@@ -232,10 +232,8 @@ def kept_by_forward(config: Config, autocast: bool, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("checkpointing", [False, True, "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("hidden,loops", [(192, 2), (320, 5)])
-def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(
-    hidden, loops, precision, checkpointing, monkeypatch
-):
+def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(precision, checkpointing, monkeypatch):
+    hidden, loops = 320, 5
     model = {"preset": "tiny", "hidden": hidden, "recurrence": {"checkpointing": checkpointing}}
     config = configuration(
         model, precision=precision, defaults={"seq_len": 128, "micro_batch": 6, "n_loops": loops}
@@ -273,8 +271,10 @@ def test_the_estimate_of_what_a_recomputed_gpt_layer_keeps_is_near_what_a_forwar
     assert estimates[1] < 0.8 * whole
 
 
-@pytest.mark.parametrize("changes", [{}, {"qk_gain": 5.0, "residual_mix": "none", "heads": 4, "kv_heads": 2}])
-@pytest.mark.parametrize("length", [64, 256])
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [(64, {}), (256, {"qk_gain": 5.0, "residual_mix": "none", "heads": 4, "kv_heads": 2})],
+)
 def test_the_estimate_of_a_gpts_activations_is_near_what_a_forward_pass_keeps(length, changes, monkeypatch):
     model = {"preset": "gpt-cpu", "hidden": 192, **changes}
     stages = [{"name": "main", "max_steps": 2}]
@@ -363,9 +363,9 @@ def test_the_table_of_presets_for_gpus_shows_what_describe_counts(preset):
     assert cells[5] == f"{last['micro_batch']} windows, `{way}`"
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("gpus", [1, 16])
 @pytest.mark.parametrize("preset", ON_GPUS)
-def test_presets_for_gpus_fit_on_1_to_16_of_them(preset, gpus):
+def test_presets_for_gpus_fit_on_1_and_on_16_of_them(preset, gpus):
     plain = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())
     (block,) = (plain.get("runs") or plain["ladders"]).values()
     block["resources"] |= {"gpus": gpus}
@@ -376,11 +376,6 @@ def test_presets_for_gpus_fit_on_1_to_16_of_them(preset, gpus):
     for stage in config.runs[name].stages:
         spec = config.stage(name, stage.name)
         assert spec.processes == gpus and spec.windows_per_step % (gpus * spec.micro_batch(gpus)) == 0
-
-
-def test_an_unknown_run_is_named_with_the_nearest():
-    with pytest.raises(ConfigError, match="no run 'q'"):
-        describe(configuration(), "q")
 
 
 def test_the_table_shows_parts_stages_and_totals(capsys):

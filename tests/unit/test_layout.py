@@ -118,6 +118,7 @@ LAYERS = [
     "describe",
     "doctor",
     "unlock",
+    "workflow",
     "clean",
     "cli",
     "spider",

@@ -5,16 +5,15 @@ import time
 
 import pytest
 
-from spider import progress
 from spider.common.pace import Pace
-from spider.progress import _Job, plan
+from spider.progress import _Job
 
 
 @pytest.fixture
 def job(tmp_path):
     """Return a job that began 100 seconds ago, with an empty log."""
     (tmp_path / "log").touch()
-    made = _Job("train small/main", "train", tmp_path / "log", expected=None)
+    made = _Job("train small/main", tmp_path / "log")
     made.began -= 100
     return made
 
@@ -43,37 +42,14 @@ def test_the_log_of_an_earlier_attempt_is_not_read(job):
 
 
 def test_steps_per_second_give_the_time_left_of_a_training(job):
-    assert job.left() is None and not job.is_known()
-    write(job, "step 10/110 | bpb 2.5\n")
+    write(job, "scored 500 of 1,000 ids\n", "step 10/110 | bpb 2.5\n")
     job.follow()
-    assert job.left() is None, "one line gives no speed"
+    assert job.left() == 0 and not job.remaining(), "one line gives no speed"
     job.first = (time.monotonic() - 50, 10, 110)
     write(job, "step 60/110 | bpb 2.4\n")
     job.follow()
-    assert job.left() == pytest.approx(50, abs=2) and job.is_known()
-    assert job.doing == "step 60/110, bpb 2.4" and job.remaining() in ("49 s left", "50 s left")
-    job.expected = 1000.0  # by an earlier run, which may have been longer
     assert job.left() == pytest.approx(50, abs=2)
-
-
-def test_another_loop_of_a_job_has_a_speed_of_its_own(job):
-    for line in ("scored 500 of 1,000 ids\n", "scored 900 of 1,000 ids\n", "scored 700 of 1,000 ids\n"):
-        write(job, line)
-        job.follow()
-    assert job.first == job.position and job.left() is None
-    job.first = (time.monotonic() - 20, 600, 1000)
-    assert job.left() == pytest.approx(60, abs=5) and not job.is_known(), "the job may have more loops"
-    job.expected = 400.0
-    assert job.left() == pytest.approx(300, abs=5) and job.is_known()
-
-
-def test_the_seconds_of_an_earlier_run_come_from_its_benchmark_files(tmp_path):
-    (tmp_path / "good").write_text("s\th:m:s\n2.5\t0:00:02\n4.0\t0:00:04\n")
-    (tmp_path / "torn").write_text("s\tmax_rss\nx")
-    plan({str(tmp_path / name): lambda: 7.0 for name in ("good", "torn", "none")})
-    good, torn, none = progress._planned.values()
-    assert good == 6.5 and torn() == none() == 7.0
-    plan({})
+    assert job.doing == "step 60/110, bpb 2.4" and job.remaining() in ("49 s left", "50 s left")
 
 
 def test_a_loop_is_logged_at_most_every_five_seconds(caplog):

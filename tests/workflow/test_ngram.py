@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-from spider.common.files import read_json
-from spider.config import requests
 from spider.config.ngram import NgramConfig
 
 NGRAM = {"contexts": [1, 2, 4, 6], "rare": 5, "matches": [2, 4], "hidden": 8, "state": 8}
@@ -37,14 +35,12 @@ def requested(workflow, rule: str) -> list[tuple[int, int]]:
 
 def test_jobs_request_memory_by_the_size_of_the_text_and_runs_share_their_index(with_index):
     workflow, targets = with_index, indexes(with_index)
-    size = (workflow.folder / "text.jsonl").stat().st_size
-    assert requested(workflow, "count_ngrams") == [requests.counting(3 * size, 4)]
+    ((estimate, minutes),) = requested(workflow, "count_ngrams")
+    assert estimate > 400 and minutes == 30
     workflow(*targets)
-    splits = read_json(workflow.results / "shards/text/metadata.json")["splits"]
-    ngram, train = splits["ngram"]["tokens"], splits["train"]["tokens"]
-    assert requested(workflow, "count_ngrams") == [requests.counting(ngram + train, 4)]
-    both = [requests.merging(ngram, 4, 2), requests.merging(ngram + train, 4, 2)]
-    assert requested(workflow, "build_ngrams") == both
+    assert 400 < requested(workflow, "count_ngrams")[0][0] < estimate  # By the size of the encoded text.
+    split, full = requested(workflow, "build_ngrams")
+    assert split < full
 
     run = workflow.config["runs"]["small"]
     for runs in ({"earlier": run, "small": run}, {"renamed": run}):

@@ -214,12 +214,12 @@ def test_the_linter_finds_only_what_the_docs_explain():
 def test_a_plan_names_the_key_of_a_missing_file_of_tasks(workflow):
     workflow.run["evaluation"]["tasks"] = {"mine": {"kind": "jsonl", "file": "nowhere.jsonl"}}
     output = workflow("--dry-run", fails=True)
-    assert "Error: runs.small.evaluation.tasks.mine: nowhere.jsonl: no such file or folder" in output
+    assert "error: runs.small.evaluation.tasks.mine: nowhere.jsonl: no such file or folder" in output
     assert "Traceback" not in output
     del workflow.run["evaluation"]["tasks"]
     workflow.run["harness"] = {"tasks": ["mine"], "include": "nowhere"}
     output = workflow("--dry-run", fails=True)
-    assert "Error: runs.small.harness.include: nowhere: no such file or folder" in output
+    assert "error: runs.small.harness.include: nowhere: no such file or folder" in output
 
 
 def test_a_run_stops_before_any_job_if_a_text_lacks_a_column_or_the_hub_is_away(workflow):

@@ -9,11 +9,6 @@ import subprocess
 import termios
 import time
 
-import pytest
-
-from spider.common.files import read_json
-from spider.config import load_config
-from spider.progress import training_seconds
 from tests.forkserver import python
 
 from .conftest import PATIENCE, ROOT
@@ -116,19 +111,6 @@ def test_a_terminal_shows_the_running_jobs_their_steps_and_then_the_summary(trai
     assert len(before.strip().splitlines()) == 2 and before.startswith("Using profile"), before
     assert "datasets.text: 1 file, 31.5 kB, 200 documents" in before
     assert "bits per byte" in summary and "Tables and figures" in summary
-
-
-def test_the_warm_up_gives_the_seconds_of_a_training_before_it_starts(trained):
-    trained.command()
-    spec = load_config(trained.folder / "config.yaml").stage("small", "first")
-    record = trained.stage(f"warmup-{spec.shape}.json")
-    step = read_json(record)["step"]["fp32"]["seconds"]
-    assert training_seconds(spec, record) == pytest.approx(30 * step)
-    batch = spec.settings.model_copy(update={"micro_batch": 4, "grad_accum": 3, "max_steps": 8})
-    assert training_seconds(spec.model_copy(update={"settings": batch}), record) == pytest.approx(24 * step)
-    assert training_seconds(spec, record.with_name("none")) is None
-    record.write_text("")
-    assert training_seconds(spec, record) is None
 
 
 def test_ctrl_c_leaves_a_usable_terminal_and_a_resumable_training(prepared):

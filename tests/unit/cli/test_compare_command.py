@@ -50,7 +50,7 @@ def test_documents_and_seeds_are_paired(results):
     lines = compare(results, "slow0", "fast0").output.splitlines()
     assert lines[0].endswith("documents") and lines[1].endswith("2 seeds") and len(lines) == 2
     lines = compare(results, "slow0", "slow1").output.splitlines()
-    advised(lines[1], "cli/compare.py", "Another seed moves a score too: train both with further seeds")
+    advised(lines[1], "cli/compare.py", "train both with further seeds, such as")
 
 
 def test_scores_of_other_text_and_of_an_earlier_version_are_refused(results):

@@ -72,6 +72,6 @@ def test_describe_estimates_the_index_of_a_run(capsys):
         "N-gram index of 46.0 GB of text: 269 GB on disk, and 2.61 TB more until its counts are merged; "
         in said
     )
-    assert "18.4 processor hours to count and merge" in said
+    assert "18 h 24 min of a processor to count and merge" in said
     without = load_config({"datasets": data, "runs": {"r": {**run, "model": "tiny"}}})
     assert describe(without, "r")["counted_text"] == []

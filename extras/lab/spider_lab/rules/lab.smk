@@ -14,7 +14,7 @@ rules.train.rule.set_input(
 )
 
 if ladders_of(CONFIG):
-    WANTED.append("<results>/report/ladders.html")
+    plan.wanted.append("<results>/report/ladders.html")
 
 for ladder in ladders_of(CONFIG):
 
@@ -22,14 +22,14 @@ for ladder in ladders_of(CONFIG):
         name:
             f"ladders/{ladder}"
         input:
-            lambda wildcards, ladder=ladder: measured(*waiting_of(CONFIG, ladder)),
+            lambda wildcards, ladder=ladder: plan.measured(*waiting_of(CONFIG, ladder)),
             f"<results>/ladders/{ladder}/forecast.json",
 
 
 rule forecast:
     input:
         lambda wildcards: expand(
-            "{folder}/evaluation.json", folder=stage_folders(*rungs_of(CONFIG, wildcards.ladder))
+            "{folder}/evaluation.json", folder=plan.stage_folders(*rungs_of(CONFIG, wildcards.ladder))
         ),
     output:
         "<results>/ladders/{ladder}/forecast.json",
@@ -38,9 +38,6 @@ rule forecast:
     benchmark:
         "<benchmarks>/forecast/ladders/{ladder}/forecast.tsv"
     localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
         at=lambda wildcards: budgets_of(CONFIG, wildcards.ladder),
@@ -58,9 +55,6 @@ rule claim_forecast:
     benchmark:
         "<benchmarks>/claim_forecast/runs/{run}/forecast.tsv"
     localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
         ladder=lambda wildcards: WAITING[wildcards.run],
@@ -71,7 +65,7 @@ rule claim_forecast:
 rule ladders:
     input:
         expand("<results>/ladders/{ladder}/forecast.json", ladder=ladders_of(CONFIG)),
-        expand("{folder}/evaluation.json", folder=[stage_folders(run)[-1] for run in WAITING]),
+        expand("{folder}/evaluation.json", folder=[plan.stage_folders(run)[-1] for run in WAITING]),
     output:
         "<results>/report/ladders.html",
         "<results>/report/ladders.json",
@@ -81,9 +75,6 @@ rule ladders:
     benchmark:
         "<benchmarks>/ladders/report/ladders.tsv"
     localrule: True
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
     shell:

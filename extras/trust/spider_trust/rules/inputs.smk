@@ -19,15 +19,14 @@ if wrong:
 
 def audits(run):
     """Return the audits of the last stage of a run and of its compressed model, if it is audited."""
-    audited = model_folders(run)[len(CONFIG.runs[run].stages) - 1 :] if AUDITS.get(run) else []
+    audited = plan.model_folders(run)[len(CONFIG.runs[run].stages) - 1 :] if AUDITS.get(run) else []
     return [f"{folder}/audit.json" for folder in audited]
 
 
 def audited_data(wildcards):
     """Return the files that describe all that a score was made from."""
     learned = CONFIG.learned(wildcards.run, wildcards.stage)
-    names = dict.fromkeys([*learned, stage_spec(wildcards).evaluation.data])
-    return [file for name in names if (file := metadata(name))]
+    return plan.metadata(*learned, plan.stage_of(wildcards).evaluation.data)
 
 
 def audit_options(wildcards):
@@ -38,7 +37,7 @@ def audit_options(wildcards):
 
 def text_indexes(dataset):
     """Return the files that describe the index of the training text of a dataset."""
-    return expand(f"<results>/text/{dataset}/{{part}}.json", part=parts_of(dataset))
+    return expand(f"<results>/text/{dataset}/{{part}}.json", part=plan.parts(dataset))
 
 
 def learned_texts(wildcards):
@@ -55,4 +54,4 @@ def traces(run):
 
 def megabytes(wildcards):
     """Return the size of the training text of a part."""
-    return REQUESTS.size(wildcards.dataset, ("ngram", "train"), wildcards.part, "bytes")[0] / 1e6
+    return plan.requests.size(wildcards.dataset, ("ngram", "train"), wildcards.part, "bytes")[0] / 1e6

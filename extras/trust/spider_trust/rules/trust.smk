@@ -9,28 +9,28 @@ that has learned from such text alone.
 include: "inputs.smk"
 
 
-MEASURED.append(lambda run: audits(run) + traces(run))
+plan.measured_by.append(lambda run: audits(run) + traces(run))
 
 
 rule audit:
     input:
-        receipt=receipt,
+        receipt=plan.receipt,
         evaluation="<results>/runs/{run}/{stage}{compressed}/evaluation.json",
         data=audited_data,
-        ngram=indexes("split", "full"),
-        tasks=task_files,
+        ngram=plan.indexes("split", "full"),
+        tasks=plan.task_files,
     output:
         "<results>/runs/{run}/{stage}{compressed}/audit.json",
     log:
         "<logs>/audit/{run}/{stage}{compressed}.log",
     benchmark:
         "<benchmarks>/audit/runs/{run}/{stage}{compressed}/audit.tsv"
-    threads: lookup(dpath="{run}/threads", within=RESOURCES)
+    threads: lookup(dpath="{run}/threads", within=plan.resources)
     resources:
-        gpu=one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=RESOURCES),
+        gpu=plan.one_gpu,
+        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
         # A whole audit scores the text again and trains a stretch of the stage.
-        runtime=growing(lookup(dpath="{run}/runtime", within=RESOURCES)),
+        runtime=growing(lookup(dpath="{run}/runtime", within=plan.resources)),
     params:
         spider=command,
         options=audit_options,
@@ -41,7 +41,7 @@ rule audit:
 
 rule index_text:
     input:
-        lambda wildcards: metadata(wildcards.dataset),
+        plan.shards,
     output:
         "<results>/text/{dataset}/{part}.json",
     log:
@@ -67,9 +67,6 @@ rule trace:
         "<logs>/trace/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/trace/runs/{run}/{stage}/trace.tsv"
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(10),
     params:
         spider=command,
     shell:

@@ -1,0 +1,155 @@
+"""What the rules ask of a configuration: inputs, params, resources, targets and refusals."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+from snakemake.iocontainers import Wildcards
+
+from spider.config import load_config
+from spider.config.scored import overlap_name
+from spider.provenance.made import STANDS_FOR
+from spider.workflow import Plan, growing, watched
+
+LOCAL = {"source": {"kind": "local", "files": ["a.jsonl", "b.jsonl"]}, "validation": 0.1}
+RUN = {
+    "data": "text",
+    "model": "tiny",
+    "stages": [{"name": "one", "max_steps": 2}, {"name": "two", "max_steps": 2}],
+}
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """Return a function that makes the plan of a configuration in a folder with two files of text."""
+    monkeypatch.chdir(tmp_path)
+    for name in LOCAL["source"]["files"]:
+        (tmp_path / name).write_text('{"text": "Text."}\n')
+
+    def made(datasets=None, here=True, bound=None, **blocks):
+        plain = {"datasets": {"text": LOCAL, **(datasets or {})}, "runs": {"r": RUN}, **blocks}
+        return Plan(load_config(plain), tmp_path / "results", here=here, bound=bound)
+
+    return made
+
+
+def of(**wildcards):
+    return Wildcards(fromdict={name: str(value) for name, value in wildcards.items()})
+
+
+def job(rule, gpu=None, inputs=(), **wildcards):
+    resources = {} if gpu is None else {"gpu": gpu}
+    return SimpleNamespace(
+        rule=SimpleNamespace(name=rule), wildcards=of(**wildcards), resources=resources, input=list(inputs)
+    )
+
+
+def test_a_part_is_read_from_its_own_file_and_encoded_from_its_raw_text(plan):
+    made = plan(
+        {"bpe": {"like": "text", "tokenizer": "t"}}, tokenizers={"t": {"data": "text", "vocab_size": 300}}
+    )
+    part = of(dataset="text", part="001")
+    assert made.own_files(part) == ["b.jsonl"]
+    assert made.raw_part(part) == "<results>/raw/text/001.parquet"
+    assert made.raw_part(of(dataset="bpe", part="001")) == "<results>/raw/text/001.parquet"
+    assert made.tokenizer_file(part) == [] and made.removed_part(part) == []
+    assert made.tokenizer_file(of(dataset="bpe")) == "<results>/tokenizers/t/tokenizer.json"
+    assert made.learned_from(of(tokenizer="t")) == [f"<results>/raw/text/00{i}.parquet" for i in (0, 1)]
+
+
+def test_parts_and_datasets_before_a_part_are_inputs_of_its_cleaning(plan):
+    cleaning = {"exact": True, "near": {"action": "report"}}
+    made = plan({"more": LOCAL | {"cleaning": cleaning | {"against": ["text"]}}})
+    part = of(dataset="more", part="001")
+    before = ["text/{}/000", "text/{}/001", "more/{}/000"]
+    assert made.earlier("signatures", part) == [
+        f"<results>/cleaning/{one.format('signatures')}.parquet" for one in before
+    ]
+    assert made.earlier("raw", part) == [f"<results>/raw/{one.replace('/{}', '')}.parquet" for one in before]
+    # A dataset that compares no documents removes none.
+    assert made.earlier("removed", part) == ["<results>/cleaning/more/removed/000.parquet"]
+    splits = made.verified_identity(part)
+    assert splits.keys() >= {"text", "more"} and splits["text"] == made.config.datasets["text"].held_out()
+
+
+def test_braces_in_a_path_are_no_wildcard_and_the_file_is_still_known():
+    plain, braced = watched(["a.txt", "b{c}.txt"])
+    assert plain == "a.txt" and "{" not in braced
+    assert braced.flags[STANDS_FOR] == "b{c}.txt" and braced.flags["ancient"]
+
+
+def test_a_missing_file_of_a_key_ends_snakemake_with_the_key(plan):
+    run = RUN | {"harness": {"tasks": ["mine"], "include": "nowhere"}}
+    with pytest.raises(SystemExit, match=r"error: runs.r.harness.include: nowhere: no such file or folder"):
+        plan(runs={"r": run}).harness_files(of(run="r"))
+
+
+def test_a_stage_waits_for_the_one_before_and_for_all_datasets_of_its_mixture(plan):
+    two = {"name": "two", "max_steps": 2, "packing": "best_fit", "data": {"mix": {"text": 1, "more": 1}}}
+    made = plan({"more": LOCAL}, runs={"r": RUN | {"stages": [RUN["stages"][0], two]}})
+    first, second = of(run="r", stage="one"), of(run="r", stage="two")
+    assert made.previous_receipt(first) == [] and made.packed_rows(first) == []
+    assert made.previous_receipt(second) == "<results>/runs/r/one/train.json"
+    assert made.training_data(second) == [
+        f"<results>/shards/{name}/metadata.json" for name in ("text", "more")
+    ]
+    assert len(made.packed_rows(second)) == 2
+    shape = made.stage("r", "two").shape
+    assert made.warmup(second) == f"<results>/runs/r/warmup-{shape}.json"
+    assert made.measured_stage(of(run="r", shape=shape)).shape == shape
+
+
+def test_an_overlap_is_named_by_its_text_and_waits_for_all_text_that_is_learned(plan):
+    made = plan()
+    name = overlap_name(made.config, made.stage("r", "one"))
+    assert made.texts_of(overlap_name)(of(scored=name)) == ["<results>/shards/text/metadata.json"]
+    assert made.overlap_of(of(run="r", stage="one")) == f"<results>/overlap/{name}.json"
+
+
+def test_targets_of_a_run_are_its_scores_figures_and_what_extras_measure(plan):
+    made = plan(runs={"r": RUN | {"compress": {}, "evaluation": {"checkpoints": "all"}}})
+    made.measured_by.append(lambda run: [f"<results>/runs/{run}/extra.json"])
+    found = made.measured("r")
+    stage = "<results>/runs/r/two"
+    wanted = ("evaluation.json", "compressed/sample.txt", "checkpoints.json", "baselines.json", "loss.svg")
+    assert {f"{stage}/{name}" for name in wanted} | {"<results>/runs/r/extra.json"} <= set(found)
+    assert len(found) == len(set(found)) and not [file for file in found if "harness" in file]
+    assert made.scores("r") == [file for file in found if not file.endswith(("svg", "html"))]
+
+
+def test_memory_and_time_grow_with_each_attempt():
+    assert growing(30)("wildcards", 3) == 90
+    assert growing(lambda wildcards: len(wildcards))("four", attempt=2) == 8
+
+
+def test_jobs_that_lack_their_gpus_are_refused_by_the_bound(plan):
+    run = RUN | {"resources": {"gpus": 4, "nodes": 2}}
+    made = plan(runs={"r": run, "cpu": RUN}, here=False, bound=2)
+    assert (made.all_gpus(of(run="r")), made.one_gpu(of(run="r")), made.one_gpu(of(run="cpu"))) == (4, 1, 0)
+    assert made.several_nodes(of(run="r")) == 2 and made.several_nodes(of(run="cpu")) is None
+    # Snakemake bounds the request itself.
+    jobs = [job("train", gpu=2, run="r", stage="one"), job("train", gpu=0, run="cpu", stage="one")]
+    assert made.lacking_gpus(jobs) == [
+        "runs.r.resources.gpus: is 4, and --resources gpu=2 allows fewer; raise the bound"
+    ]
+    assert plan(runs={"r": run}, here=False).lacking_gpus(jobs[:1]) == []
+
+
+def test_jobs_are_refused_if_their_text_is_gone_or_its_time_is_in_the_future(plan, tmp_path):
+    made = plan()
+    os.utime(tmp_path / "a.jsonl", (time.time() + 3600,) * 2)
+    (tmp_path / "b.jsonl").unlink()
+    jobs = [
+        job("download", dataset="text", part=part, inputs=[f])
+        for part, f in (("000", "a.jsonl"), ("001", "b.jsonl"))
+    ]
+    future, missing = made.hopeless(jobs)
+    assert future.startswith("a.jsonl: its time (") and "is in the future" in future
+    assert missing.startswith("datasets.text: ") and "b.jsonl: no such file" in missing
+    assert made.hopeless([job("train", run="r", stage="one")]) == []
+
+
+def test_own_text_is_described_for_the_datasets_that_are_indexed(plan):
+    made = plan({"more": LOCAL})
+    assert made.own_texts([job("index", dataset="text")]) == ["datasets.text: 2 files, 36 B"]
