@@ -105,10 +105,8 @@ class Lineage:
             plain = read_json(path)
             if isinstance(plain, dict) and "results" in plain:
                 rows = [row for result in plain["results"].values() for row in result["rows"]]
-                return [
-                    plain.get("bpb"),
-                    *((row["name"], row.get("value"), row.get("carried")) for row in rows),
-                ]
+                scores = [(row["name"], row.get("value"), row.get("carried")) for row in rows]
+                return [plain.get("bpb"), *scores]
             if isinstance(plain, dict):
                 return plain.get("weights") or plain.get("digest") or made.digest
         return made.digest
