@@ -204,8 +204,7 @@ def _disk(results: Results, sizes: Sizes) -> tuple[Mark, str]:
     root = results.root.absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if not os.access(existing, os.W_OK):
-        reason = f"{existing}: cannot be written; make it writable, or name another folder (results:)"
-        return "problem", reason
+        return "problem", f"{existing}: cannot be written; make it writable, or name another folder (results)"
     free = shutil.disk_usage(existing).free
     least, likely = (sum(amounts) for amounts in zip((0, 0), *sizes.values(), strict=True))
     has = f"{quantity(free, 'B')} free in {existing}"
