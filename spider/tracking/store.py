@@ -52,6 +52,8 @@ _ARTIFACTS = "mlartifacts"
 RANKING = ("bpb", "bpb_strict")
 #: Name of the curve of bits per byte over training steps, through all scored checkpoints of a run.
 HELD_OUT = "heldout/bpb"
+#: Tags of a model whose weights lie elsewhere.
+_EXTERNAL = {"mlflow.model.isExternal": "true", "mlflow.source.type": "LOCAL"}
 #: The tag that MLflow shows as a description.
 _NOTE = "mlflow.note.content"
 #: The descriptions of the experiments. An edited description is kept.
@@ -409,20 +411,20 @@ class Store:
         params: Mapping[str, Any],
     ) -> LoggedModel:
         """Create the model of a checkpoint, without its weights, as an output of its training run."""
-        import mlflow
         from mlflow.entities import LoggedModelOutput
 
         model = self.find_model(identity)
         if model is None:
-            model = mlflow.create_external_model(
+            # `mlflow.create_external_model` would add the user and the branch of the process that sends.
+            model = self.client.create_logged_model(
+                self.experiments["Training"],
                 name=name,
                 source_run_id=run_id,
-                tags=tags | {IDENTITY: f"{self.folder}/{identity}"},
+                tags=tags | {IDENTITY: f"{self.folder}/{identity}"} | _EXTERNAL,
                 params={_key(k): _text(v) for k, v in params.items()},
                 model_type="checkpoint",
-                experiment_id=self.experiments["Training"],
             )
-        elif str(model.status) != "READY":  # the process that created it was killed
+        if str(model.status) != "READY":  # it is new, or the process that created it was killed
             self.client.finalize_logged_model(model.model_id, "READY")
         outputs = self.client.get_run(run_id).outputs
         if model.model_id not in [m.model_id for m in (outputs.model_outputs if outputs else [])]:
