@@ -21,7 +21,7 @@ import numpy as np
 from spider.common.pace import Pace
 from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
-from spider.evaluation.result import BITS, Result, Row
+from spider.evaluation.result import BITS, SHARE, Result, Row
 from spider.evaluation.subject import Subject
 from spider.evaluation.text import (
     OUTSIDE_OVERLAP,
@@ -90,17 +90,20 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
     share = float(overlap_B.mean())
     searched = overlap.searched
     part = "" if searched > 0.995 else f" of the {searched:.0%} of the training text that was searched"
-    row = Row(
-        name="overlap/bpb_outside",
-        label=OUTSIDE_OVERLAP,
-        value=float(bits_B[~overlap_B].sum() / outside) if outside else None,
-        unit=BITS,
-        better="lower",
-        note=f"Bits per byte of the text without matches of {MATCH_BYTES} bytes in the training text",
-    )
+    rows = [
+        Row(
+            name="overlap/bpb_outside",
+            label=OUTSIDE_OVERLAP,
+            value=float(bits_B[~overlap_B].sum() / outside) if outside else None,
+            unit=BITS,
+            better="lower",
+            note=f"Bits per byte of the text without matches of {MATCH_BYTES} bytes in the training text",
+        ),
+        Row(name="overlap/share", label="overlap", value=share, unit=SHARE, column=True),
+    ]
     return Result(
         title="Overlap",
-        rows=[row],
+        rows=rows,
         notes=[f"{share:.1%} of these bytes are in matches of {MATCH_BYTES} bytes or more{part}."],
         metrics={
             "overlap/match_bytes": MATCH_BYTES,

@@ -215,7 +215,7 @@ def test_every_rate_is_that_of_the_compressor_itself(folder):
 
     bits_N = np.linspace(1, 2, size)
     subject = SimpleNamespace(overlap=recorded, bits_B=bits_N, text=text)
-    (row,) = overlap.measure(subject, None).rows
+    row, _ = overlap.measure(subject, None).rows
     assert row.value == pytest.approx(bits_N[~overlap_N].mean())
 
 
