@@ -482,7 +482,7 @@ def notes(lines: Mapping[str, Line]) -> list[str]:
     """Return the sentences that explain the tables of some models."""
     found = legends(one.results for one in lines.values())
     for name, one in lines.items():
-        found += [f"{name}, {row.label}: {row.text}. {row.note}." for row in one.badges]
+        found += [f"{name}, {row.label}: {row}. {row.note}." for row in one.badges]
     found.append(sum_of_probabilities(max(one.deviation for one in lines.values())))
     if not all(one.lossless for one in lines.values()):
         found.append(LOSSY)

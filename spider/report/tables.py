@@ -173,9 +173,9 @@ def _badges(lines: Mapping[str, Line]) -> Iterator[Text]:
     for name, one in lines.items():
         for row in one.badges:
             if row.tone == "good":
-                good.setdefault(f"{row.label} {row.text}".capitalize(), []).append(name)
+                good.setdefault(f"{row.label} {row}".capitalize(), []).append(name)
             else:
-                yield Text(f"{row.label.capitalize()} {row.text.upper()}, {name}: {row.note}.", "bold yellow")
+                yield Text(f"{row.label.capitalize()} {str(row).upper()}, {name}: {row.note}.", "bold yellow")
     for news, names in good.items():
         yield Text(f"{news}: {', '.join(names)}.", style="green")
 
