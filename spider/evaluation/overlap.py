@@ -33,6 +33,8 @@ from spider.evaluation.text import (
     held_out_text,
 )
 
+#: Share of the text above which its overlap with the training text is bad news.
+MUCH = 0.5
 #: Length of a match, in bytes.
 MATCH_BYTES = 50
 #: Most ids of the training text that are searched.
@@ -99,7 +101,15 @@ def measure(subject: Subject, settings: EvaluationConfig) -> Result:
             better="lower",
             note=f"Bits per byte of the text without matches of {MATCH_BYTES} bytes in the training text",
         ),
-        Row(name="overlap/share", label="overlap", value=share, unit=SHARE, column=True),
+        Row(
+            name="overlap/share",
+            label="overlap",
+            value=share,
+            unit=SHARE,
+            column=True,
+            tone="bad" if share > MUCH else "",
+            note="Most of the held-out text is in the training text, so the score says how much was copied",
+        ),
     ]
     return Result(
         title="Overlap",

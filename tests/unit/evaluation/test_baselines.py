@@ -215,8 +215,9 @@ def test_every_rate_is_that_of_the_compressor_itself(folder):
 
     bits_N = np.linspace(1, 2, size)
     subject = SimpleNamespace(overlap=recorded, bits_B=bits_N, text=text)
-    row, _ = overlap.measure(subject, None).rows
+    row, share = overlap.measure(subject, None).rows
     assert row.value == pytest.approx(bits_N[~overlap_N].mean())
+    assert share.value == overlap_N.mean() and share.tone == ("bad" if share.value > 0.5 else "")
 
 
 def from_scratch(given: bytes, *documents: bytes) -> int:
