@@ -25,6 +25,8 @@ REMOTE = "spider_hf.py"
 AUTO_MAP = {"AutoConfig": "spider_hf.SpiderHFConfig", "AutoModelForCausalLM": "spider_hf.SpiderForCausalLM"}
 TOKENIZER_MAP = {"AutoTokenizer": ["spider_hf.SpiderTokenizer", None]}
 
+#: What all special tokens have in common.
+_ADDED = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
 #: Ids that are the same in every vocabulary.
 _IDS = {"bos_token_id": BYTES.bos, "eos_token_id": BYTES.eos, "pad_token_id": BYTES.pad}
 
@@ -50,7 +52,7 @@ def files_beside(tokenizer: bytes | None, window: int | None, conversations: str
         "conversations": conversations,
         **special_tokens(),
         # transformers expects these in tokenizer.json, whose format differs here.
-        "added_tokens_decoder": {str(i): _added(name) for i, name in named().items()},
+        "added_tokens_decoder": {str(i): {"content": name} | _ADDED for i, name in named().items()},
         **({} if window is None else {"model_max_length": window}),
     }
     return {GENERATION: _json(generation(conversations)), TOKENIZER_CONFIG: _json(plain), REMOTE: remote()}
@@ -86,8 +88,3 @@ def special_tokens() -> dict[str, Any]:
     shown = named()
     ours = {"bos_token": shown.pop(BYTES.bos), "eos_token": shown.pop(BYTES.eos)}
     return {**ours, "pad_token": shown.pop(BYTES.pad), "extra_special_tokens": list(shown.values())}
-
-
-def _added(name: str) -> dict[str, Any]:
-    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    return {"content": name, **plain, "special": True}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spider.common.files import digest
+from spider.common.secrets import redact
 from spider.provenance.made import (
     Job,
     Made,
@@ -97,12 +98,14 @@ class Pipeline:
                 totals[f"jobs/{job.status}"] += 1
             at = int(one.ended * 1000)
             self.store.log_points(run.run_id, [(name, value, at, 0) for name, value in totals.items()])
-        return self.store.close(run, state, one.status, one.ended, one.plain())
+        self.store.client.log_dict(run.run_id, redact(one.plain()), "record.json")
+        return self.store.close(run, state, one.status, one.ended)
 
     def _job(self, identity: str, runs: list[Job], known: dict[str, Workflow]) -> int:
         """Show the runs of a job with the same parameters and inputs as one, with a point for each."""
         last, root = runs[-1], self.store.root
-        state = digest([job.model_dump(mode="json") for job in runs])
+        plain = [job.model_dump(mode="json") for job in runs]
+        state = digest(plain)
         if self.store.is_sent("Pipeline", identity, state):
             return 0
         workflow = known.get(last.workflow)
@@ -150,8 +153,8 @@ class Pipeline:
             if path.suffix in SHOWN and file.stat and stat_of(path) == file.stat:
                 # Those of several splits have the same name.
                 self.store.upload(run.run_id, path, path.parent.name if names.count(path.name) > 1 else "")
-        plain = {"runs": [job.model_dump(mode="json") for job in runs]}
-        return self.store.close(run, state, last.status, last.ended, plain)
+        self.store.client.log_dict(run.run_id, redact({"runs": plain}), "record.json")
+        return self.store.close(run, state, last.status, last.ended)
 
 
 def _identity(job: Job) -> str:

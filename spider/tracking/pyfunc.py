@@ -160,15 +160,11 @@ class Predictor:
         from spider.evaluation.bpb import score
 
         ids_N = self.model.tokens.encode(text.encode())[:-1]  # without the end of the document
-        nats = 0.0
-        size = 0
-        bpb = math.nan
+        row: dict[str, Any] = {"log_probability": 0.0, "bytes": 0, "bits_per_byte": math.nan}
         by_id: list[float] = []
         if len(ids_N) > 1:
-            result = score(self.model, ids_N, self.checkpoint.reading)
-            nats = result.nats["byte"]
-            size = result.counts["byte"]
-            bpb = result.bpb
-            by_id = (-result.by_target_S).tolist()
-        row = {"log_probability": 0.0 - nats, "bytes": size, "bits_per_byte": bpb}
+            found = score(self.model, ids_N, self.checkpoint.reading)
+            row = {"log_probability": 0.0 - found.nats["byte"], "bytes": found.counts["byte"]}
+            row["bits_per_byte"] = found.bpb
+            by_id = (-found.by_target_S).tolist()
         return row | ({"log_probabilities": by_id} if each else {})

@@ -302,8 +302,6 @@ class Store:
             start: Seconds since 1970.
             fits: Whether a run of this identity is this one.
         """
-        from mlflow.entities import Param, RunTag
-
         plain = {_key(k): str(v)[:5000] for k, v in tags.items() if v not in (None, "")}
         plain |= {IDENTITY: f"{self.folder}/{identity}", _FOLDER: self.folder, "mlflow.source.type": "LOCAL"}
         known = self.runs[experiment].setdefault(f"{self.folder}/{identity}", [])
@@ -319,24 +317,20 @@ class Store:
         # A parameter cannot change in MLflow, so a changed one becomes a tag.
         values = {_key(k): _text(v) for k, v in params.items()}
         plain |= {f"changed.{k}"[:250]: v for k, v in values.items() if one.params.get(k, v) != v}
-        new = [Param(k, v) for k, v in values.items() if k not in one.params]
-        changed = [RunTag(k, v) for k, v in plain.items() if one.tags.get(k) != v]
-        if new or changed:
-            self.writes += 1
-            self.client.log_batch(one.run_id, params=new, tags=changed)
-        one.params |= {param.key: param.value for param in new}
-        one.tags |= {tag.key: tag.value for tag in changed}
+        self.note(one, plain, {k: v for k, v in values.items() if k not in one.params})
         return one
 
-    def note(self, one: Shown, tags: Mapping[str, str]) -> None:
-        """Set tags of a run that say what was sent."""
-        from mlflow.entities import RunTag
+    def note(self, one: Shown, tags: Mapping[str, str], params: Mapping[str, str] = {}) -> None:
+        """Set tags of a run, such as those that say what was sent, and new params."""
+        from mlflow.entities import Param, RunTag
 
-        changed = [RunTag(_key(k), v) for k, v in tags.items() if one.tags.get(_key(k)) != v]
-        if changed:
+        changed = {_key(k): v for k, v in tags.items() if one.tags.get(_key(k)) != v}
+        if changed or params:
             self.writes += 1
-            self.client.log_batch(one.run_id, tags=changed)
-            one.tags |= {tag.key: tag.value for tag in changed}
+            both = [Param(*pair) for pair in params.items()], [RunTag(*pair) for pair in changed.items()]
+            self.client.log_batch(one.run_id, params=both[0], tags=both[1])
+            one.params |= params
+            one.tags |= changed
 
     def newest(self, experiment: str, identity: str) -> Shown | None:
         """Return the newest run with this identity, or None."""
@@ -347,11 +341,10 @@ class Store:
         one = self.newest(experiment, identity)
         return one is not None and (one.deleted or one.tags.get(_STATE) == state)
 
-    def close(self, one: Shown, state: str, status: str, ended: float | None, record: Any) -> int:
-        """Upload the record of a run and set its status; note the state that all of this shows."""
-        self.client.log_dict(one.run_id, redact(record), "record.json")
+    def close(self, one: Shown, state: str, status: str, ended: float | None) -> int:
+        """Set the status of a run, and note the state that all that was sent of it shows."""
         self.set_status(one, status, ended)
-        self.note_state(one, state)
+        self.note(one, {_STATE: state})
         return 1
 
     def set_status(self, one: Shown, status: str, ended: float | None) -> None:
@@ -365,9 +358,6 @@ class Store:
             self.client.set_terminated(one.run_id, *new)
         one.status = new
         self.writes += 1
-
-    def note_state(self, one: Shown, state: str) -> None:
-        self.note(one, {_STATE: state})
 
     def log_points(self, run_id: str, points: Iterable[Point], **on: str) -> None:
         """Log points for a run, and for the model and the dataset that ``on`` names."""

@@ -114,7 +114,11 @@ class Syncer:
             with filelock.FileLock(lock, timeout if timeout < math.inf else -1):
                 if self._store is None or self._store.stale():
                     uri = store_uri(self.results.root, self.config.tracking)
-                    self._connect(Store(self.results, self.config.tracking))
+                    # What was sent before stands in the store.
+                    self._store = store = Store(self.results, self.config.tracking)
+                    self._views = [Pipeline(store), Trainings(store, self.results, self.config)]
+                    if self.config.tracking.registry:
+                        self._views.append(Registry(store, self.results))
                 for kind, name, send in self._items():
                     if time.monotonic() > deadline:
                         error = error or "out of time"
@@ -139,12 +143,6 @@ class Syncer:
             error = str(redact(explain(failure, uri)))
         experiment = self._store.experiments["Training"] if self._store else None
         return Report({kind: n for kind, n in sent.items() if n}, error, experiment)
-
-    def _connect(self, store: Store) -> None:
-        """Begin to send to a store. What was sent before stands in it."""
-        self._store = store
-        self._views = [Pipeline(store), Trainings(store, self.results, self.config)]
-        self._views += [Registry(store, self.results)] if self.config.tracking.registry else []
 
     def _items(self) -> Iterator[Item]:
         for view in self._views:

@@ -81,16 +81,12 @@ def explain(error: BaseException, uri: str) -> str:
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
     text = "\n".join(map(str, chain))
-    meaning = _server_error(chain, text) if is_server(uri) else _database_error(text)
+    if is_server(uri):
+        meaning = _server_error(chain, text)
+    else:
+        found = ((re.search(pattern, text), words) for pattern, words in _DATABASE_ERRORS.items())
+        meaning = next((words.format(match[0]) for match, words in found if match), None)
     return f"{uri}: {meaning}" if meaning else one_line(error)
-
-
-def _database_error(text: str) -> str | None:
-    """Return the explanation of a database's error, or None."""
-    for pattern, meaning in _DATABASE_ERRORS.items():
-        if match := re.search(pattern, text):
-            return meaning.format(match[0])
-    return None
 
 
 def one_line(error: BaseException) -> str:

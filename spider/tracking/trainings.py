@@ -366,9 +366,7 @@ class Trainings:
         shown = self.store.show("Training", identity, name=measured.run, start=at, tags=tags, params=params)
         self._log(shown, Scores.of(measured, "foreign", at, parameters=measured.parameters))
         self.store.upload(shown.run_id, path)
-        self.store.set_status(shown, "finished", at)
-        self.store.note_state(shown, state)
-        return 1
+        return self.store.close(shown, state, "finished", at)
 
 
 def _at_the_end(model: Model, stages: Sequence[Stage], time: float) -> Scores:
