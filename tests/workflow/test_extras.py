@@ -40,8 +40,8 @@ def hail(name):
     click.echo(f"hail {name}")
 '''
 RULES = """
-WANTED.append("<results>/hail.txt")
-MEASURED.append(lambda run: [f"<results>/runs/{run}/hail.txt"])
+plan.wanted.append("<results>/hail.txt")
+plan.measured_by.append(lambda run: [f"<results>/runs/{run}/hail.txt"])
 
 
 rule hail:
