@@ -80,9 +80,13 @@ def test_braces_in_a_path_are_no_wildcard_and_the_file_is_still_known():
 
 
 def test_a_missing_file_of_a_key_ends_snakemake_with_the_key(plan):
-    run = RUN | {"harness": {"tasks": ["mine"], "include": "nowhere"}}
+    tasks = {"mine": {"kind": "jsonl", "file": "none.jsonl"}}
+    run = RUN | {"harness": {"tasks": ["mine"], "include": "nowhere"}, "evaluation": {"tasks": tasks}}
+    made = plan(runs={"r": run})
     with pytest.raises(SystemExit, match=r"error: runs.r.harness.include: nowhere: no such file or folder"):
-        plan(runs={"r": run}).harness_files(of(run="r"))
+        made.harness_files(of(run="r"))
+    with pytest.raises(SystemExit, match=r"error: runs.r.evaluation.tasks.mine: none.jsonl: no such file"):
+        made.task_files(of(run="r", stage="one"))
 
 
 def test_a_stage_waits_for_the_one_before_and_for_all_datasets_of_its_mixture(plan):
@@ -94,7 +98,7 @@ def test_a_stage_waits_for_the_one_before_and_for_all_datasets_of_its_mixture(pl
     assert made.training_data(second) == [
         f"<results>/shards/{name}/metadata.json" for name in ("text", "more")
     ]
-    assert len(made.packed_rows(second)) == 2
+    assert len(made.packed_rows(second)) == 2 and made.scored_data(first) == made.training_data(second)
     shape = made.stage("r", "two").shape
     assert made.warmup(second) == f"<results>/runs/r/warmup-{shape}.json"
     assert made.measured_stage(of(run="r", shape=shape)).shape == shape

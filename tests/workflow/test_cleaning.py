@@ -2,9 +2,6 @@
 
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from spider.common.files import read_json
 
 from .conftest import Workflow, wait_for
@@ -78,14 +75,6 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     del fresh.config["datasets"]["text"]["cleaning"]
     # The import keeps the columns of filters.
     assert fresh.planned("datasets/text") == {"download": 3, "encode": 3, "index": 1}
-
-
-def test_a_filter_on_a_column_that_is_missing_ends_the_workflow_before_the_first_job(workflow):
-    pq.write_table(pa.table({"text": ["a"], "id": ["1"]}), workflow.folder / "text.parquet")
-    text = {"source": {"kind": "local", "files": ["text.parquet"]}, "cleaning": {"filters": ["score >= 1"]}}
-    workflow.config["datasets"]["text"] = text
-    printed = workflow("datasets/text", fails=True)
-    assert "text.parquet: no column 'score' (there are: text, id)" in printed and "start " not in printed
 
 
 def test_a_tokenizer_is_learned_from_what_cleaning_keeps(workflow):

@@ -175,24 +175,6 @@ def test_an_n_gram_split_encodes_its_dataset_again_and_no_other(workflow):
     assert workflow.planned("datasets/text", "datasets/more") == {"encode": 1, "index": 1}
 
 
-def test_stages_wait_for_all_datasets_of_their_mixture(workflow):
-    workflow.config["datasets"]["more"] = workflow.config["datasets"]["text"]
-    workflow.run["data"] = {"mix": {"text": 3, "more": 1}}
-    workflow.run["stages"][1]["packing"] = "best_fit"
-    planned = workflow.planned("results/runs/small/second/train.json")
-    data = {"download": 2, "encode": 2, "index": 2, "pack": 2}
-    assert planned == {**data, "warmup": 1, "train": 2}
-
-
-def test_an_evaluation_waits_for_all_datasets_that_it_scores(workflow):
-    workflow.config["datasets"]["more"] = workflow.config["datasets"]["text"]
-    first = {"warmup": 1, "train": 1, "overlap": 1, "evaluate": 1}
-    target = "results/runs/small/first/evaluation.json"
-    assert workflow.planned(target) == {"download": 1, "encode": 1, "index": 1, **first}
-    workflow.run["stages"][1]["data"] = {"mix": {"text": 3, "more": 1}}
-    assert workflow.planned(target) == {"download": 2, "encode": 2, "index": 2, **first}
-
-
 def test_results_of_another_version_are_refused_and_kept(workflow):
     workflow.results.mkdir()
     (workflow.results / "spider.json").write_text('{"format": 99, "spider": "9.0"}')
@@ -209,17 +191,6 @@ def test_the_linter_finds_only_what_the_docs_explain():
     assert {rule for _, rule in about} >= {"download", "train", "report", "forecast", "ladders"}
     found = {line.strip() for line in lints if line.startswith("    * ")}
     assert found == {"* Specify a conda environment or container for each rule.:"}
-
-
-def test_a_plan_names_the_key_of_a_missing_file_of_tasks(workflow):
-    workflow.run["evaluation"]["tasks"] = {"mine": {"kind": "jsonl", "file": "nowhere.jsonl"}}
-    output = workflow("--dry-run", fails=True)
-    assert "error: runs.small.evaluation.tasks.mine: nowhere.jsonl: no such file or folder" in output
-    assert "Traceback" not in output
-    del workflow.run["evaluation"]["tasks"]
-    workflow.run["harness"] = {"tasks": ["mine"], "include": "nowhere"}
-    output = workflow("--dry-run", fails=True)
-    assert "error: runs.small.harness.include: nowhere: no such file or folder" in output
 
 
 def test_a_run_stops_before_any_job_if_a_text_lacks_a_column_or_the_hub_is_away(workflow):

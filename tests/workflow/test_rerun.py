@@ -25,10 +25,6 @@ def weights(workflow, *stages):
     return {stage: workflow.receipt(stage)["weights"] for stage in stages}
 
 
-def test_no_job_runs_twice(workflow):
-    assert workflow.planned() == {}
-
-
 @pytest.mark.parametrize("lost", ["folder", "records"])
 def test_edits_count_whatever_snakemake_remembers(workflow, lost):
     """Its folder may be removed after an error, and its records may be empty after a power cut."""
@@ -169,13 +165,10 @@ def test_a_new_key_in_every_block_reruns_nothing(workflow, tmp_path):
     assert log.stat().st_mtime_ns == written
 
 
-def test_saving_more_often_retrains_nothing(workflow):
-    workflow.run["stages"][0] |= {"ckpt_every": 7, "log_every": 3}
-    assert workflow.planned() == {}
-
-
-def test_another_number_of_processes_retrains_nothing(workflow):
+def test_what_decides_no_result_retrains_nothing(workflow):
     """Smaller micro-batches may need a warm-up of their own."""
+    assert workflow.planned() == {}
+    workflow.run["stages"][0] |= {"ckpt_every": 7, "log_every": 3}
     workflow.run["parallel"] = "fsdp"
     assert workflow.planned() == {}
     workflow.run["resources"]["processes"] = 2
