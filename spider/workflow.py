@@ -1,7 +1,7 @@
 """What the rules ask of a configuration: inputs, params and resources of jobs, and the targets of a run.
 
-Snakemake calls the functions of `Plan` with the wildcards of a job. They use no network, and import neither
-torch nor NumPy. A path begins with ``<results>``, which Snakemake replaces by the results folder.
+Snakemake calls the functions of `Plan` with the wildcards of a job. They use no network, and import
+no torch. A path begins with ``<results>``, which Snakemake replaces by the results folder.
 
 Snakemake does not record a param whose function takes ``output``, so its value is no reason to run a job
 again.
