@@ -26,8 +26,8 @@ TOKENS = stream("The quick brown fox jumps", "", "over the lazy dog, größer th
 #: Chunks end inside windows, and inside batches of them.
 WINDOWS = Scoring(seq_len=16, overlap=0.5, batch=3)
 #: Positions near the beginning of a document and the end of a chunk. Only the smallest model tests all.
-POSITIONS = (27, 40, 41)
-MORE_POSITIONS = (5, 26, 28, 39, 80, 81, 82)
+POSITIONS = (40,)
+MORE_POSITIONS = (5, 26, 27, 28, 39, 41, 80, 81, 82)
 
 
 def toy() -> Toy:
@@ -263,7 +263,7 @@ def test_short_chunks_learn_nothing_from_later_ids_and_nothing_at_a_rate_of_zero
     nothing = adapt(model, IDS, settings.model_copy(update={"lr": 0.0}), replace(SLIDING, overlap=0.0))
     assert np.array_equal(nothing.by_target_S, score(model, IDS, SLIDING).by_target_S)
     before = adapt(model, IDS, settings, SLIDING).by_target_S
-    for t in (5, 20, 40):
+    for t in (5, 40):
         changed = IDS.copy()
         changed[t] = ord("Z")
         after = adapt(model, changed, settings, SLIDING).by_target_S
