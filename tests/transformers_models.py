@@ -32,16 +32,6 @@ def byte_level(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, unk_token=END)
 
 
-def without_alphabet(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as `byte_level`'s that has only the bytes of its text, hardly merged."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(vocab_size=60, special_tokens=[END], show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END)
-
-
 def byt5(texts: Iterable[str]) -> ByT5Tokenizer:
     """Return ByT5's tokenizer, which needs no text. It has no BOS."""
     return ByT5Tokenizer()

@@ -7,16 +7,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
 from spider.config.scored import overlap_name, stage_with
-from spider.data.encode import encode_part
 from spider.data.mixture import mixes_of
-from spider.data.shards import Shards, balanced, build_metadata
+from spider.data.shards import Shards, balanced
 from spider.evaluation.adapt import adapt
 from spider.evaluation.evaluate import _chosen
 from spider.evaluation.foreign import ForeignModel
@@ -30,7 +27,6 @@ from tests.transformers_models import byte_level, gpt2
 from tests.unit.evaluation.test_adapt import TOKENS, toy
 from tests.unit.hf.small_exports import exported
 from tests.unit.model.small_gpt import build_gpt
-from tests.unit.small_datasets import dataset
 
 from .followed import advised, changed, refused
 from .test_commands import refusal, spider
@@ -93,12 +89,8 @@ def test_more_documents_are_held_out(tmp_path):
 
 def test_groups_are_recorded_and_even(tmp_path):
     def grouped(name: str, groups: list[str], **settings: Any) -> Path:
-        (folder := tmp_path / name).mkdir()
         texts = [f"text {i} of many words" for i in range(len(groups))]
-        pq.write_table(pa.table({"text": texts, "url": groups}), folder / "raw.parquet")
-        encode_part(folder / "raw.parquet", folder / "s", "000", dataset(**settings))
-        build_metadata(folder / "s", "toy", dataset(**settings), source={}, parts=["000"])
-        return folder / "s"
+        return encoded(tmp_path / name, texts, {"url": groups}, **settings)
 
     split = {"split_by": {"column": "url"}}
     many = [str(i % 20) for i in range(200)]

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from spider import load_model
@@ -27,7 +25,7 @@ from spider.training.compilecache import unpack
 from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan, train
 from tests.unit.records import saved_again
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, encoded
 from tests.unit.small_training import MODEL
 
 from .conftest import SHORT
@@ -44,16 +42,6 @@ def stop_at(last: int) -> Any:
             raise Stop
 
     return on_step
-
-
-def encoded(folder: Path, texts: list[str], **settings: Any) -> Path:
-    """Encode texts as a dataset of one part."""
-    columns = {"text": texts, "id": [str(i) for i in range(len(texts))]}
-    folder.mkdir()
-    pq.write_table(pa.table(columns), folder / "raw.parquet")
-    encode_part(folder / "raw.parquet", folder / "s", "000", dataset(**settings))
-    build_metadata(folder / "s", "toy", dataset(**settings), source={}, parts=["000"])
-    return folder / "s"
 
 
 def test_a_trainer_waits_for_another_and_writes_into_a_folder_that_it_can(tmp_path):

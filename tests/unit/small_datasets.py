@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.data.encode import writing
+from spider.data.encode import encode_part, writing
 from spider.data.shards import BLOCKS_KEY, Shards, build_metadata
 from spider.data.split import hash_keys, validation_mask
 from spider.tokens import BYTES
@@ -29,6 +31,19 @@ def open_files(folder: Path) -> list[str]:
 
 def dataset(**settings: Any) -> Dataset:
     return Dataset.model_validate({"source": {"kind": "pydocs"}, **settings})
+
+
+def encoded(folder: Path, texts: Sequence[str], columns: Mapping[str, Any] = {}, **settings: Any) -> Path:
+    """Encode texts, numbered from 0, as a dataset of one part in a new folder, and return its shards folder.
+
+    ``columns`` are further columns of the raw part, which is ``raw.parquet``.
+    """
+    folder.mkdir(parents=True)
+    table = {"text": texts, "id": [str(i) for i in range(len(texts))], **columns}
+    pq.write_table(pa.table(table), folder / "raw.parquet")
+    encode_part(folder / "raw.parquet", folder / "s", "000", dataset(**settings))
+    build_metadata(folder / "s", "toy", dataset(**settings), source={}, parts=["000"])
+    return folder / "s"
 
 
 def shards_of_ids(

@@ -12,8 +12,6 @@ import zlib
 from itertools import chain
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
@@ -31,15 +29,13 @@ from spider.common.errors import CheckpointError
 from spider.common.results import CompressedFolder, StageFolder
 from spider.config import CompressConfig, TTTConfig
 from spider.config.model import family_block, merged, presets
-from spider.data.encode import encode_part
-from spider.data.shards import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.publish.export import export
 from spider.training.stage import train
 from tests.unit.records import saved_again
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import encoded
 
 ROOT = Path(__file__).parents[3]
 PLENTY = 10**6
@@ -380,10 +376,7 @@ def test_weights_that_are_not_finite_are_an_error(trained, tmp_path):
 
 def test_calibration_without_training_text_is_an_error(trained, tmp_path):
     (tmp_path / "out").mkdir()
-    pq.write_table(pa.table({"text": ["held out"], "id": ["0"]}), tmp_path / "000.parquet")
-    settings = dataset(validation=0.999)
-    encode_part(tmp_path / "000.parquet", data := tmp_path / "shards", "000", settings)
-    build_metadata(data, "toy", settings, source={}, parts=["000"])
+    data = encoded(tmp_path / "text", ["held out"], validation=0.999)
     folder, spec, _ = trained["spider"]
     with pytest.raises(ValueError, match=r"has no training text to calibrate with"):
         compress(folder.receipt, spec, CompressConfig(), data, tmp_path / "out")

@@ -7,8 +7,6 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pyppmd
 import pytest
 
@@ -47,7 +45,7 @@ from spider.evaluation.text import (
 )
 from spider.tokens import BYTES
 from tests.unit import records
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import dataset, encoded
 
 INSTALLED = [name for name in COMPRESSORS if name != "zpaq" or baselines._has_zpaq()]
 PACKING = INSTALLED[1:]
@@ -57,15 +55,11 @@ LICENCE = "Redistribution and use in source and binary forms, with or without mo
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     words = ["".join(map(chr, rng.integers(97, 123, size=n))) for n in rng.integers(2, 9, 300)]
     texts = [" ".join(words[i] for i in rng.integers(0, 300, 60)) for _ in range(300)]
     texts = [LICENCE + text if i % 4 == 0 else text for i, text in enumerate(texts)]
-    pq.write_table(pa.table({"text": texts, "id": [*map(str, range(300))]}), folder / "000.parquet")
-    encode_part(folder / "000.parquet", folder, "000", dataset(validation=0.1))
-    build_metadata(folder, "words", dataset(validation=0.1), source={"kind": "local"}, parts=["000"])
-    return folder
+    return encoded(tmp_path_factory.mktemp("data") / "text", texts, validation=0.1)
 
 
 def measured(
@@ -118,7 +112,7 @@ def test_the_text_of_a_stage_is_what_its_loader_read(folder, count, tmp_path):
 def test_the_ngram_split_counts_as_training_text_and_is_searched_for_overlap(folder, tmp_path):
     data, path = tmp_path / "data", tmp_path / "train.json"
     settings = dataset(validation=0.1, ngram=0.6)
-    encode_part(folder / "000.parquet", data, "000", settings)
+    encode_part(folder.with_name("raw.parquet"), data, "000", settings)
     build_metadata(data, "words", settings, source={"kind": "local"}, parts=["000"])
     train, ngram = Shards(data, "train"), Shards(data, "ngram")
     write_json(path, receipt(train, 20))

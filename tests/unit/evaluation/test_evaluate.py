@@ -9,8 +9,6 @@ import re
 import shutil
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -19,8 +17,7 @@ from spider.checkpoints.save import save
 from spider.common.files import write_json
 from spider.common.results import StageFolder
 from spider.config import TTTConfig, load_config
-from spider.data.encode import encode_part
-from spider.data.shards import Shards, build_metadata, scored_groups
+from spider.data.shards import Shards, scored_groups
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import bootstrap_interval, clip_stream, score
 from spider.evaluation.evaluate import evaluate
@@ -35,7 +32,7 @@ from spider.model.spider.config import BoundaryConfig
 from spider.report.page import FIGURES, draw_stage
 from spider.tokens import BYTES
 from tests.unit import records
-from tests.unit.small_datasets import dataset
+from tests.unit.small_datasets import encoded
 
 MAX_BYTES = 1500
 
@@ -43,15 +40,10 @@ MAX_BYTES = 1500
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Encode English sentences, half of them held out."""
-    folder = tmp_path_factory.mktemp("data") / "shards"
     texts = [
         f"Sentence number {i} says that {i * i} is the square of {i}. Größe {i % 7}." for i in range(200)
     ]
-    parquet = folder.parent / "000.parquet"
-    pq.write_table(pa.table({"text": texts, "id": [str(i) for i in range(200)]}), parquet)
-    encode_part(parquet, folder, "000", dataset(validation=0.5))
-    build_metadata(folder, "sentences", dataset(validation=0.5), source={"kind": "local"}, parts=["000"])
-    return folder
+    return encoded(tmp_path_factory.mktemp("data") / "text", texts, validation=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +163,11 @@ def test_an_evaluation_shows_the_spread_over_groups(receipt, spec, tmp_path):
     """One of 22 packages has half of the text. The figures of a group are sums over its documents."""
     packages = ["huge"] * 60 + [f"package{i % 21}" for i in range(120)]
     texts = [f"Document {i} of {name} has some words of its own. " * 2 for i, name in enumerate(packages)]
-    by_package = dataset(validation=0.99, split_by={"column": "package"})
-    columns = {"text": texts, "id": [str(i) for i in range(len(texts))], "package": packages}
-    pq.write_table(pa.table(columns), tmp_path / "000.parquet")
-    encode_part(tmp_path / "000.parquet", tmp_path, "000", by_package)
-    build_metadata(tmp_path, "packages", by_package, source={"kind": "local"}, parts=["000"])
+    settings = {"validation": 0.99, "split_by": {"column": "package"}}
+    data = encoded(tmp_path / "text", texts, {"package": packages}, **settings)
     settings = spec.evaluation.model_copy(update={"max_bytes": 5000, "largest_group": 0.1, "loops_bytes": 0})
     spec = spec.model_copy(update={"evaluation": settings})
-    measured = evaluate(receipt, spec, tmp_path, tmp_path / "out", device="cpu")
+    measured = evaluate(receipt, spec, data, tmp_path / "out", device="cpu")
     spread, documents = measured.results["spread"], measured.results["overlap"].details["by_document"]
     (table,) = spread.figures
     *named, others = table.rows
@@ -188,7 +177,7 @@ def test_an_evaluation_shows_the_spread_over_groups(receipt, spec, tmp_path):
         shares == sorted(shares, reverse=True) and shares[0] == spread.metrics["spread/largest_share"] <= 0.1
     )
     assert sum(row.columns["bytes"].value for row in table.rows) == measured.bytes
-    groups = scored_groups(tmp_path, 5000, 0.1)
+    groups = scored_groups(data, 5000, 0.1)
     for row in named:
         own = [one for name, one in zip(groups, documents, strict=True) if name == row.label]
         size = sum(one["bytes"] for one in own)
