@@ -156,17 +156,6 @@ def test_stages_of_one_order_are_read_once_and_another_order_is_added(folder):
     assert of_splits([split], split.tokens // 4).share == pytest.approx(0.25, abs=0.001)
 
 
-def test_a_stage_in_the_order_of_the_text_read_its_beginning(folder):
-    split = Shards(folder, "train")
-    saved = [parsed(receipt(split, 10, order="text")), parsed(receipt(split, 3))]
-    ids, shuffled = split.read(0, split.tokens), windows_read(split, 3)
-    both = shuffled | (np.arange(split.tokens) <= 10 * 64)
-    assert of_stages([saved[0].position], [split], None).raw() == BYTES.raw(ids[: 10 * 64 + 1])
-    assert len(of_stages([one.position for one in saved], [split] * 2, None).raw()) >= len(
-        BYTES.raw(ids[both])
-    )
-
-
 def test_every_rate_is_that_of_the_compressor_itself(folder):
     split, held_out = Shards(folder, "train"), Shards(folder, "validation")
     text = Text.of(held_out.read(0, held_out.tokens), BYTES)
@@ -270,15 +259,6 @@ def test_a_change_of_the_settings_measures_again_and_scores_nothing():
     assert pinned == {scored.COMPRESSORS: [*COMPRESSORS.values()]}
     settings = EvaluationConfig(zpaq=True, training_bytes=1000)
     assert not settings.scoring() and not settings.checkpoint_scoring() and not settings.sampling()
-
-
-def test_a_text_that_is_too_large_for_the_memory_of_ppmd_is_named(folder, monkeypatch):
-    split = of_splits([Shards(folder, "train")], None)
-    text = Text.of(Shards(folder, "validation").read(0, 500), BYTES)
-    for fits, lines in ((1, 0), (0, 1)):
-        monkeypatch.setattr(baselines, "PPMD_HOLDS", len(split.raw(B) + B) - 1 + fits)
-        notes = measured(text, None, split, 1 << 20).notes
-        assert len([one for one in notes if "2 GB of memory were full" in one]) == lines
 
 
 def test_documents_run_together_only_where_all_bytes_occur(folder):

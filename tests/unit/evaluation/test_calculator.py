@@ -6,43 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.evaluation.calculator import DIGITS, MOST_BITS, MOST_CHARACTERS, Calls, calculate
+from spider.evaluation.calculator import Calls, calculate
 from spider.evaluation.generate import generate, stream_text
 from spider.tokens import BYTES
 from spider.tokens.turns import OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, TURN
 from tests.unit.evaluation.toys import Scripted
-
-NUMBERS = st.one_of(
-    st.integers(0, 10**9).map(str),
-    st.floats(0, 1e6).map(lambda x: f"{x:.3f}"),
-    st.sampled_from(["'a banana'.count('an')", '"...".count(".")']),
-)
-EXPRESSIONS = st.recursive(
-    NUMBERS,
-    lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%", " - ", " * "]), inner).map("".join),
-        st.tuples(inner, st.sampled_from(["**2", "**0.5", "**-1", "**3"])).map(
-            lambda two: f"({two[0]}){two[1]}"
-        ),
-        inner.map(lambda text: f"-({text})"),
-    ),
-    max_leaves=6,
-)
-
-
-@given(EXPRESSIONS)
-def test_a_value_is_that_of_python(expression):
-    try:
-        value = eval(expression)  # the test made the expression, of numbers only
-    except (ArithmeticError, TypeError):  # a complex number cannot be divided with //
-        value = None
-    said = calculate(expression)
-    if value is None or isinstance(value, complex) or (isinstance(value, int) and abs(value) >= 2**MOST_BITS):
-        assert said is None
-    elif said is not None:
-        assert said == (str(value) if isinstance(value, int) else f"{value:.{DIGITS}g}")
-    else:  # a part of it is out of range
-        assert "**" in expression or len(expression) > MOST_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -55,6 +23,8 @@ def test_a_value_is_that_of_python(expression):
         ("2**100", str(2**100)),
         ("(-8)**3", "-512"),
         ("+5 % 3", "2"),
+        ("-7 % 3 - -7 // 2", "6"),
+        ("2 - 3 * 4 ** 0.5 + 1.5e3", "1496"),
         ('"strawberry".count("r")', "3"),
         ('"1,234".count(",")', "1"),
         ("'a-b'.count('-') * 2", "2"),
