@@ -188,11 +188,11 @@ def speeds(folder: Path, table: Table) -> None:
         (folder / name).mkdir(exist_ok=True)
         pq.write_table(rows, folder / name / "000.parquet")
     size = pc.sum(pc.binary_length(large["text"])).as_py() / 1e6
-    decontaminate = {"folders": [str(folder / "heldout")], "held_out": False, "tasks": False}
+    decontaminate = [str(folder / "heldout")]
     kinds: dict[str, dict[str, Any]] = {
         "plain": {},
         "exact": {"exact": True},
-        "near": {"near": {}},
+        "near": {"near": 0.8},
         "both": {"exact": True, "decontaminate": decontaminate},
     }
     datasets = {}
@@ -229,7 +229,7 @@ def same_evidence(folder: Path, documents: int, quick: bool, table: Table) -> No
         results = folder / f"results-{parts}-{jobs}"
         if not text.exists():
             write(text, corpus)
-        clean({"split": dataset(f"{text}/parts/*.parquet", exact=True, near={})}, results, jobs)
+        clean({"split": dataset(f"{text}/parts/*.parquet", exact=True, near=0.8)}, results, jobs)
         rows = removals(results, "split")
         false = false_removals(corpus, *both_places(corpus, rows)).mean()
         table.add(f"false removals in {parts} parts, of all removals", false, ".3%", "<= 1%")
@@ -251,11 +251,10 @@ def synthetic(folder: Path, documents: int, quick: bool, table: Table) -> None:
         (folder / "corpus/heldout.jsonl").rename(folder / "heldout/passages.jsonl")
     truth = pq.read_table(folder / "corpus/truth.parquet")
     parts, results = f"{folder}/corpus/parts/*.parquet", folder / "results"
-    folders = [str(folder / "heldout")]
-    decontaminate = {"folders": folders, "held_out": False, "tasks": False}
+    decontaminate = [str(folder / "heldout")]
     clean(
         {
-            "near": dataset(parts, exact=True, near={"containment": THRESHOLD}),
+            "near": dataset(parts, exact=True, near=THRESHOLD),
             # Held-out documents are not compared with protected text.
             "contaminated": dataset(parts, decontaminate=decontaminate) | {"validation": 0},
         },
@@ -278,7 +277,7 @@ def packaged(folder: Path) -> dict[str, Any]:
         "licences": (file for file in site.glob("*.dist-info/**/*") if "LICEN" in file.name.upper()),
     }
     datasets: dict[str, Any] = {
-        "pydocs": {"source": {"kind": "pydocs"}, "cleaning": {"exact": True, "near": {}}}
+        "pydocs": {"source": {"kind": "pydocs"}, "cleaning": {"exact": True, "near": 0.8}}
     }
     for name, found in files.items():
         paths = sorted(file for file in found if file.is_file())
@@ -286,7 +285,7 @@ def packaged(folder: Path) -> dict[str, Any]:
         ids = [str(file.relative_to(site)) for file in paths]
         (folder / name).mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"text": texts, "id": ids}), folder / name / "000.parquet")
-        datasets[name] = dataset(f"{folder / name}/000.parquet", exact=True, near={})
+        datasets[name] = dataset(f"{folder / name}/000.parquet", exact=True, near=0.8)
     return datasets
 
 

@@ -58,7 +58,7 @@ BASES: Config = {
     "mixed": {"data": {"mix": {"text": 1, "other": 1}}},
     "counted": {"data": "counted", "model": {"ngram": _NGRAM}},
     "small-file": {"compress": {"bits": 6, "clip": 3.0}},
-    "asked": {"evaluation": {"tasks": {"quiz": {"kind": "jsonl", "file": "quiz.jsonl"}}}},
+    "asked": {"evaluation": {"tasks": {"quiz": {"file": "quiz.jsonl"}}}},
 }
 DATASETS: Config = {
     "other": {**_TEXT, "source": {"kind": "local", "files": ["other.jsonl"]}},

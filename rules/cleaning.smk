@@ -130,6 +130,6 @@ rule contaminated:
         mem_mb=growing(3000),
     params:
         spider=command,
-        identity=plan.contamination_identity,
+        identity=plan.split_identity,
     shell:
         "{params.spider} --log {log:q} data contaminated {wildcards.dataset} {wildcards.part}"

@@ -106,9 +106,7 @@ rule evaluate_foreign:
         mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
     params:
         spider=command,
-        identity=lambda wildcards: CONFIG.foreign[wildcards.run].scoring(
-            plan.foreign_spec(wildcards).evaluation
-        ),
+        identity=lambda wildcards: plan.foreign_spec(wildcards).evaluation.foreign_scoring(),
     shell:
         "{params.spider} --log {log:q} evaluate --model {wildcards.run} --threads {threads}"
 

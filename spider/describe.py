@@ -19,7 +19,7 @@ from spider.checkpoints.records import Kind
 from spider.common.formatting import duration, quantity
 from spider.common.results import Results
 from spider.config import CompressConfig, Config, StageSpec
-from spider.data.mixture import Mixture, mixes_of
+from spider.data.mixture import Mixture
 from spider.data.packing import Packing
 from spider.data.shards import Split, load_metadata
 from spider.model.interface import Model
@@ -52,8 +52,7 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
     with no limit but ``max_hours`` has an unknown number of steps.
 
     Raises:
-        ValueError: a stage ends before the moving average of its weights starts, or the caps of its mixture
-            leave nothing to read.
+        ValueError: a stage ends before the moving average of its weights starts.
     """
     block = config.run(run)
     specs = [config.stage(run, stage.name) for stage in block.stages]
@@ -166,18 +165,15 @@ def _bytes_per_token(results: Results, spec: StageSpec) -> float | None:
 def _sources(results: Results, spec: StageSpec, steps: int | None) -> list[dict[str, Any]]:
     """Return what a stage reads of each dataset of a mixture: samples, bytes and epochs.
 
-    ``shares`` are pairs: a sample where the weights change, also by a cap, and the share from there on. A
-    number is None before the stage's steps, or the text, are known. Raises `ValueError` as `mixes_of`.
+    ``shares`` are pairs: a sample where the weights change, and the share from there on. A number is None
+    before the stage's steps, or the text, are known.
     """
     if not spec.mixed:
         return []
     sizes = {name: _size_of(results.shards(name), spec) for name in spec.weights}
-    windows = {name: size[0] for name, size in sizes.items() if size}
-    caps = spec.mixture.max_epochs
-    known = caps.keys() <= windows.keys()
-    mixes = mixes_of(spec, windows, steps) if known else spec.mixture.mixes
-    samples = steps * spec.windows_per_step if known and steps is not None else None
-    read = {} if samples is None else Mixture(mixes[0][1], mixes[1:]).counts(samples)
+    mixes = spec.mixture.mixes
+    mixture = Mixture(mixes[0][1], mixes[1:])
+    read = {} if steps is None else mixture.counts(steps * spec.windows_per_step)
     sources = []
     for name, size in sizes.items():
         epochs = read[name] / size[0] if name in read and size else None
@@ -187,7 +183,6 @@ def _sources(results: Results, spec: StageSpec, steps: int | None) -> list[dict[
             "samples": read.get(name),
             "bytes": epochs * size[1] if epochs is not None and size else None,
             "epochs": epochs,
-            "max_epochs": caps.get(name),
         }
         sources.append(source)
     return sources
@@ -297,14 +292,13 @@ def _group_row(group: dict[str, Any], stage: str) -> dict[str, str]:
 def _source_row(source: dict[str, Any], stage: str) -> dict[str, str]:
     """Return a row about what a stage reads of a dataset of a mixture."""
     (_, share), *changes = source["shares"]
-    epochs = "?" if source["epochs"] is None else f"{source['epochs']:.3g}"
     return {
         "Stage": stage,
         "Data": source["data"],
         "Share": ", ".join([f"{share:.3g}", *(f"{share:.3g} from {sample:,}" for sample, share in changes)]),
         "Samples": "?" if source["samples"] is None else f"{source['samples']:,}",
         "Bytes": quantity(source["bytes"], "B"),
-        "Epochs": epochs + (f" of {source['max_epochs']:g}" if source["max_epochs"] else ""),
+        "Epochs": "?" if source["epochs"] is None else f"{source['epochs']:.3g}",
     }
 
 

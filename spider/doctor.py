@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
+from spider.checkpoints.records import NEWEST
 from spider.common.cluster import advice, partitions
 from spider.common.files import read_json
 from spider.common.formatting import quantity
@@ -225,8 +226,7 @@ def _written(config: Config, results: Results, cost: Mapping[str, Any]) -> tuple
         if not results.stage(cost["run"], stage["stage"]).receipt.exists():
             parts = (stage["memory"].get(part, 0) for part in ("weights", "optimizer", "average"))
             least = max(least, checkpoint := shares * sum(parts))
-            keeps = config.stage(cost["run"], stage["stage"]).settings.keep_last
-            likely += (keeps + 1) * checkpoint  # One more while it is written.
+            likely += (NEWEST + 1) * checkpoint  # One more while it is written.
     if len(cost["counted_text"]) == 1:  # The text is encoded, and its size known.
         (index,) = cost["counted_text"]
         likely += index["disk"] + index["runs"]

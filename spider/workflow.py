@@ -22,6 +22,7 @@ from spider.common.cluster import lacking_gpus
 from spider.config import CompressConfig, Config, Dataset, HarnessConfig, StageSpec
 from spider.config.cleaning import Cleaning
 from spider.config.requests import Requests
+from spider.config.schema import model_files
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
 from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
@@ -81,9 +82,8 @@ class Plan:
         self.stage = cache(config.stage)
         self.stage_with = cache(partial(stage_with, config))
         runs = {name: run.resources.model_dump() for name, run in config.runs.items()}
-        # A foreign model has the resources of the run that it is scored like.
-        foreign = {name: runs[config.scored_like(one).run] for name, one in config.foreign.items()}
-        self.resources = runs | foreign
+        # A foreign model has the resources of the run whose text it is scored on.
+        self.resources = runs | {name: runs[config.scored_like().run] for name in config.foreign}
         self.wanted: list[str] = []
         """Targets of the rule `all` that extras add."""
         self.measured_by: list[Callable[[str], list[str]]] = []
@@ -216,15 +216,11 @@ class Plan:
     def candidates_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides the candidates of a part, besides signatures."""
         cleaning = self._cleaning(wildcards)
-        return {"exact": cleaning.exact} | ({"near": cleaning.near.action} if cleaning.near else {})
+        return {"exact": cleaning.exact} | ({"near": "remove"} if cleaning.near else {})
 
     def verified_identity(self, wildcards: Any) -> dict[str, Any]:
-        """Return what decides the verified pairs, besides texts: a reported one has the split of its pair."""
-        near = self._cleaning(wildcards).near
-        assert near is not None
-        earlier = {name for name, _ in self.config.earlier(wildcards.dataset, wildcards.part)}
-        names = sorted(earlier | {wildcards.dataset}) if near.action == "report" else []
-        return near.changed() | {name: self.config.dataset(name).held_out() for name in names}
+        """Return what decides the verified pairs, besides texts."""
+        return {"near": self._cleaning(wildcards).near}
 
     def split_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides which documents of a part are held out, and their text."""
@@ -240,14 +236,6 @@ class Plan:
         ]
         own = checked(protected.files, self.config, wildcards.dataset)
         return held_out + watched(map(str, own))
-
-    def contamination_identity(self, wildcards: Any) -> dict[str, Any]:
-        """Return what decides which documents of a part are contaminated, besides the protected text."""
-        settings = self._cleaning(wildcards).decontaminate
-        assert settings is not None
-        return self.split_identity(wildcards) | settings.changed(
-            include={"words", "shortest", "common", "action"}
-        )
 
     # ----------------------------------------------------------------------------------- runs and stages
 
@@ -336,13 +324,14 @@ class Plan:
         files = {file for name, task in tasks.items() for file in existing(f"{key}.{name}", task.files())}
         return sorted(files)
 
-    def foreign_spec(self, wildcards: Any) -> StageSpec:
+    def foreign_spec(self, _: Any) -> StageSpec:
         """Return the stage whose text and tasks a foreign model shares."""
-        return self.config.scored_like(self.config.foreign[wildcards.run])
+        return self.config.scored_like()
 
     def foreign_files(self, wildcards: Any) -> list[Any]:
         """Return the files of a foreign model."""
-        return existing(f"foreign.{wildcards.run}.model", self.config.foreign[wildcards.run].files())
+        folder = Path(self.config.foreign[wildcards.run])
+        return existing(f"foreign.{wildcards.run}", [*map(str, model_files(folder))])
 
     def harness(self, wildcards: Any) -> HarnessConfig:
         """Return the block of a run. A target may name any stage of any run."""
@@ -357,7 +346,7 @@ class Plan:
         block = self.harness(wildcards)
         batch = self.config.runs[wildcards.run].evaluation.batch
         words = ["--tasks", ",".join(block.tasks), "--batch", str(batch)]
-        for option, value in (("include", block.include), ("items", block.items), ("shots", block.shots)):
+        for option, value in (("include", block.include), ("items", block.items)):
             words += [f"--{option}", str(value)] if value is not None else []
         return shlex.join(words + ["--chat"] * block.chat)
 

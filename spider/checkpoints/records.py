@@ -19,6 +19,8 @@ from spider.common.record import Record
 from spider.config import StageSpec
 
 MANIFEST = "manifest.json"
+#: Number of newest checkpoints of a stage that are kept.
+NEWEST = 2
 #: The link among a stage's checkpoints to the best of them.
 BEST = "best"
 #: The file that holds the name of each tensor's file.

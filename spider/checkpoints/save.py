@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
-from spider.checkpoints.records import BEST, INDEX, MANIFEST, Manifest, best, step_of, steps
+from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, best, step_of, steps
 from spider.common import files, sealed
 from spider.common.errors import CheckpointError, Diverged
 from spider.config import StageSettings
@@ -130,7 +130,7 @@ class Saver:
         seconds = time.perf_counter() - started
         log.info("checkpoint saved: %s, %.1f MB, %.1f s", saved.path, megabytes, seconds)
         began = record["global_step"] - record["step"]
-        retain(self.root, self._settings.keep_last, self._settings.keep_every, began)
+        retain(self.root, self._settings.keep_every, began)
         return saved
 
     def settle(self, *, wait: bool = True) -> None:
@@ -241,13 +241,13 @@ def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
     return f"it needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} are free"
 
 
-def retain(root: Path, keep_last: int, keep_every: int | None = None, began: int = 0) -> None:
-    """Delete checkpoints; keep the newest ``keep_last``, the best, and those of each ``keep_every``-th step.
+def retain(root: Path, keep_every: int | None = None, began: int = 0) -> None:
+    """Delete checkpoints; keep the `NEWEST`, the best, and those of each ``keep_every``-th step.
 
     Steps count from ``began``, the run's step at the beginning of the stage, as for saving.
     """
     kept = link_best(root)
-    for path in steps(root)[:-keep_last]:
+    for path in steps(root)[:-NEWEST]:
         if path != kept and (not keep_every or (step_of(path) - began) % keep_every):
             sealed.remove(path)
 

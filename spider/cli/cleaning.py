@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spider.cli.session import Session, command, log
-from spider.config.cleaning import Cleaning, DecontaminateConfig
+from spider.config.cleaning import SHORTEST, Cleaning
 
 if TYPE_CHECKING:
     from spider.data.cleaning.exact import Part
@@ -59,8 +59,8 @@ def candidates(session: Session, dataset: str, part: str) -> None:
     *earlier, own = _parts(session, dataset, part)
     output = _file(session, dataset, "candidates", part)
     pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
-    if near := cleaning.near:
-        found = near_candidates(own, earlier, exact=cleaning.exact, remove=near.action == "remove")
+    if cleaning.near:
+        found = near_candidates(own, earlier, exact=cleaning.exact)
         pairs = pa.concat_tables([pairs, found])
     write(output, pairs)
     log.info("%s: %s pairs", output, f"{len(pairs):,}")
@@ -81,7 +81,7 @@ def verify_pairs(session: Session, dataset: str, part: str) -> None:
     pairs = _file(session, dataset, "candidates", part)
     output = _file(session, dataset, "verified", part)
     candidates = pq.read_table(pairs, filters=[("reason", "==", "near")])
-    found = verified(candidates, parts, near.containment, session.config, session.results)
+    found = verified(candidates, parts, near, session.config, session.results)
     write(output, found)
     log.info("%s: %s of %s candidates are near duplicates", output, f"{len(found):,}", f"{len(candidates):,}")
 
@@ -126,12 +126,10 @@ def drop(session: Session, dataset: str, part: str) -> None:
     log.info("%s: removed %s", output, counts or "nothing")
 
 
-def _settings(session: Session, dataset: str) -> DecontaminateConfig:
-    """Return how a dataset is compared with what models are measured with; raise if it is not."""
-    settings = session.config.decontaminated(dataset)
-    if settings is None:
-        raise ValueError(f"datasets.{dataset}.cleaning.decontaminate: is null; set it, as in docs/data.md")
-    return settings
+def _asked(session: Session, dataset: str) -> None:
+    """Raise `ValueError` if a dataset is not compared with what models are measured with."""
+    if not session.config.decontaminated(dataset):
+        raise ValueError(f"datasets.{dataset}.cleaning.decontaminate: is false; set it, as in docs/data.md")
 
 
 @command("dataset", "part")
@@ -152,13 +150,13 @@ def protect(session: Session, dataset: str) -> None:
     from spider.evaluation import protected
 
     config, results = session.config, session.results
-    settings = _settings(session, dataset)
+    _asked(session, dataset)
     parts = [(name, part) for name in config.protected(dataset) for part in config.parts(name)]
     held_out = [_file(session, name, "held_out", part) for name, part in parts]
     given = protected.given(config, dataset)
-    counts = write_protected(results.protected(config.raw(dataset)), given, held_out, settings.SHORTEST)
+    counts = write_protected(results.protected(config.raw(dataset)), given, held_out, SHORTEST)
     for name, (documents, short) in counts.items():
-        unprotected = f"{short:,} with fewer than {settings.SHORTEST} words cannot be protected"
+        unprotected = f"{short:,} with fewer than {SHORTEST} words cannot be protected"
         log.info("%s: %s documents or questions, %s", name, f"{documents:,}", unprotected)
     if not counts:
         log.warning("datasets.%s: no held-out document, task or file to compare with", dataset)
@@ -167,17 +165,18 @@ def protect(session: Session, dataset: str) -> None:
 @command("dataset", "part")
 def contaminated(session: Session, dataset: str, part: str) -> None:
     """Find the documents of a part that hold text which models are measured with."""
-    from spider.data.cleaning.decontaminate import find_contaminated
+    from spider.data.cleaning.decontaminate import COMMON, find_contaminated
     from spider.data.cleaning.evidence import write
 
-    config, settings = session.config, _settings(session, dataset)
+    config = session.config
+    _asked(session, dataset)
     protected = session.results.protected(config.raw(dataset))
     output, parquet = _file(session, dataset, "contaminated", part), _raw(session, dataset, part)
-    found, common = find_contaminated(parquet, part, config.dataset(dataset), protected, settings)
+    found, common = find_contaminated(parquet, part, config.dataset(dataset), protected)
     write(output, found)
     log.info("%s: %s documents with protected text", output, f"{len(found):,}")
     if common:
-        reason = f"more than {settings.COMMON} documents of the part hold them"
+        reason = f"more than {COMMON} documents of the part hold them"
         log.info("%s sequences of held-out text do not count, because %s", f"{common:,}", reason)
 
 

@@ -24,7 +24,7 @@ from spider.cli.session import (
     take_gpu,
 )
 from spider.common.results import CompressedFolder, StageFolder
-from spider.config import Config, ForeignConfig, StageSpec
+from spider.config import Config, StageSpec
 from spider.config.scored import baselines_name, overlap_name, stage_with
 
 COMPRESSED = click.option("--compressed", is_flag=True, help="Use the compressed model of the stage.")
@@ -146,8 +146,8 @@ def _evaluate_foreign(
     """Score a model that others trained, by its name in the configuration or by its folder."""
     config = session.config
     name = model if model in config.foreign else re.sub(r"[^\w-]", "-", Path(model).resolve().name)
-    foreign = config.foreign.get(model, ForeignConfig(model=model))
-    spec = config.stage(*stage) if stage else config.scored_like(foreign)
+    folder = Path(config.foreign.get(model, model))
+    spec = config.stage(*stage) if stage else config.scored_like()
     take_gpu(config, spec.run)  # before transformers is imported, which asks torch for GPUs
     from spider.training.precision import quiet_torchao
 
@@ -158,9 +158,8 @@ def _evaluate_foreign(
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}: in a checkout of Spider, `pip install -e '.[hf]'`") from None
     prepare_torch(threads)
-    measured = evaluate_foreign(
-        name, foreign, spec, _scored(session, spec), session.results.foreign(name).path
-    )
+    output = session.results.foreign(name).path
+    measured = evaluate_foreign(name, folder, spec, _scored(session, spec), output)
     log.info("%s: %.4f bits per byte. %s", name, measured.bpb, measured.results["foreign"].notes[0])
 
 

@@ -15,7 +15,15 @@ from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from spider.common.files import digest
@@ -46,6 +54,27 @@ def check_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ConfigError(f"a name is letters, digits, - and _ (got {name!r})")
     return name
+
+
+def must_be(wanted: str, holds: Callable[[Any], Any]) -> BeforeValidator:
+    """Return a validator that refuses a value that is neither null nor such that ``holds`` is true."""
+
+    def checked(value: Any) -> Any:
+        if value is not None and not holds(value):
+            raise ValueError(f"must be {wanted} (got {value!r})")
+        return value
+
+    return BeforeValidator(checked)
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Return whether a value is a whole number of at least ``least``."""
+    return type(value) is int and value >= least
+
+
+def matches(pattern: str) -> Callable[[Any], Any]:
+    """Return a function that returns whether a text matches a pattern as a whole; no text passes."""
+    return lambda value: not isinstance(value, str) or re.fullmatch(pattern, value)
 
 
 Name = Annotated[str, AfterValidator(check_name)]
@@ -164,9 +193,15 @@ def wrong_key(key: str, text: str) -> ValidationError:
 
 def explain(error: Any) -> str:
     """Return one of pydantic's errors as a line."""
+
     where = key_path(error["loc"])
     kind = error["type"]
     context = error.get("ctx", {})
+    if kind == "value_error" or kind.endswith("_type"):  # a value where a block, or a list of them, was
+        block = error["input"][0] if isinstance(error["input"], list) and error["input"] else error["input"]
+        for key in block if isinstance(block, dict) else ():
+            if remedy := remedy_for(f"{where}.{key}"):
+                return f"{where}.{key}: was removed; {remedy}"
     if kind == "value_error":
         text = str(context["error"])
         remedy = remedy_for(where) if text.startswith(_UNKNOWN) else None

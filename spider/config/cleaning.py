@@ -6,12 +6,14 @@ A filter is one line, ``COLUMN OPERATOR VALUE``. `spider.data.filters` applies i
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from spider.config.block import Block, wrong_key
+from spider.config.block import Block, must_be, wrong_key
 
+#: Fewest words of a protected text that can be found.
+SHORTEST = 8
 #: Name in a filter for the size of the text in bytes.
 SIZE = "bytes"
 _COMPARE = ("<", "<=", ">", ">=")
@@ -69,41 +71,7 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-class NearConfig(Block):
-    """Removal of near duplicates."""
-
-    containment: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Least share of the document's word 5-grams that an earlier document contains."""
-    action: Literal["remove", "report"] = "remove"
-    """report: keep the documents, in the split of the earlier document, and write the evidence only."""
-
-
-class DecontaminateConfig(Block):
-    """Removal of documents that contain text which models are measured with."""
-
-    #: Length of a match, in words.
-    WORDS: ClassVar[int] = 13
-    #: Fewest words of a protected text that is shorter than that. It matches as a whole.
-    SHORTEST: ClassVar[int] = 8
-    #: Most documents of a part with the same match in held-out text. Text that more of them hold, such as a
-    #: license, does not count.
-    COMMON: ClassVar[int] = 10
-
-    held_out: bool = True
-    """Compare with the held-out text of this dataset, and of all that the runs on it read or are evaluated
-    on."""
-    tasks: bool = True
-    """Compare with the questions and right answers in the files of all tasks of the runs on this dataset."""
-    folders: list[str] = []
-    """Compare with the texts in these files and folders."""
-    action: Literal["remove", "report"] = "remove"
-    """report: keep the documents, and write the evidence only."""
-
-    @model_validator(mode="after")
-    def _settings_fit_together(self) -> DecontaminateConfig:
-        if not (self.held_out or self.tasks or self.folders):
-            raise wrong_key("folders", "nothing to compare with; set held_out, tasks or folders")
-        return self
+_true_or_list = must_be("true, or a list of files and folders", lambda value: isinstance(value, bool | list))
 
 
 class Cleaning(Block):
@@ -115,10 +83,12 @@ class Cleaning(Block):
     """Leave out a document whose text, but for white space, an earlier document has."""
     against: list[str] = []
     """Datasets whose documents count as earlier ones. They do not change."""
-    near: NearConfig | None = None
-    """Leave out a document that an earlier document contains for the most part (null: keep it)."""
-    decontaminate: DecontaminateConfig | None = None
-    """Leave out a document with text that models are measured with (null: keep it)."""
+    near: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Leave out a document if an earlier one has at least this share of its word 5-grams, such as 0.8 (null:
+    keep it)."""
+    decontaminate: Annotated[bool | list[str], _true_or_list] = False
+    """true: leave out a document with text that the runs on this dataset are measured with: held-out text,
+    and questions and right answers of tasks. A list names files and folders with more such text."""
 
     @field_validator("filters")
     @classmethod
@@ -139,8 +109,18 @@ class Cleaning(Block):
         return bool(self.steps)
 
     @property
+    def folders(self) -> list[str]:
+        """Files and folders that ``decontaminate`` names."""
+        return self.decontaminate if isinstance(self.decontaminate, list) else []
+
+    @property
+    def decontaminates(self) -> bool:
+        """Whether documents are compared with text that models are measured with."""
+        return self.decontaminate is not False
+
+    @property
     def steps(self) -> list[str]:
         """Steps whose files have the pairs of a document and what it repeats."""
         compared = ["candidates"] if self.exact or self.near else []
         compared += ["verified"] if self.near else []
-        return compared + (["contaminated"] if self.decontaminate else [])
+        return compared + (["contaminated"] if self.decontaminates else [])

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from spider.config.block import Block, ConfigError, Positive, none_such, wrong_key
+from spider.config.block import Block, ConfigError, Positive, matches, must_be, none_such, wrong_key
 from spider.config.cleaning import SIZE, Cleaning, Filter, parse_filter
 from spider.config.imports import import_named, may_import
 
@@ -250,26 +250,25 @@ def _expanded(name: str, block: Any, datasets: dict[str, Any]) -> Any:
     return {**other, **block}
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error} (got {pattern!r})") from None
+    return pattern
+
+
 class SplitBy(Block):
     """Grouping of documents. All documents of a group are in the same split."""
 
     column: str
     """Column of strings that names the group of a document, such as ``url``."""
-    pattern: Annotated[str, Field(min_length=1)] = ".+"
+    pattern: Annotated[str, Field(min_length=1), AfterValidator(_compiles)] = ".+"
     """Regular expression for that column. Its first group, or its whole match, is the name. A document
     without a match is a group of its own."""
     # At its default it is in no record, so what was made without it stays valid.
     salt: Annotated[int, Field(ge=0, exclude_if=lambda salt: salt == 0)] = 0
     """Number that is hashed with the name of a group. Another number holds out other groups."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression: {error} (got {pattern!r})") from None
-        return pattern
 
 
 def _fits_shards(vocab_size: int) -> int:
@@ -298,6 +297,16 @@ class TokenizerConfig(Block):
     """Largest number of bytes of text to learn from, the same share of each part."""
     document_bytes: Annotated[int, Field(ge=4)] = 100_000
     """Largest size of a document in bytes. Longer documents are truncated."""
+
+
+_a_license = must_be(
+    "a license's name on the hub, in lower case, such as cc-by-4.0 or apache-2.0, or `other`",
+    matches(r"[a-z0-9][a-z0-9.+-]*"),
+)
+_a_language = must_be(
+    "a language code of two or three letters such as en, or code, or multilingual",
+    matches(r"[a-z]{2,3}|code|multilingual"),
+)
 
 
 class Dataset(Block):
@@ -333,26 +342,10 @@ class Dataset(Block):
     """Name of the tokenizer, one of ``tokenizers`` (null: bytes)."""
     temp: Annotated[bool, Field(exclude=True)] = False
     """Delete the raw text of a part when no job of the workflow reads it any more. Its record stays."""
-    license: Annotated[str | None, Field(exclude=True)] = None
+    license: Annotated[str | None, _a_license, Field(exclude=True)] = None
     """License of the text for the model card, by the hub's name, such as ``cc-by-4.0``."""
-    language: Annotated[str | None, Field(exclude=True)] = None
+    language: Annotated[str | None, _a_language, Field(exclude=True)] = None
     """Language of the text for the model card, such as ``en``, ``code`` or ``multilingual``."""
-
-    @field_validator("license")
-    @classmethod
-    def _names_a_license(cls, license: str | None) -> str | None:
-        if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-            wanted = "must be a license's name on the hub, in lower case, such as cc-by-4.0 or apache-2.0"
-            raise ValueError(f"{wanted}, or `other` (got {license!r})")
-        return license
-
-    @field_validator("language")
-    @classmethod
-    def _names_a_language(cls, language: str | None) -> str | None:
-        if language is not None and not re.fullmatch(r"[a-z]{2,3}|code|multilingual", language):
-            wanted = "must be a language code of two or three letters such as en, or code, or multilingual"
-            raise ValueError(f"{wanted} (got {language!r})")
-        return language
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Dataset:

@@ -7,7 +7,6 @@ from spider.config.run import (
     CompressConfig,
     EmaConfig,
     EvaluationConfig,
-    ForeignConfig,
     GroupConfig,
     OptimizerConfig,
     Resources,

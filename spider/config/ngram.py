@@ -78,8 +78,6 @@ class NgramConfig(Block):
     """Orders whose successors are counted within the document."""
     carry_over: Annotated[int, Field(ge=0)] = 0
     """Bytes of earlier training documents that matches look back on in training (0: the document alone)."""
-    candidates: Annotated[int, Field(ge=1, le=64)] = 16
-    """Largest number of candidates for the next byte."""
     hidden: Positive = 48
     """Width of the head's features of a candidate."""
     state: Positive = 96

@@ -92,7 +92,9 @@ def reference() -> str:
                     f", {key}: {one['const']}" for key, one in block["properties"].items() if "const" in one
                 ]
                 of = "".join(kinds) or of
-                lines += ["", f"## `{path}{of}`", *_table(block)]
+                title = f"## `{path}{of}`"
+                title = title if title not in lines else f"## `{path}{of}, with {block['required'][0]}`"
+                lines += ["", title, *_table(block)]
             waiting += [(*one, of) for one in _references(path, block)]
     return "\n".join(lines) + "\n"
 

@@ -7,6 +7,12 @@ from fnmatch import fnmatch
 _ALWAYS = "leave it out; this part is always on"
 _ONE = "leave it out; it is {} now"
 
+_LAST_NUMBER = "leave it out; the last numbers of answer and reference are compared"
+_REMOVE = "leave it out; such documents are removed, and `spider data removed` shows them"
+_REINFORCED = (
+    "leave it out; a stage with `rollouts: {}` learns by reinforcement, any other to predict the text"
+)
+
 #: The remedy for each removed key, by the end of its path, in which * stands for any name.
 REMOVED = {
     "links": "write the values out in `grid:`, or make it a ladder (extras/lab), whose links are formulas",
@@ -16,14 +22,22 @@ REMOVED = {
     "evaluation.mixer": "write it as measurements: {spider_lab.mixer: {...}}, of the extra lab",
     "store": "link `raw` of the one results folder into the other",
     "fp8_recipe": "leave it out; values of a tensor share a scale (tensorwise)",
-    "decontaminate.words": _ONE.format("13"),
-    "decontaminate.shortest": _ONE.format("8"),
-    "decontaminate.common": _ONE.format("10"),
+    "source.questions": "leave it out; there are all 8,100 sums of two numbers of two digits",
+    "source.digits": _ONE.format("2"),
+    "source.operations": _ONE.format("+"),
+    "source.documents": _ONE.format("2,000"),
+    "near.containment": "write the share itself, `near: 0.8`",
+    "near.action": _REMOVE,
+    "decontaminate.held_out": "write `decontaminate: true`, which compares with held-out text and tasks",
+    "decontaminate.tasks": "write `decontaminate: true`, which compares with held-out text and tasks",
+    "decontaminate.folders": "write the list itself, `decontaminate: [FOLDER]`",
+    "decontaminate.action": _REMOVE,
     "harness.online": "run `spider harness RUN/STAGE --online` once, which keeps the data on this machine",
-    "foreign.*.allow_lossy": "leave it out; choose a model whose tokenizer keeps the text",
-    "foreign.*.window": "leave it out; it is the model's own context, at most 2,048 tokens",
     "groups.*.eps": "set optimizer.eps, for all groups",
-    "rollouts.pattern": "leave it out, and set reward: last_number or exact",
+    "rollouts.pattern": _LAST_NUMBER,
+    "defaults.objective": _REINFORCED,
+    "stages[[]*].objective": _REINFORCED,
+    "rollouts.reward": _LAST_NUMBER,
     "answer_bytes": _ONE.format("1,000"),
     "ngram.carry_share": _ONE.format("a quarter"),
     "recurrence.injection": _ALWAYS,
@@ -33,6 +47,25 @@ REMOVED = {
     "boundary.stride": "leave it out; patches are learned, or close at white space",
     "moe.implementation": "leave it out; experts are one product wherever their widths allow it",
     "moe.aux_weight": _ONE.format("0.01"),
+    "foreign.*.model": "write the folder itself, `foreign: {NAME: FOLDER}`",
+    "foreign.*.like": "leave it out; the text and the tasks are those of the first run",
+    "tracking.registry": "leave it out; each run is registered as a model",
+    "tracking.copy_weights": "export the stage for people without access to the results folder",
+    "ngram.candidates": _ONE.format("16"),
+    "branch_scales": "leave it out; `residual_mix: vector` has these scales",
+    "mix_start": "leave it out; it follows from residual_mix",
+    "decay_embeddings": "set weight_decay of the group, `groups: {embedding: {weight_decay: 0.1}}`",
+    "master_weights": "set weights of the group, `groups: {matrices: {weights: bf16}}`",
+    "warmup_share": "write the share as warmup_steps, a number below 1",
+    "tasks_items": _ONE.format("500"),
+    "keep_last": "leave it out, and set keep_every to keep more than the two newest",
+    "max_epochs": "leave it out, and end the dataset by `switches:`",
+    "switches.sample": "write the sample as the key, `switches: {SAMPLE: {NAME: WEIGHT}}`",
+    "evaluation.tasks.*.kind": "leave it out; `file` or `folder` says it",
+    "evaluation.tasks.*.items": "shorten the file; only a bundle has `items`",
+    "harness.shots": "leave it out; a task has its own, and `spider harness --shots` others",
+    "ttt.parameters": "set `layers: all` in place of `parameters: ffn_down`, else leave it out",
+    "evaluation.prompt": "write it as the first of `prompts:`",
     "engram.orders": _ONE.format("[3, 4, 5, 6]"),
     "engram.heads": _ONE.format("4"),
     "attention.rope_base": _ONE.format("10,000"),

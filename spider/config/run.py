@@ -6,13 +6,12 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from spider.config.block import Block, Fraction, Name, Positive, none_such, wrong_key
+from spider.config.block import Block, Fraction, Name, Positive, is_count, must_be, none_such, wrong_key
 from spider.config.model import AnyModel, ModelConfig, merged, model_block
 from spider.config.tasks import HarnessConfig, TaskConfig
 
@@ -29,38 +28,19 @@ Number = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False), BeforeValid
 Mix = Annotated[dict[Name, Number], Field(min_length=1)]
 
 
-class Switch(Block):
-    """Other weights from a sample of the stage on."""
-
-    sample: Positive
-    """Windows (or packed rows) of the stage, over all processes, that are read before the switch."""
-    mix: Mix
-    """Weight of each dataset from there on. A dataset begins or ends where only one of two mixes names it."""
-
-
 class Mixture(Block):
     """Several datasets, each with its share of the windows."""
 
     mix: Mix
     """Weight of each dataset, by name. Weights are divided by their sum."""
-    switches: list[Switch] = []
-    """Other weights later in the stage, in the order of their samples."""
-    max_epochs: dict[Name, Number] = {}
-    """Most passes over a dataset in the stage, by name. Then the other datasets get its share."""
-
-    @model_validator(mode="after")
-    def _rising(self) -> Mixture:
-        samples = [switch.sample for switch in self.switches]
-        if samples != sorted(set(samples)):
-            raise wrong_key("switches", f"must have rising samples (got {', '.join(map(str, samples))})")
-        for name in self.max_epochs.keys() - self.weights.keys():
-            raise wrong_key("max_epochs", none_such("dataset of the mixture", name, self.weights))
-        return self
+    switches: dict[Positive, Mix] = {}
+    """Other weights later in the stage, by the number of windows (or packed rows) of the stage, over all
+    processes, that are read before. A dataset begins or ends where only one of two mixes names it."""
 
     @property
     def mixes(self) -> list[tuple[int, dict[str, float]]]:
         """First sample and share of each dataset, of all mixes in turn."""
-        mixes = [(0, self.mix), *((switch.sample, switch.mix) for switch in self.switches)]
+        mixes = [(0, self.mix), *sorted(self.switches.items())]
         totals = [math.fsum(mix.values()) for _, mix in mixes]
         return [
             (sample, {name: weight / total for name, weight in mix.items()})
@@ -116,7 +96,8 @@ class GroupConfig(Block):
     """decoupled: at the group's rate. scaled: at that times sqrt(max(1, out / in)), as Muon's updates. l2:
     weight decay times the weight is added to the gradient."""
     weights: Literal["fp32", "bf16"] = "fp32"
-    """bf16: a table in half the memory, rounded to nearest (``precision: bf16`` or ``fp8`` only)."""
+    """bf16 (``precision: bf16`` or ``fp8`` only): half the memory. A table is rounded to nearest, a matrix
+    stochastically (``kind: adamw8bit`` only)."""
 
 
 #: Named choices of the optimizer's settings. nanochat: its base training; a stage's ``lr`` is the rate of the
@@ -158,16 +139,12 @@ class OptimizerConfig(Block):
     same."""
     kind: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     """adamw8bit: AdamW with moments in 8 bits. muon: Muon for matrices, AdamW for all other parameters."""
-    master_weights: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrices in half the memory, rounded stochastically (adamw8bit only)."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Term in the denominator of AdamW's update."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay of the matrices."""
-    decay_embeddings: bool = False
-    """Decay embeddings and other tables too."""
+    """Decoupled weight decay of the matrices; other groups have their own."""
     cautious_decay: bool = True
     """Muon decays an entry only where the decay has the sign of the update; false: everywhere."""
     weight_decay_end: Annotated[float, Field(ge=0)] | None = None
@@ -202,14 +179,6 @@ class OptimizerConfig(Block):
         return merged(OPTIMIZERS[name], {**block, "preset": None})
 
     @model_validator(mode="after")
-    def _bf16_is_rounded(self) -> OptimizerConfig:
-        if self.master_weights == "bf16" and self.kind != "adamw8bit":
-            remedy = "set kind: adamw8bit, or master_weights: fp32"
-            reason = f"bf16 loses small updates with {self.kind}, which rounds to nearest"
-            raise ValueError(f"master_weights: {reason}; {remedy}")
-        return self
-
-    @model_validator(mode="after")
     def _only_muons(self) -> OptimizerConfig:
         for key in ("muon_beta2", "muon_momentum_start", "muon_rows", "cautious_decay"):
             if self.kind != "muon" and getattr(self, key) != type(self).model_fields[key].default:
@@ -218,6 +187,11 @@ class OptimizerConfig(Block):
             text = f"kind: {self.kind} has no scaled decay; set kind: muon, or another decay"
             raise wrong_key("groups", text)
         return self
+
+    @property
+    def narrow(self) -> list[str]:
+        """Names of the groups with bf16 weights, sorted."""
+        return sorted(name for name, group in self.groups.items() if group.weights == "bf16")
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield the settings that the run's model, precision or processes cannot have."""
@@ -231,21 +205,19 @@ class OptimizerConfig(Block):
                 yield f"{where}.decay: only matrices have a scaled rate; set decoupled or l2"
             if self.kind == "muon" and role == "matrix" and group.betas:
                 yield f"{where}: Muon has no betas; set optimizer.muon_momentum and muon_beta2 instead"
-            if group.weights == "bf16" and role != "table":
-                remedy = (
-                    "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)"
-                )
-                yield f"{where}.weights: only tables may be bf16 by this key; {remedy}"
+            if group.weights == "bf16" and role == "vector":
+                yield f"{where}.weights: only matrices and tables may be bf16; leave it out"
+            if group.weights == "bf16" and role == "matrix" and self.kind != "adamw8bit":
+                reason = f"bf16 matrices lose small updates with {self.kind}, which rounds to nearest"
+                yield f"{where}.weights: {reason}; set kind: adamw8bit, or fp32"
             if group.width_exponent and run.model.WIDTH is None:
                 yield f"{where}.width_exponent: the family {run.model.family} names no width; leave it out"
-        narrow = [f"groups.{name}.weights" for name, one in self.groups.items() if one.weights == "bf16"]
-        narrow = ["master_weights"] * (self.master_weights == "bf16") + narrow
-        if narrow and run.precision not in ("bf16", "fp8"):
+        if self.narrow and run.precision not in ("bf16", "fp8"):
             reason = f"bf16 weights cannot be multiplied in fp32, which precision: {run.precision} may choose"
-            yield f"{narrow[0]}: {reason}; set precision: bf16 or fp8"
-        if narrow and run.parallel == "fsdp":
+            yield f"groups.{self.narrow[0]}.weights: {reason}; set precision: bf16 or fp8"
+        if self.narrow and run.parallel == "fsdp":
             remedy = "set fp32 (each process then holds a share of them), or parallel: ddp"
-            yield f"{narrow[0]}: parallel: fsdp shares fp32 weights only; {remedy}"
+            yield f"groups.{self.narrow[0]}.weights: parallel: fsdp shares fp32 weights only; {remedy}"
 
 
 class EmaConfig(Block):
@@ -259,7 +231,8 @@ class EmaConfig(Block):
 
 
 class RolloutConfig(Block):
-    """Answers that a stage of ``objective: reinforce`` samples, and their rewards (docs/training.md)."""
+    """Answers to the prompts of conversations that a stage samples, and learns from by their rewards
+    (docs/gpt.md)."""
 
     samples: Annotated[int, Field(ge=2)] = 16
     """Number of answers to a prompt. A step has ``micro_batch`` x ``grad_accum`` answers."""
@@ -269,17 +242,15 @@ class RolloutConfig(Block):
     """Temperature of sampling."""
     top_k: Positive | None = None
     """Sample from the k likeliest tokens (null: from all)."""
-    reward: Literal["last_number", "exact"] = "last_number"
-    """Part that is compared with the reference: the last number, or all text."""
     val_prompts: Positive = 100
     """Number of held-out prompts that each validation (``val_every``) answers."""
 
 
-def _count_or_auto(plain: Any) -> Any:
-    """Refuse what is neither a count nor ``auto``, in one sentence about both."""
-    if plain != "auto" and (not isinstance(plain, int) or isinstance(plain, bool) or plain < 1):
-        raise ValueError(f"must be a positive whole number, or auto (got {plain!r})")
-    return plain
+_count_or_auto = must_be("a positive whole number, or auto", lambda one: one == "auto" or is_count(one))
+_count_or_share = must_be(
+    "a whole number, or a share below 1",
+    lambda one: is_count(one, 0) or (isinstance(one, float) and 0 <= one < 1),
+)
 
 
 class StageSettings(Block):
@@ -299,7 +270,7 @@ class StageSettings(Block):
     """Dataset of this stage, or ``{mix: {NAME: WEIGHT}}`` (null: the run's)."""
     seq_len: Annotated[int, Field(ge=8)] = 2048
     """Tokens in a window."""
-    micro_batch: Annotated[Positive | Literal["auto"], BeforeValidator(_count_or_auto)] = 64
+    micro_batch: Annotated[Positive | Literal["auto"], _count_or_auto] = 64
     """Windows in a forward pass. auto: as many of ``windows_per_step`` as the device has memory for."""
     grad_accum: Positive = 1
     """Forward passes in an optimizer step."""
@@ -313,10 +284,8 @@ class StageSettings(Block):
     """Attention in a packed row. row: over all tokens before. document: over the same document only."""
     learn: Literal["all", "assistant"] = "all"
     """Tokens in the loss: all, or only those that the assistant writes in conversations."""
-    objective: Literal["next_token", "reinforce"] = "next_token"
-    """next_token: predict the text. reinforce: sample answers to the prompts of conversations, and learn from
-    their rewards."""
-    rollouts: RolloutConfig = RolloutConfig()
+    rollouts: RolloutConfig | None = None
+    """Reinforcement learning from sampled answers (null: learn to predict the text)."""
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (null: the model's)."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
@@ -325,10 +294,9 @@ class StageSettings(Block):
     """Decay of the learning rate after the warm-up. wsd: constant, then linear at the end."""
     decay_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Length of the decay of ``schedule: wsd``, as a share of the stage's steps."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 200
-    """Number of steps of the warm-up, which raises the learning rate linearly from 0."""
-    warmup_share: Fraction | None = None
-    """Length of the warm-up as a share of the stage's steps, instead of ``warmup_steps``."""
+    warmup_steps: Annotated[int | float, _count_or_share] = 200
+    """Number of steps of the warm-up, which raises the learning rate linearly from 0; a number below 1 is a
+    share of the stage's steps."""
     min_lr_ratio: Fraction = 0.1
     """Learning rate at the end of the schedule, as a share of ``lr``."""
     ema: EmaConfig | None = None
@@ -342,26 +310,24 @@ class StageSettings(Block):
     """Steps between checkpoints."""
     ckpt_minutes: Annotated[float, Field(gt=0)] | None = None
     """Minutes between checkpoints, instead of ``ckpt_every`` (null: ``ckpt_every`` steps)."""
-    keep_last: Annotated[int, Field(ge=2)] = 2
-    """Number of newest checkpoints to keep."""
     keep_every: Positive | None = None
-    """Also keep the checkpoints whose step is a multiple of this, which is a multiple of ``ckpt_every``."""
+    """Keep, besides the two newest and the best, the checkpoints whose step is a multiple of this, which is a
+    multiple of ``ckpt_every``."""
     val_every: Annotated[int, Field(ge=0)] | None = None
     """Steps between validations, a multiple or a divisor of ``ckpt_every`` (null: so that validation costs
     1/400 of the training's FLOPs; 0: none)."""
     val_bytes: Positive = 16_384
     """Bytes that each validation scores, spread evenly over the text that the evaluation scores."""
     tasks_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between answers to the questions of ``evaluation.tasks`` (0: none during training)."""
-    tasks_items: Positive | None = 500
-    """Questions of each task that are answered during training, from the first on (null: all)."""
+    """Steps between answers to the first 500 questions of each of ``evaluation.tasks`` (0: none during
+    training)."""
     samples_every: Annotated[int, Field(ge=0)] = 0
     """Steps between samples: the texts that the evaluation's sample has (0: none during training)."""
 
     #: Settings that do not affect the weights and may change in the middle of a stage.
     BOOKKEEPING: ClassVar = frozenset(
-        {"log_every", "ckpt_every", "ckpt_minutes", "keep_last", "keep_every", "stall_minutes"}
-        | {"val_every", "val_bytes", "tasks_every", "tasks_items", "samples_every"}
+        {"log_every", "ckpt_every", "ckpt_minutes", "keep_every", "stall_minutes"}
+        | {"val_every", "val_bytes", "tasks_every", "samples_every"}
     )
 
 
@@ -371,6 +337,12 @@ class Stage(StageSettings):
 
     name: Name
     """Name of the stage and of its folder."""
+
+
+_layers_or_all = must_be(
+    "all, or a list of layers, counted from 0",
+    lambda given: given == "all" or (given and all(is_count(layer, 0) for layer in given)),
+)
 
 
 class TTTConfig(Block):
@@ -385,20 +357,17 @@ class TTTConfig(Block):
     objective: Literal["next_token", "projection"] = "next_token"
     """next_token: the loss on the chunk, by SGD with momentum. projection: the distance of a GPT's last
     states from what its feed-forwards make of them, by plain steps without labels."""
-    parameters: Literal["all", "ffn_down"] = "all"
-    """Parameters that are trained. ffn_down: only the output projections of the feed-forwards."""
-    layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    """Layers whose feed-forwards are trained with ``ffn_down``, counted from 0 (null: all)."""
+    layers: Annotated[list[int] | Literal["all"] | None, _layers_or_all] = None
+    """Layers, counted from 0, of whose feed-forwards only the output projection is trained; all: those of
+    all layers (null: all parameters of the model)."""
     reset: Literal["never", "window"] = "never"
     """When the trained weights are restored. window: before each window, whose earlier chunks are then
     learned again."""
 
     @model_validator(mode="after")
-    def _only_ffn_down(self) -> TTTConfig:
-        for key, set_ in (("objective", self.objective == "projection"), ("layers", self.layers)):
-            if set_ and self.parameters != "ffn_down":
-                remedy = "set parameters: ffn_down"
-                raise wrong_key(key, f"trains output projections of feed-forwards only; {remedy}")
+    def _only_projections(self) -> TTTConfig:
+        if self.objective == "projection" and self.layers is None:
+            raise wrong_key("objective", "trains output projections of feed-forwards only; set layers: all")
         return self
 
     def problems(self, windows: Mapping[int, str], model: ModelConfig) -> Iterator[str]:
@@ -413,7 +382,7 @@ class TTTConfig(Block):
         if self.objective == "projection" and not model.FFN_INPUTS:
             reason = f"the family {model.family} does not support it; set next_token, or use a gpt"
             yield f"objective: projection: {reason}"
-        for layer in self.layers or ():
+        for layer in self.layers if isinstance(self.layers, list) else ():
             if layer >= model.feed_forwards:
                 known = f"the model's {model.feed_forwards} layers, counted from 0"
                 yield f"layers: {layer} is not one of {known}"
@@ -442,7 +411,7 @@ class EvaluationConfig(Block):
     """Evaluation of the last checkpoint of each stage."""
 
     #: Keys that affect only the sample, not the scores.
-    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompt", "sample_bytes", "prompts", "unconditioned"})
+    SAMPLE: ClassVar[frozenset[str]] = frozenset({"prompts", "sample_bytes", "unconditioned"})
     #: Keys that decide bits per byte.
     BPB: ClassVar[frozenset[str]] = frozenset(
         {"data", "max_bytes", "largest_group", "seq_len", "overlap", "batch", "carry_over", "n_loops"}
@@ -469,7 +438,7 @@ class EvaluationConfig(Block):
     """Loops of the model's recurrent part (null: the stage's)."""
     checkpoints: Literal["all"] | Positive | None = None
     """Also score the kept checkpoints before the end of each stage: all, or every k-th of them (null: none).
-    ``keep_last`` and ``keep_every`` decide which are kept."""
+    ``keep_every`` decides which are kept."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
     """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
     training_bytes: Annotated[int, Field(ge=0)] | None = 4_000_000
@@ -485,12 +454,11 @@ class EvaluationConfig(Block):
     """Questions to answer, by name (docs/evaluation.md)."""
     measurements: dict[str, dict[str, Any]] = {}
     """Your own measurements: the settings of each, by the name of its Python module (docs/extending.md)."""
-    prompt: str = "The "
-    """Text that the sample continues, or answers where the model was trained on conversations."""
+    prompts: Annotated[list[str], Field(min_length=1)] = ["The "]
+    """Texts that the sample continues, or answers where the model was trained on conversations: the first at
+    temperature 0.7, others by the likeliest tokens."""
     sample_bytes: Annotated[int, Field(ge=0)] = 400
     """Length of the sample, in bytes."""
-    prompts: list[str] = []
-    """Further prompts of the sample. Each is continued, or answered, with the likeliest tokens."""
     unconditioned: Annotated[int, Field(ge=0)] = 0
     """Number of further texts of the sample, drawn from the start of a document at temperature 1."""
 
@@ -501,6 +469,10 @@ class EvaluationConfig(Block):
     def checkpoint_scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide which checkpoints are scored, and their scores."""
         return self.changed(include={*self.BPB, "checkpoints"})
+
+    def foreign_scoring(self) -> dict[str, Any]:
+        """Return the changed keys that decide the scores of foreign models."""
+        return self.changed(include={*self.BPB, "tasks"})
 
     def sampling(self) -> dict[str, Any]:
         """Return the changed keys that decide the sample."""
@@ -602,27 +574,6 @@ class Run(RunSettings):
             yield from (f"evaluation.ttt.{problem}" for problem in ttt.problems(windows, self.model))
 
 
-class ForeignConfig(Block):
-    """A causal language model of transformers with its own tokenizer, scored as a run is
-    (docs/evaluation.md); needs ``spider-lm[hf]``."""
-
-    model: str
-    """Folder of the model: ``config.json``, weights and tokenizer. Nothing is downloaded."""
-    like: str | None = None
-    """Run whose held-out text, tasks and resources the model shares (null: the first run)."""
-
-    def files(self) -> list[str]:
-        """Return the files of the folder; the model is scored again after an edit of one."""
-        folder = Path(self.model)
-        found = [str(one) for one in sorted(folder.glob("*")) if one.is_file() and one.name[0] != "."]
-        return found or [self.model]
-
-    def scoring(self, evaluation: EvaluationConfig) -> dict[str, Any]:
-        """Return the changed keys of both blocks that decide the scores."""
-        shared = evaluation.changed(include={*evaluation.BPB, "tasks"})
-        return self.changed(exclude={"model", "like"}) | shared
-
-
 def not_a_store(uri: str) -> str | None:
     """Return why an address is none of an MLflow store, with a remedy; None for a database or a server."""
     if re.match(r"(https?|(postgresql|mysql|mssql|sqlite(?=[+\w]*:///))(\+\w+)?)://", uri):
@@ -646,10 +597,6 @@ class TrackingConfig(Block):
     """Prefix of the experiments on a shared store: ``ada`` logs to ada/Training and ada/Pipeline."""
     enabled: bool = True
     """false: record nothing."""
-    registry: bool = True
-    """Register each run as a model in MLflow, and each stage as a version of it."""
-    copy_weights: bool = False
-    """true: copy the weights of each stage to the store, for people without access to the results folder."""
 
     @model_validator(mode="after")
     def _names(self) -> TrackingConfig:

@@ -22,10 +22,10 @@ from spider.common import extras
 from spider.common.record import key_path
 from spider.config.block import Block, ConfigError, Name, explain, none_such
 from spider.config.checks import data_problems, sized, token_problems
-from spider.config.cleaning import Cleaning, DecontaminateConfig
+from spider.config.cleaning import Cleaning
 from spider.config.data import Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import, measurement_problems
-from spider.config.run import ForeignConfig, Run, RunSettings, TrackingConfig, weights_of
+from spider.config.run import Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tasks import TaskConfig
@@ -44,8 +44,10 @@ class Config(Block):
     """Tokenizers by name, which datasets may name."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)] = {}
     """Runs by name. There must be one, or a block of an extra that makes one."""
-    foreign: dict[Name, ForeignConfig] = {}
-    """Models that others trained, by name, which stand beside the runs in the comparison."""
+    foreign: dict[Name, str] = {}
+    """Causal language models of transformers by name, each a folder with ``config.json``, weights and
+    tokenizer. They are scored on the text and the tasks of the first run, and stand in the comparison
+    (docs/evaluation.md); this needs ``spider-lm[hf]``."""
     tracking: TrackingConfig = TrackingConfig()
     """Records in MLflow."""
     _written: dict[str, Any] = {}
@@ -120,10 +122,10 @@ class Config(Block):
             return []
         return list(dict.fromkeys(name for spec in specs if not spec.stream for name in spec.weights))
 
-    def scored_like(self, foreign: ForeignConfig) -> StageSpec:
-        """Return the stage whose text and tasks a foreign model shares: the last one of its run."""
-        name = foreign.like or next(iter(self.runs))
-        return self.stage(name, self.run(name).stages[-1].name)
+    def scored_like(self) -> StageSpec:
+        """Return the stage whose text and tasks foreign models share: the last one of the first run."""
+        name, run = next(iter(self.runs.items()))
+        return self.stage(name, run.stages[-1].name)
 
     def dataset(self, name: str) -> Dataset:
         if name not in self.datasets:
@@ -181,15 +183,14 @@ class Config(Block):
                 waiting += [one for one in self.dataset(name).against if one in self.datasets]
         return found
 
-    def decontaminated(self, dataset: str) -> DecontaminateConfig | None:
-        """Return how a dataset is compared with what models are measured with, or None if it is not."""
-        cleaning = self.cleaning(dataset)
-        return cleaning.decontaminate if cleaning else None
+    def decontaminated(self, dataset: str) -> bool:
+        """Return whether a dataset is compared with what models are measured with."""
+        cleaning = self.dataset(dataset).cleaning
+        return cleaning is not None and cleaning.decontaminates
 
     def protected(self, dataset: str) -> list[str]:
         """Return the datasets with held-out text that a dataset is compared with, each by its raw text."""
-        settings = self.decontaminated(dataset)
-        if settings is None or not settings.held_out:
+        if not self.decontaminated(dataset):
             return []
         used = [one for s in self._learners(dataset) for one in (*s.weights, s.evaluation.data or s.data)]
         names = {self.raw(name): self.dataset(name) for name in [dataset, *used]}
@@ -198,9 +199,8 @@ class Config(Block):
 
     def protected_tasks(self, dataset: str) -> list[tuple[str, TaskConfig]]:
         """Return the tasks with files that a dataset is compared with; tasks with the same files are one."""
-        settings = self.decontaminated(dataset)
         found: dict[tuple[str, ...], tuple[str, TaskConfig]] = {}
-        for spec in self._learners(dataset) if settings and settings.tasks else []:
+        for spec in self._learners(dataset) if self.decontaminated(dataset) else []:
             for name, task in spec.evaluation.tasks.items():
                 found.setdefault(tuple(task.files()), (name, task))
         return list(found.values())
@@ -233,6 +233,12 @@ class Config(Block):
         if name not in self.runs:
             raise ConfigError(f"runs: {none_such('run', name, self.runs)}")
         return self.runs[name]
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a foreign model, or the folder if it has none; an edit of one scores it again."""
+    found = [one for one in sorted(folder.glob("*")) if one.is_file() and one.name[0] != "."]
+    return found or [folder]
 
 
 def read_yaml(path: Path) -> Any:
@@ -388,11 +394,8 @@ def _problems(config: Config) -> Iterator[str]:
                 yield from (f"runs.{name}.stages[{i}]{problem}" for problem in spec.problems(config.datasets))
         found = data_problems(config.datasets, config.tokenizers, run)
         yield from (f"runs.{name}.{problem}" for problem in found)
-    for name, foreign in config.foreign.items():
-        if name in config.runs:
-            yield f"foreign.{name}: a run has the same name; choose another"
-        if foreign.like is not None and foreign.like not in config.runs:
-            yield f"foreign.{name}.like: {none_such('run', foreign.like, config.runs)}"
+    for name in config.foreign.keys() & config.runs.keys():
+        yield f"foreign.{name}: a run has the same name; choose another"
     yield from _cleaning_problems(config)
 
 

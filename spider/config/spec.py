@@ -73,14 +73,16 @@ class StageSpec(RunSettings):
     def shape_fields(self) -> dict[str, Any]:
         """Return the settings that decide the warm-up's measurements: matrix shapes and precisions."""
         chosen = self.changed(include={"precision", "tf32", "compile", "deterministic", "graphs", "kernels"})
-        chosen["optimizer"] = self.optimizer.changed(include={"kind", "master_weights"})
-        if narrow := sorted(name for name, one in self.optimizer.groups.items() if one.weights == "bf16"):
-            chosen["optimizer"]["narrow"] = narrow
+        chosen["optimizer"] = self.optimizer.changed(include={"kind"})
+        if self.optimizer.narrow:
+            chosen["optimizer"]["narrow"] = self.optimizer.narrow
         batch: dict[str, Any] = {"seq_len": self.settings.seq_len, "n_loops": self.settings.n_loops}
         batch["micro_batch"] = self.micro_batch(self.processes)
         if self.settings.micro_batch == "auto":
             batch["fits"] = True  # the device decides
-        batch |= self.settings.changed(include={"attend", "objective"})
+        batch |= self.settings.changed(include={"attend"})
+        if self.settings.rollouts:
+            batch["objective"] = "reinforce"
         if self.settings.attend == "document":  # the data decides how many documents a row has
             batch["data"] = sorted(self.weights)
         return {"model": self.model.changed(), **chosen, **batch}
@@ -177,18 +179,16 @@ class StageSpec(RunSettings):
     def _rollout_problems(self, dataset: Dataset | None) -> Iterator[str]:
         """Yield the problems of reinforcement learning."""
         s = self.settings
-        if s.objective == "next_token":
-            if s.rollouts.changed():
-                yield ".rollouts: belong to `objective: reinforce`; set that, or leave them out"
+        if s.rollouts is None:
             return
         if self.stream is not None or (dataset is not None and dataset.format != "chat"):
-            yield f".objective: reinforce: {self.data} has no conversations, whose answers are rewarded"
+            yield f".rollouts: {self.data} has no conversations, whose answers are rewarded"
         if self.mixed:
-            yield ".data: a stage of `objective: reinforce` has one dataset of conversations; name one"
+            yield ".data: a stage with `rollouts` has one dataset of conversations; name one"
         if (s.packing, s.learn, s.order) != ("ring", "all", "shuffled"):
-            yield ".objective: reinforce: learns from its own answers; leave packing, learn and order out"
+            yield ".rollouts: learns from its own answers; leave packing, learn and order out"
         if self.parallel == "fsdp":
-            yield ".objective: reinforce: sampling needs the whole model in each process; set parallel: ddp"
+            yield ".rollouts: sampling needs the whole model in each process; set parallel: ddp"
         if (answers := self.windows_per_step // self.processes) % s.rollouts.samples:
             multiple = f"a multiple of rollouts.samples ({s.rollouts.samples})"
             yield f".micro_batch: a process has {answers} answers of a step, which is not {multiple}"

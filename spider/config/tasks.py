@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from spider.common.errors import reported
 from spider.config.block import Block, Positive, wrong_key
@@ -19,11 +18,8 @@ class JsonlTask(Block):
     greedy decoding gives the continuation. Files of MMLU, ARC (``question, choices, answer``) and GSM8K
     (``question, answer``) are read as well."""
 
-    kind: Literal["jsonl"]
     file: str
     """Path of the file."""
-    items: Positive | None = None
-    """Number of questions, from the first on (null: all)."""
     shots: Annotated[int, Field(ge=0)] = 0
     """Number of answered questions before each question, drawn from the others."""
     chat: bool = False
@@ -61,7 +57,6 @@ class _Bundle(BaseModel, frozen=True):
 class CoreTask(Block):
     """Tasks of nanochat's evaluation bundle: ``core.yaml``, ``eval_data/`` and ``eval_meta_data.csv``."""
 
-    kind: Literal["core"]
     folder: str
     """Path of the folder."""
     items: Positive | None = None
@@ -104,8 +99,6 @@ class HarnessConfig(Block):
     """Folder with your own tasks, in the harness's YAML format."""
     items: Positive | None = None
     """Number of items of each task, from the first on (null: all)."""
-    shots: Annotated[int, Field(ge=0)] | None = None
-    """Number of answered examples before each question (null: the task's own)."""
     chat: bool = False
     """Ask as a user's turn, with shots as earlier turns; for a run that learned from conversations."""
 
@@ -126,16 +119,14 @@ class HarnessConfig(Block):
         )
 
 
-def strings_in(value: Any) -> Iterator[str]:
-    """Yield the strings in lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from strings_in(inner)
+def _task(value: Any) -> Any:
+    """Validate a mapping by its key ``file`` or ``folder``, so that errors name its other keys."""
+    if not isinstance(value, dict):
+        return value
+    return (CoreTask if "folder" in value else JsonlTask).model_validate(value)
 
 
-TaskConfig = Annotated[JsonlTask | CoreTask, Field(discriminator="kind")]
+TaskConfig = Annotated[JsonlTask | CoreTask, BeforeValidator(_task)]
 
 
 def in_chat_form(task: TaskConfig) -> bool:

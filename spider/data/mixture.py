@@ -17,16 +17,10 @@ samples: a smaller share is at most 1/2, so a rounded product never skips a numb
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from spider.config import StageSpec
-
-END = 1 << 53
-"""Samples that a mixture can number."""
 
 #: Weight of each source by name, and the sample where they begin to hold.
 Mix = tuple[int, Mapping[str, float]]
@@ -132,63 +126,6 @@ def _tree(weights: Mapping[str, float], names: Sequence[str]) -> _Pair | int:
         pair = _Pair(small_node, large_node, small / (small + large))
         heapq.heappush(heap, (small + large, min(first, second), pair))
     return heap[0][2]
-
-
-def mixes_of(spec: StageSpec, windows: Mapping[str, int], steps: int | None) -> list[Mix]:
-    """Return the mixes of a stage, with the switches that its caps cause.
-
-    Args:
-        spec: specification of a stage that reads a mixture.
-        windows: windows in an epoch of each dataset.
-        steps: steps of the stage; None if it ends by the clock.
-
-    Raises:
-        ValueError: a dataset's cap is less than a window, or all datasets are used up before the stage ends.
-    """
-    where, most = f"{spec.run}/{spec.stage}: data.max_epochs", spec.mixture.max_epochs
-    caps = {name: int(passes * windows[name]) for name, passes in most.items()}
-    for name in (name for name, cap in caps.items() if cap < 1):
-        epoch = f"{most[name]:g} passes over {windows[name]:,} windows"
-        raise ValueError(f"{where}.{name}: {epoch} are less than one window; raise it")
-    mixes, end = with_caps(spec.mixture.mixes, caps)
-    samples = END if steps is None else steps * spec.windows_per_step
-    if end < samples:
-        wanted = "has no known end" if steps is None else f"reads {samples:,}"
-        raise ValueError(
-            f"{where}: leaves nothing to read after sample {end:,}, and the stage {wanted}; raise a cap, "
-            "leave a dataset of the last mix without one, or shorten the stage"
-        )
-    return mixes
-
-
-def with_caps(mixes: Sequence[Mix], caps: Mapping[str, int]) -> tuple[list[Mix], int]:
-    """Add a switch wherever a source has given as many windows as its cap allows.
-
-    Returns:
-        The mixes without the sources that are used up, and the sample where all of them are.
-    """
-    capped: list[Mix] = []
-    ends = [begin for begin, _ in mixes[1:]]
-    for (begin, weights), end in zip(mixes, [*ends, END], strict=True):
-        while begin < end:
-            read = Mixture(capped[0][1], capped[1:]).counts(begin) if capped else {}
-            left = {name: one for name, one in weights.items() if read.get(name, 0) < caps.get(name, END)}
-            if not left:
-                return capped, begin
-            capped.append((begin, left))
-            mixture = Mixture(capped[0][1], capped[1:])
-            begin = _first_full(mixture, {name: caps[name] for name in left if name in caps}, begin, end)
-    return capped, END
-
-
-def _first_full(mixture: Mixture, caps: Mapping[str, int], begin: int, end: int) -> int:
-    """Return after how many samples a source has reached its cap, or ``end`` if none has before."""
-
-    def is_full(samples: int) -> bool:
-        counts = mixture.counts(samples)
-        return any(counts[name] >= cap for name, cap in caps.items())
-
-    return bisect_left(range(end), True, lo=begin, key=is_full) if caps else end
 
 
 def read_of_each(position: Mapping[str, Any], order: Mixture | None = None) -> dict[str, int]:

@@ -100,13 +100,13 @@ def adapt(model: Model, tokens_N: np.ndarray, settings: TTTConfig, reading: Scor
         reading = replace(reading, overlap=share, batch=1)
     trainable: list[Tensor] = list(model.parameters())
     layers: list[int] = []
-    if settings.parameters == "ffn_down":
+    if settings.layers is not None:
         matrices = model.ffn_down()
-        layers = sorted({*settings.layers}) if settings.layers else list(range(len(matrices)))
+        layers = list(range(len(matrices))) if settings.layers == "all" else sorted({*settings.layers})
         trainable = [matrix for layer in layers for matrix in matrices[layer]]
     if not trainable:
-        remedy = f"a model of family {model.config.family} has no feed-forward; set it to all"
-        raise ValueError(f"evaluation.ttt.parameters: {settings.parameters}: {remedy}")
+        reason = f"a model of family {model.config.family} has no feed-forward"
+        raise ValueError(f"evaluation.ttt.layers: {reason}; leave it out")
     with torch.inference_mode(False), torch.enable_grad(), _restored(model, trainable) as before:
         learner = _ChunkLearner(model, tokens_N, settings, trainable, layers, reading, before)
         return score(model, tokens_N, reading, learner=learner)

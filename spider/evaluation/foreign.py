@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spider.common.errors import reported
 from spider.common.files import digest, sha256
 from spider.common.results import StageFolder
-from spider.config import ForeignConfig, StageSpec
+from spider.config import StageSpec
+from spider.config.schema import model_files
 from spider.evaluation.bpb import Score
 from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation, Training
@@ -128,12 +129,13 @@ class ForeignModel(Model):
 
 
 def evaluate_foreign(
-    name: str, foreign: ForeignConfig, spec: StageSpec, data: Path, output: Path, device: str | None = None
+    name: str, folder: Path, spec: StageSpec, data: Path, output: Path, device: str | None = None
 ) -> Evaluation:
     """Measure the model in a folder, and write evaluation.json.
 
     Args:
         name: Name of the model in the comparison.
+        folder: Folder of the model.
         spec: The stage whose text, tasks and settings the model shares.
         data: Shards folder of ``spec.evaluation.data``.
         output: Folder of evaluation.json.
@@ -144,16 +146,16 @@ def evaluate_foreign(
     """
     settings = spec.evaluation
     device = device or available()
-    model = ForeignModel.load(Path(foreign.model), device)
+    model = ForeignModel.load(folder, device)
     tokens = model.tokens
     own_N, data_digest = validation_stream(data, settings.max_bytes, largest_group=settings.largest_group)
     written = Text.of(own_N, BYTES).documents()
-    with reported(f"{foreign.model}: its tokenizer cannot encode the text"):
+    with reported(f"{folder}: its tokenizer cannot encode the text"):
         encoded = [tokens.encode(document) for document in written]
         documents = [tokens.text(ids) for ids in encoded]
     changed = [number for number, text in enumerate(documents) if text != written[number]]
     if changed:
-        raise ValueError(f"{foreign.model}: {_difference(written, documents, changed)}")
+        raise ValueError(f"{folder}: {_difference(written, documents, changed)}")
     text = Text(np.frombuffer(b"".join(documents), np.uint8), np.cumsum([0, *map(len, documents)]))
     # If BOS is EOS, a document ends where the next one begins. The last one is cut.
     end = -1 if tokens.bos == tokens.eos else None
@@ -167,7 +169,7 @@ def evaluate_foreign(
     scored, carried = held_out.score(model, reading)
     scored = _of_bytes(scored, len(text))
     carried = carried and _of_bytes(carried, len(text))
-    results = {"foreign": _described(foreign, model, reading.seq_len)}
+    results = {"foreign": _described(folder, model, reading.seq_len)}
     if found := answered(model, reading, settings, converses=False):
         results["tasks"] = found
     evaluation = Evaluation(
@@ -175,9 +177,9 @@ def evaluate_foreign(
         run=name,
         stage="foreign",
         index=0,
-        checkpoint=foreign.model,
+        checkpoint=str(folder),
         averaged=False,
-        weights=digest({Path(file).name: sha256(Path(file)) for file in foreign.files()}),
+        weights=digest({file.name: sha256(file) for file in model_files(folder)}),
         global_step=0,
         training=Training(steps=0, global_step=0, tokens=0, bytes=0, seconds=0),
         flops_per_token=model.flops_per_token(reading.seq_len),
@@ -208,7 +210,7 @@ def _difference(written: Sequence[bytes], documents: Sequence[bytes], changed: S
     )
 
 
-def _described(foreign: ForeignConfig, model: ForeignModel, window: int) -> Result:
+def _described(folder: Path, model: ForeignModel, window: int) -> Result:
     """Return what the model is, and how it read the text, for programs and in a sentence."""
     architecture, tokenizer = type(model.network).__name__, type(model.tokens.tokenizer).__name__
     details = {
@@ -219,5 +221,5 @@ def _described(foreign: ForeignConfig, model: ForeignModel, window: int) -> Resu
         "window": window,
         "lossless": True,
     }
-    note = f"{architecture} of {foreign.model}, in windows of {window:,} tokens. Its tokenizer is lossless."
+    note = f"{architecture} of {folder}, in windows of {window:,} tokens. Its tokenizer is lossless."
     return Result(title="Foreign model", notes=[note], details=details)

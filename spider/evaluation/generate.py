@@ -276,7 +276,8 @@ def written(model: Model, spec: StageSpec, *, converses: bool) -> Iterator[Writt
         converses: Whether the model has learned from conversations. It then answers the prompts.
     """
     settings = spec.evaluation
-    texts = [(settings.prompt, TEMPERATURE), *((prompt, 0.0) for prompt in settings.prompts)]
+    first, *others = settings.prompts
+    texts = [(first, TEMPERATURE), *((prompt, 0.0) for prompt in others)]
     for number, (prompt, temperature) in enumerate(texts + [("", 1.0)] * settings.unconditioned):
         answers = bool(prompt) and converses
         ids = generate(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spider.config import Config, ConfigError
+from spider.config.cleaning import SHORTEST
 from spider.data.sources.local import all_texts, files_of
 from spider.evaluation.questions import texts
 
@@ -39,11 +40,9 @@ def check(config: Config, dataset: str) -> None:
 
 def _own(config: Config, dataset: str) -> Iterator[tuple[Path, int]]:
     """Yield each file of the user that is no task, and the fewest words of its texts."""
-    settings = config.decontaminated(dataset)
-    if settings is None:
-        return
-    for folder in settings.folders:
+    cleaning = config.cleaning(dataset)
+    for folder in cleaning.folders if cleaning else ():
         try:
-            yield from ((file, settings.SHORTEST) for file in files_of(Path(folder)))
+            yield from ((file, SHORTEST) for file in files_of(Path(folder)))
         except ValueError as error:
-            raise ConfigError(f"datasets.{dataset}.cleaning.decontaminate.folders: {error}") from None
+            raise ConfigError(f"datasets.{dataset}.cleaning.decontaminate: {error}") from None

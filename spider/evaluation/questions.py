@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spider.common.errors import reported
-from spider.config import RolloutConfig
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
 
 #: CORE's seeds: for the choice of items and for the shots of each.
@@ -68,8 +67,7 @@ def tasks(name: str, config: TaskConfig) -> Iterator[Task]:
     if isinstance(config, JsonlTask):
         path = Path(config.file)
         examples = [_parsed(row, where, "" if config.chat else " ") for where, row in _rows(path)]
-        chosen = range(len(examples))[: config.items]
-        task = _with_shots(name, examples, chosen, config.shots, str(path))
+        task = _with_shots(name, examples, config.shots, str(path))
         yield _in_chat_form(task) if config.chat else task
     else:
         yield from _core(name, config)
@@ -109,20 +107,10 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
-class Reward:
-    """The reward of an answer: 1 if it has the last number of the reference, or its text with ``exact``."""
-
-    def __init__(self, config: RolloutConfig) -> None:
-        self.kind = config.reward
-
-    def key(self, text: str) -> str | Decimal | None:
-        """Return what is compared of a text; None if the text does not have it."""
-        return text.strip() if self.kind == "exact" else last_number(text)
-
-    def __call__(self, answer: str, reference: str) -> float:
-        """Return 1.0 for a correct answer, else 0.0."""
-        key = self.key(answer)
-        return float(key is not None and key == self.key(reference))
+def reward(answer: str, reference: str) -> float:
+    """Return 1.0 if the last number of an answer is that of the reference, else 0.0."""
+    number = last_number(answer)
+    return float(number is not None and number == last_number(reference))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -215,16 +203,14 @@ def _text(value: Any, where: str) -> bytes:
     return value.encode("utf-8", "replace")
 
 
-def _with_shots(
-    name: str, examples: Sequence[_Example], chosen: Sequence[int], shots: int, where: str
-) -> Task:
-    """Return the chosen questions, each after ``shots`` other examples with their answers."""
+def _with_shots(name: str, examples: Sequence[_Example], shots: int, where: str) -> Task:
+    """Return the questions, each after ``shots`` other examples with their answers."""
     if not examples:
         raise ValueError(f"{where}: holds no questions")
     if shots > len(examples) - 1:
         raise ValueError(f"{where}: {shots} shots need {shots + 1} questions, there are {len(examples)}")
     questions = []
-    for i in chosen:
+    for i in range(len(examples)):
         others = [j for j in range(len(examples)) if j != i]
         drawn = random.Random(_SHOTS_SEED + i).sample(others, shots)
         before = b"".join(examples[j].shot + b"\n\n" for j in drawn)
@@ -259,5 +245,5 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
         random.Random(_CORE_ORDER).shuffle(examples)
         examples = examples[: config.items]
         shots = entry.num_fewshot[0]
-        task = _with_shots(f"{name}/{label}", examples, range(len(examples)), shots, str(questions))
+        task = _with_shots(f"{name}/{label}", examples, shots, str(questions))
         yield task._replace(chance=chances[label], bundle=name)

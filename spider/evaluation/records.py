@@ -333,4 +333,4 @@ class Sample(Record):
     text: str
     """The text after the prompt."""
     more: tuple[Written, ...] = ()
-    """The texts after ``evaluation.prompts``, and then the ``unconditioned`` ones."""
+    """The texts after the other ``evaluation.prompts``, and then the ``unconditioned`` ones."""

@@ -52,7 +52,7 @@ class ParameterGroup:
 
     role: Literal["matrix", "table", "vector"]
     """matrix: multiplied; Muon may train it, and it decays. table: its rows are looked up; AdamW trains it,
-    and it decays only under ``decay_embeddings``. vector: all else; AdamW trains it without decay."""
+    and it decays only by the ``weight_decay`` of its group. vector: all else; AdamW trains it, undecayed."""
     rate: float = 1.0
     """Factor on the learning rate of its role."""
     name: str = ""

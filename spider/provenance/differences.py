@@ -27,9 +27,7 @@ _BLOCKS = {
     "build_ngrams": "model.ngram.",
     "candidates": "cleaning.",
     "drop": "cleaning.",
-    "verify_pairs": "cleaning.near.",
-    "protect": "cleaning.decontaminate.",
-    "contaminated": "cleaning.decontaminate.",
+    "verify_pairs": "cleaning.",
 }
 #: Settings that decide the other keys of their block.
 _CHOICES = ("model.family", "model.preset")

@@ -1,8 +1,8 @@
 """Load and call a checkpoint with MLflow: ``mlflow.pyfunc.load_model("models:/spider-ngram@best")``.
 
 The store holds only a small file of a model, ``MLmodel``. It names this module, the path of the weights and
-their digest. The weights are read from that path, unless they were copied beside the file. So a stage takes a
-kilobyte of the store, and a model whose weights are missing or changed is refused by name.
+their digest. The weights are read from that path. So a stage takes a kilobyte of the store, and a model whose
+weights are missing or changed is refused by name.
 
 `describe` writes that file without importing torch. MLflow calls the rest when a model is loaded.
 """
@@ -38,9 +38,8 @@ def describe(folder: Path, model: LoggedModel, config: dict[str, str]) -> None:
     """Write the ``MLmodel`` of a checkpoint into a folder.
 
     Args:
-        config: the arguments of `_load_pyfunc`: ``model`` (run/stage), the digest of its ``weights``, and two
-            paths of the weights. ``copied`` is in the folder of the model, or empty; ``checkpoint`` is on
-            this machine.
+        config: the arguments of `_load_pyfunc`: ``model`` (run/stage), the digest of its ``weights``, and
+            their path on this machine, ``checkpoint``.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.pyfunc import add_to_model
@@ -77,13 +76,10 @@ def _load_pyfunc(path: str, model_config: dict[str, Any]) -> Predictor:
     name = model_config["model"]
     weights = model_config["weights"]
     source = Path(model_config["checkpoint"])
-    copied = Path(path) / model_config["copied"]
-    if model_config["copied"] and copied.exists():
-        source = copied
     remedies = (
         "Name the present path of the checkpoint, its stage's folder or an export: load_model(..., "
         "model_config={'checkpoint': PATH}). If the results folder was moved, run "
-        "`spider track sync`. With `tracking: {copy_weights: true}` the store keeps the weights itself"
+        "`spider track sync`"
     )
     if not source.exists():
         raise CheckpointError(

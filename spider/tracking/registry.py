@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spider.checkpoints.records import COMPRESSED
-from spider.common.errors import CheckpointError
 from spider.common.files import digest
 from spider.common.results import Results
 from spider.provenance.made import stat_of
@@ -82,7 +79,7 @@ class Registry:
         """
         content = [one.tags(self.results.root) for one in versions]
         place = str(self.results.root.resolve())  # models are loaded from there
-        state = digest([content, best and best.identity, self._copies, place])
+        state = digest([content, best and best.identity, place])
         shown = self.store.newest("Training", run)
         if shown is None or shown.deleted or shown.tags.get(_REGISTERED) == state:
             return 0
@@ -95,15 +92,10 @@ class Registry:
 
             raise ValueError(
                 f"no model registry: {explain(failure, mlflow.get_registry_uri())}. All else was sent; "
-                "`spider track sync` registers the models later, `tracking: {registry: false}` switches "
-                "this off"
+                "`spider track sync` registers the models later"
             ) from failure
         self.store.note(shown, {_REGISTERED: state})
         return 1
-
-    @property
-    def _copies(self) -> bool:
-        return self.store.settings.copy_weights
 
     def _update_all(self, run: str, versions: list[Model], best: Model | None) -> None:
         found = [(version, self.store.find_model(version.identity)) for version in versions]
@@ -143,20 +135,17 @@ class Registry:
         return None
 
     def _make_loadable(self, version: Model, model: LoggedModel) -> None:
-        """Log the ``MLmodel`` of the checkpoint, and a copy of the weights with ``copy_weights``."""
+        """Log the ``MLmodel`` of the checkpoint."""
         path = version.path.resolve()
         config = {
             "model": f"{version.receipt.run}/{version.where}",
             "weights": version.weights,
             "checkpoint": str(path),
-            "copied": f"weights/{path.name}" if self._copies else "",
         }
         settings = digest([config, PARAMS])
         if model.tags.get(_LOADED) == settings:
             return
         with tempfile.TemporaryDirectory() as folder:
-            if config["copied"]:
-                _copy(path, Path(folder) / config["copied"], version.weights)
             describe(Path(folder), model, config)
             self.client.log_model_artifacts(model.model_id, folder)
         self.client.set_logged_model_tags(model.model_id, {_LOADED: settings})
@@ -197,24 +186,3 @@ class Registry:
         if now != best:
             self.client.set_registered_model_alias(name, BEST, best)
         self.client.set_registered_model_tag(name, "spider.best", best)
-
-
-def _copy(path: Path, output: Path, weights: str) -> None:
-    """Copy a compressed model, or export a checkpoint.
-
-    Log a warning and copy nothing if these weights were deleted, trained again or moved.
-    """
-    from spider.checkpoints.load import Checkpoint
-    from spider.publish.export import export
-
-    output.parent.mkdir()
-    try:
-        found = Checkpoint.at(path).weights
-        if found != weights:
-            raise CheckpointError(f"{path}: has other weights now, {found}")
-        if path.suffix == COMPRESSED:
-            shutil.copyfile(path, output)
-        else:
-            export(path, output)
-    except CheckpointError as error:
-        log.warning("the weights %s are registered without a copy: %s", weights, error)

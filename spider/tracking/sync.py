@@ -116,9 +116,8 @@ class Syncer:
                     uri = store_uri(self.results.root, self.config.tracking)
                     # What was sent before stands in the store.
                     self._store = store = Store(self.results, self.config.tracking)
-                    self._views = [Pipeline(store), Trainings(store, self.results, self.config)]
-                    if self.config.tracking.registry:
-                        self._views.append(Registry(store, self.results))
+                    trainings = Trainings(store, self.results, self.config)
+                    self._views = [Pipeline(store), trainings, Registry(store, self.results)]
                 for kind, name, send in self._items():
                     if time.monotonic() > deadline:
                         error = error or "out of time"

@@ -40,7 +40,7 @@ from spider.common.errors import DamagedShard, Diverged, Preempted, TrainingErro
 from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, MixedLoader, batch_digest, digest_text
-from spider.data.mixture import anew, mixes_of
+from spider.data.mixture import anew
 from spider.data.packing import Opened, open_rows
 from spider.model.layers import has_offsets
 from spider.processes.parallel import full_tensor
@@ -137,7 +137,7 @@ class Trainer:
         self._finite: Later | None = None  # of the last step
         self.sampler: Sampler | None = None
         self.answers: AnswerValidation | None = None
-        if self.settings.objective == "reinforce":
+        if self.settings.rollouts:
             seeds = partial(seed_of, spec.seed, "rollouts", spec.index)
             self.sampler = Sampler(self.model, spec, seeds, partial(self.precision.autocast, self.device))
             if self.settings.val_every:
@@ -580,8 +580,7 @@ class Trainer:
         sources = {name: Loader(one.shards, one.packed, **rows) for name, one in self._opened.items()}
         if position and not self.progress.step:
             position = anew(position)
-        windows = {name: source.windows for name, source in sources.items()}
-        (_, weights), *switches = mixes_of(spec, windows, self.progress.end)
+        (_, weights), *switches = spec.mixture.mixes
         return MixedLoader(sources, weights, switches, rows=self.windows, **share, position=position)
 
 

@@ -69,7 +69,7 @@ def training_memory(model: Model, spec: StageSpec, kind: Kind, device_type: str)
         "gradients": _size([p for p in model.parameters() if p.requires_grad]),
         "optimizer": _size(state.values()),
     }
-    if narrow and spec.optimizer.master_weights == "fp32":
+    if narrow and "matrices" not in spec.optimizer.narrow:
         memory["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
     shares = spec.processes if spec.parallel == "fsdp" else 1
     if shares > 1:

@@ -17,8 +17,8 @@ matrices.
 
 Weight decay is decoupled. For Muon's matrices it is also cautious (Chen et al., arXiv:2510.12402): it acts
 only where it pulls in the direction of the update, unless ``cautious_decay: false``. Vectors are not decayed.
-Tables are decayed only with ``decay_embeddings``, because a batch touches few of their rows. The settings of
-a group may say otherwise (`spider.config.run.GroupConfig`).
+Tables are decayed only by the ``weight_decay`` of their group, because a batch touches few of their rows. The
+settings of a group may say otherwise (`spider.config.run.GroupConfig`).
 
 With ``muon_rows`` the rows of a momentum, its outputs, are scaled to one length before the polar factor
 (MuonEq, arXiv:2603.28254). A parameter's group (`Model.parameter_groups`) may multiply the rate of its role.
@@ -38,7 +38,7 @@ State is fp32 (except `LowBitAdamW`'s), or float64 for such weights. A checkpoin
 Each process updates its slice of a sharded parameter (`spider.processes.parallel`). Of W processes, each
 computes the polar factors of every W-th matrix and receives the others (`distribute`).
 
-Under ``master_weights: bf16`` weights and gradients take 2 bytes a value less each. Bf16 has 8 bits of
+In bf16 (``weights`` of a group) weights and gradients take 2 bytes a value less each. Bf16 has 8 bits of
 precision, so rounding to nearest would drop every update below 1/256 of the weight. Torchao rounds at random
 instead: up with the probability of the fraction that is cut off, which is right on average. Only matrices
 become bf16. Norms and the recurrence's vectors are not multiplied under autocast and form the fp32 residual
@@ -406,7 +406,7 @@ def group_settings(
     for group, params in members.items():
         own = config.groups.get(group.name, GroupConfig())
         muon = group.role == "matrix" and config.kind == "muon"
-        decayed = group.role == "matrix" or (group.role == "table" and config.decay_embeddings)
+        decayed = group.role == "matrix"
         peak_lr = group.rate * (lr * config.muon_lr_ratio if muon else lr)
         if own.lr_ratio is not None:
             peak_lr = lr * own.lr_ratio
@@ -458,13 +458,10 @@ def build_optimizer(
 
 
 def narrow_weights(model: Model, config: OptimizerConfig) -> None:
-    """Convert parameters to bf16 in place: matrices under ``master_weights: bf16``, and groups with
-    ``weights: bf16``. Call it before `build_optimizer`."""
-    narrow = {name for name, group in config.groups.items() if group.weights == "bf16"}
-    matrices = config.master_weights == "bf16"
-    groups = model.parameter_groups() if narrow or matrices else {}
+    """Convert the parameters of groups with ``weights: bf16`` in place. Call it before `build_optimizer`."""
+    groups = model.parameter_groups() if config.narrow else {}
     for name, p in model.named_parameters():
-        if name in groups and (groups[name].name in narrow or (matrices and groups[name].role == "matrix")):
+        if name in groups and groups[name].name in config.narrow:
             p.data = p.data.to(torch.bfloat16)
 
 

@@ -49,7 +49,7 @@ def why_eager(spec: StageSpec, device: torch.device, processes: int, *, compiled
         return "a CPU has none"
     if spec.graphs == "off":
         return "graphs: off"
-    if spec.settings.objective == "reinforce":
+    if spec.settings.rollouts:
         return "answers have another length in each step"
     if spec.parallel == "fsdp" and processes > 1:
         return "parallel: fsdp gathers weights between kernels"

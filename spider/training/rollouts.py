@@ -1,4 +1,4 @@
-"""Reinforcement learning from answers: the batches of a stage with ``objective: reinforce``.
+"""Reinforcement learning from answers: the batches of a stage with ``rollouts``.
 
 The model answers each prompt several times. An answer is rewarded by a comparison with the reference answer
 (`spider.evaluation.questions`), and its advantage is its reward minus the mean reward of the same prompt
@@ -32,7 +32,7 @@ from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, epoch_keys, permute
 from spider.data.shards import Shards
 from spider.evaluation.generate import generate_many
-from spider.evaluation.questions import Reward
+from spider.evaluation.questions import last_number, reward
 from spider.model.interface import Model
 from spider.tokens.turns import ASSISTANT, TURN, assistant_mask
 
@@ -87,10 +87,10 @@ class Sampler:
 
     def __init__(self, model: Model, spec: StageSpec, seeds: Seeds, autocast: Callable[[], Any]) -> None:
         self.model = model
+        assert spec.settings.rollouts is not None, "the stage learns from answers"
         self.rollouts = spec.settings.rollouts
         self.seq_len = spec.settings.seq_len
         self.n_loops = spec.loops if spec.model.looped else None
-        self.reward = Reward(self.rollouts)
         self._seeds = seeds
         self._autocast = autocast
 
@@ -121,9 +121,7 @@ class Sampler:
         closed = {TURN, self.model.tokens.eos}
         ended = [bool(ids) and ids[-1] in closed for ids in answers]
         texts = [self.model.tokens.decode(ids) for ids in answers]
-        return np.array(
-            [self.reward(text, reference) * done for text, done in zip(texts, ended, strict=True)]
-        )
+        return np.array([reward(text, reference) * done for text, done in zip(texts, ended, strict=True)])
 
 
 class Rollouts(Batches):
@@ -206,10 +204,10 @@ def check(prompts: Prompts, sampler: Sampler, name: str) -> None:
                 f"{name}: the prompt of conversation {number} has {len(prompt):,} tokens, which leaves no "
                 f"place for an answer in a window of {sampler.seq_len:,}; raise seq_len"
             )
-        if sampler.reward.key(reference) is None:
+        if last_number(reference) is None:
             raise ValueError(
                 f"{name}: the answer of conversation {number}, {reference[:60]!r}, has no number, so no "
-                f"answer to it can be rewarded; correct the data, or choose another rollouts.reward"
+                f"answer to it can be rewarded; correct the data"
             )
 
 

@@ -2,7 +2,7 @@
 
 A stage ends at the first limit it reaches. Once the model's size is known, each limit but ``max_hours`` is a
 number of steps (`horizon`), so the rate needs no state. A stage warms up linearly over ``warmup_steps``,
-or over the share ``warmup_share`` of its steps, and follows its schedule over the remaining steps:
+a number or a share of its steps, and follows its schedule over the remaining steps:
 
     cosine, linear   decays from the end of the warm-up
     wsd              stays constant, then decays linearly in the last ``decay_fraction`` of the steps
@@ -75,11 +75,10 @@ def lr_factor(step: int, steps: int | None, settings: StageSettings) -> float:
 
 def _warmup(steps: int | None, settings: StageSettings) -> int:
     """Return the number of steps of the warm-up."""
+    warmup = settings.warmup_steps
     if steps is None:
-        return settings.warmup_steps
-    if settings.warmup_share is not None:
-        return round(settings.warmup_share * steps)
-    return min(settings.warmup_steps, steps)
+        return int(warmup)
+    return round(warmup * steps) if 0 < warmup < 1 else min(int(warmup), steps)
 
 
 def scheduled(
@@ -120,7 +119,7 @@ def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSet
     The result is None before that time, during the warm-up, and once a stage that its other limits end after
     ``steps`` steps has begun to decay.
     """
-    if settings.max_hours is None or step < settings.warmup_steps:
+    if settings.max_hours is None or step < _warmup(steps, settings):
         return None
     share = _share_before_decay(settings)
     decaying = steps is not None and step >= _decay_start(steps, settings)

@@ -283,7 +283,7 @@ class State:
             and before.data_digest == self.origin["data_digest"]
             and position["seq_len"] == settings.seq_len
             and ("packing" in position) == (settings.packing == "best_fit")
-            and ("objective" in position) == (settings.objective == "reinforce")
+            and ("objective" in position) == (settings.rollouts is not None)
             and position.get("order", "shuffled") == settings.order
         ):
             log.info("data: continuing where the previous training stopped")

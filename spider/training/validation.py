@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 
 #: Fraction of the training's FLOPs that validations may cost by default.
 SHARE = 1 / 400
+#: Questions of each task that are answered during training, from the first on.
+MOST_QUESTIONS = 500
 
 
 @dataclass(eq=False)
@@ -330,7 +332,7 @@ class Probes:
         self.tasks: list[Task] = []
         if settings.tasks_every:
             found, notes = read_tasks(self.spec.evaluation, self.converses)
-            self.tasks = [one._replace(questions=one.questions[: settings.tasks_items]) for one in found]
+            self.tasks = [one._replace(questions=one.questions[:MOST_QUESTIONS]) for one in found]
             for note in notes:
                 log.info("%s", note)
 

@@ -157,7 +157,7 @@ def _random_batch(spec: StageSpec, model: Model) -> Batch:
         **{name: tensor.numpy() for name, tensor in candidates.items()},
         learned_BT=np.ones((rows, s.seq_len), bool),
         document_BT=np.ones((rows, s.seq_len), np.uint16),
-        advantage_B=np.ones(rows, np.float32) if s.objective == "reinforce" else None,
+        advantage_B=np.ones(rows, np.float32) if s.rollouts else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 A link is broken if a file is not the one that a job read or wrote, or if a checkpoint or an index does not
 have the files that it lists. The details say which files depend on it. A file that is gone breaks nothing:
-raw text may be deleted (``temp: true``), and so may checkpoints (``keep_last``).
+raw text may be deleted (``temp: true``), and so may earlier checkpoints.
 
 Cost: reading all files. A quick check reads at most `QUICK_BYTES`, and leaves out larger files.
 """

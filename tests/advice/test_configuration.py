@@ -34,7 +34,7 @@ NGRAM = {"preset": "tiny", "ngram": {}}
 GPT = "gpt-cpu"
 WEB = {"datasets.web": STREAM, "runs.r.data": "web", "runs.r.evaluation.data": "docs"}
 ON_TALK = {"datasets.talk": TALK, "runs.r.data": "talk"}
-REWARDED = ON_TALK | {"runs.r.defaults.objective": "reinforce", "runs.r.defaults.micro_batch": 16}
+REWARDED = ON_TALK | {"runs.r.defaults.rollouts": {}, "runs.r.defaults.micro_batch": 16}
 TOKENIZED = {"tokenizers.t": {"data": "docs"}, "datasets.docs.tokenizer": "t", "runs.r.model": GPT}
 LADDER = {
     "data": "docs",
@@ -45,14 +45,15 @@ LADDER = {
     "rungs": [{"flops": flops, "sizes": [16, 32, 64]} for flops in (1e9, 2e9)],
 }
 
+NARROW = {"matrices": {"weights": "bf16"}}
 #: A phrase of a message, by module; the keys that provoke it; and the keys to change, for each remedy.
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "config/run.py": [
         (
-            "set kind: adamw8bit, or master_weights: fp32",
-            {"runs.r.optimizer": {"kind": "muon", "master_weights": "bf16"}, "runs.r.precision": "bf16"},
+            "set kind: adamw8bit, or fp32",
+            {"runs.r.optimizer": {"kind": "muon", "groups": NARROW}, "runs.r.precision": "bf16"},
             {"runs.r.optimizer.kind": "adamw8bit"},
-            {"runs.r.optimizer.master_weights": "fp32"},
+            {"runs.r.optimizer.groups.matrices.weights": "fp32"},
         ),
         (
             "does not use Muon; set kind: muon, or leave it out",
@@ -67,9 +68,9 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.optimizer.groups.matrices.decay": "l2"},
         ),
         (
-            "set parameters: ffn_down",
+            "trains output projections of feed-forwards only; set layers: all",
             {"runs.r.model": GPT, "runs.r.evaluation.ttt": {"chunk": 64, "objective": "projection"}},
-            {"runs.r.evaluation.ttt.parameters": "ffn_down"},
+            {"runs.r.evaluation.ttt.layers": "all"},
         ),
         (
             "make both multiples of {}",
@@ -82,7 +83,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
                 "runs.r.evaluation.ttt": {
                     "chunk": 64,
                     "objective": "projection",
-                    "parameters": "ffn_down",
+                    "layers": "all",
                 }
             },
             {"runs.r.evaluation.ttt.objective": "next_token"},
@@ -90,18 +91,18 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         ),
         (
             "set precision: bf16 or fp8",
-            {"runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
+            {"runs.r.optimizer": {"kind": "adamw8bit", "groups": NARROW}},
             {"runs.r.precision": "bf16"},
             {"runs.r.precision": "fp8"},
         ),
         (
             "set fp32 (each process then holds a share of them), or parallel: ddp",
             {
-                "runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"},
+                "runs.r.optimizer": {"kind": "adamw8bit", "groups": NARROW},
                 "runs.r.precision": "bf16",
                 "runs.r.parallel": "fsdp",
             },
-            {"runs.r.optimizer.master_weights": "fp32"},
+            {"runs.r.optimizer.groups.matrices.weights": "fp32"},
             {"runs.r.parallel": "ddp"},
         ),
         (
@@ -120,13 +121,12 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             },
         ),
         (
-            "leave it out (kind: adamw8bit with master_weights: bf16 makes those of matrices bf16)",
+            "only matrices and tables may be bf16; leave it out",
             {
                 "runs.r.precision": "bf16",
-                "runs.r.optimizer": {"groups": {"matrices": {"weights": "bf16"}}},
+                "runs.r.optimizer": {"groups": {"vectors": {"weights": "bf16"}}},
             },
-            {"runs.r.optimizer.groups.matrices": OUT},
-            {"runs.r.optimizer": {"kind": "adamw8bit", "master_weights": "bf16"}},
+            {"runs.r.optimizer.groups.vectors": OUT},
         ),
         (
             "names no width; leave it out",
@@ -140,8 +140,8 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "config/schema.py": [
         (
             "a run has the same name; choose another",
-            {"foreign.r.model": "folder"},
-            {"foreign": {"other": {"model": "folder"}}},
+            {"foreign.r": "folder"},
+            {"foreign": {"other": "folder"}},
         ),
         (
             "has no stored text to compare with; leave it out",
@@ -202,7 +202,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         (
             "evaluation.tasks lists no task; add one, or leave it out",
             {"runs.r.defaults.tasks_every": 50},
-            {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q.jsonl"}},
+            {"runs.r.evaluation.tasks.q": {"file": "q.jsonl"}},
             {"runs.r.defaults.tasks_every": OUT},
         ),
         (
@@ -267,12 +267,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.defaults.packing": "best_fit"},
         ),
         (
-            ".rollouts: belong to `objective: reinforce`; set that, or leave them out",
-            ON_TALK | {"runs.r.defaults.micro_batch": 16, "runs.r.defaults.rollouts": {"samples": 8}},
-            {"runs.r.defaults.objective": "reinforce"},
-            {"runs.r.defaults.rollouts": OUT},
-        ),
-        (
             "has one dataset of conversations; name one",
             REWARDED | {"datasets.more": TALK, "runs.r.data": {"mix": {"talk": 1, "more": 1}}},
             {"runs.r.data": "talk"},
@@ -326,13 +320,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             "is a size, which {} does not compare; use >= or <=",
             {"datasets.docs.cleaning": {"filters": ["bytes ~ 200"]}},
             {"datasets.docs.cleaning.filters": ["bytes >= 200"]},
-        ),
-        (
-            "nothing to compare with; set held_out, tasks or folders",
-            {"datasets.docs.cleaning.decontaminate": {"held_out": False, "tasks": False}},
-            {"datasets.docs.cleaning.decontaminate.held_out": True},
-            {"datasets.docs.cleaning.decontaminate.tasks": True},
-            {"datasets.docs.cleaning.decontaminate.folders": ["folder"]},
         ),
     ],
     "config/data.py": [
@@ -555,7 +542,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         ),
         (
             "train a stage on data of format: chat, or leave it out",
-            {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q.jsonl", "chat": True}},
+            {"runs.r.evaluation.tasks.q": {"file": "q.jsonl", "chat": True}},
             {"datasets.talk": TALK, "runs.r.stages.1.data": "talk"},
             {"runs.r.evaluation.tasks.q.chat": OUT},
         ),
@@ -563,7 +550,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "config/tasks.py": [
         (
             "a question in chat form has no shots; leave shots or chat out",
-            ON_TALK | {"runs.r.evaluation.tasks.q": {"kind": "jsonl", "file": "q", "chat": True, "shots": 2}},
+            ON_TALK | {"runs.r.evaluation.tasks.q": {"file": "q", "chat": True, "shots": 2}},
             {"runs.r.evaluation.tasks.q.shots": OUT},
             {"runs.r.evaluation.tasks.q.chat": OUT},
         )

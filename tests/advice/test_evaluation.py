@@ -12,7 +12,6 @@ import pytest
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
 from spider.config.scored import overlap_name, stage_with
-from spider.data.mixture import mixes_of
 from spider.data.shards import Shards, balanced
 from spider.evaluation.adapt import adapt
 from spider.evaluation.evaluate import _chosen
@@ -28,7 +27,7 @@ from tests.unit.evaluation.test_adapt import TOKENS, toy
 from tests.unit.hf.small_exports import exported
 from tests.unit.model.small_gpt import build_gpt
 
-from .followed import advised, changed, refused
+from .followed import advised, refused
 from .test_commands import refusal, spider
 from .test_configuration import BASE
 from .test_training import encoded
@@ -37,10 +36,10 @@ WINDOWS = Scoring(seq_len=16, overlap=0.5, batch=3)
 
 
 def test_test_time_training_learns_all_parameters_or_at_a_lower_rate():
-    few = TTTConfig(chunk=40, lr=0.05, parameters="ffn_down")
-    with refused("evaluation/adapt.py", "a model of family {} has no feed-forward; set it to all"):
+    few = TTTConfig(chunk=40, lr=0.05, layers="all")
+    with refused("evaluation/adapt.py", "evaluation.ttt.layers: {}; leave it out"):
         adapt(toy(), TOKENS, few, WINDOWS)
-    adapt(toy(), TOKENS, few.model_copy(update={"parameters": "all"}), WINDOWS)
+    adapt(toy(), TOKENS, few.model_copy(update={"layers": None}), WINDOWS)
     wild = TTTConfig(chunk=8, lr=1e30)
     with refused("evaluation/adapt.py", "lower evaluation.ttt.lr"):
         adapt(build_gpt(), TOKENS, wild, WINDOWS)
@@ -106,23 +105,6 @@ def test_groups_are_recorded_and_even(tmp_path):
     ):
         balanced(few, 1000, 0.3)
     balanced(grouped("more", many, validation=0.7, **split), 1000, 0.3)
-
-
-def test_a_mixture_is_capped_by_at_least_a_window_and_lasts_to_the_end():
-    def mixes(**most: float) -> Any:
-        data = {"mix": {"docs": 1, "mine": 1}, "max_epochs": most}
-        more = {"datasets.mine": {"source": {"kind": "local", "files": ["a.jsonl"]}}, "runs.r.data": data}
-        return mixes_of(load_config(changed(BASE, more)).stage("r", "a"), {"docs": 20, "mine": 20}, 20)
-
-    with refused("data/mixture.py", "are less than one window; raise it"):
-        mixes(docs=0.01)
-    mixes(docs=0.5)
-    with refused(
-        "data/mixture.py", "raise a cap, leave a dataset of the last mix without one, or shorten the stage"
-    ):
-        mixes(docs=1, mine=1)
-    mixes(docs=1)
-    mixes(docs=1, mine=100)
 
 
 def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):

@@ -23,7 +23,6 @@ from spider.data.cleaning.show import _text
 from spider.data.packing import pack
 from spider.data.shards import Shards, build_metadata, load_metadata
 from spider.evaluation.foreign import ForeignModel
-from spider.evaluation.questions import Reward
 from spider.hf.modeling import SpiderForCausalLM
 from spider.hf.tokenization import SpiderTokenizer
 from spider.model import build_model
@@ -110,9 +109,8 @@ def test_conversations_are_corrected_or_rewarded_otherwise(tmp_path):
         said = f'[{{"role": "user", "content": "1 + 1"}}, {{"role": "assistant", "content": "{answer}"}}]'
         return Shards(encoded(tmp_path / name, [said] * 20, validation=0, format="chat"), "train")
 
-    def checked(shards: Shards, seq_len: int = 32, **reward: str) -> None:
-        block = RolloutConfig.model_validate(reward)
-        check(Prompts(shards), SimpleNamespace(seq_len=seq_len, reward=Reward(block)), "toy")
+    def checked(shards: Shards, seq_len: int = 32) -> None:
+        check(Prompts(shards), SimpleNamespace(seq_len=seq_len), "toy")
 
     number, word = talk("number", "2"), talk("word", "two")
     with refused(
@@ -120,11 +118,10 @@ def test_conversations_are_corrected_or_rewarded_otherwise(tmp_path):
     ):
         checked(number, seq_len=8)
     checked(number, seq_len=32)
-    with refused("training/rollouts.py", "correct the data, or choose another rollouts.reward"):
+    with refused("training/rollouts.py", "correct the data"):
         checked(word)
     checked(number)
-    checked(word, reward="exact")
-    sampler = SimpleNamespace(rollouts=RolloutConfig(samples=4), seq_len=32, reward=Reward(RolloutConfig()))
+    sampler = SimpleNamespace(rollouts=RolloutConfig(samples=4), seq_len=32)
     order = {"seq_len": 32, "seed": 0, "position": None}
     with refused(
         "training/rollouts.py", "which is not a multiple of rollouts.samples ({}); change micro_batch"

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from mlflow import MlflowClient
 
-from spider.common.files import read_json
+from spider.common.files import write_json
 from spider.common.results import Results
 from spider.config.run import TrackingConfig
 from spider.tracking.store import reach, serve
@@ -140,9 +140,9 @@ def test_the_password_or_the_token_of_a_server_is_set(monkeypatch):
 
 
 def test_a_registered_model_of_the_same_name_is_renamed(demo):  # noqa: F811
-    demo.sync(registry=False)
-    folder = read_json(demo.root / "tracking/folder.json")["identity"]
-    for name in ("demo", f"demo-{folder[:6]}"):
+    (demo.root / "tracking").mkdir()
+    write_json(demo.root / "tracking/folder.json", {"format": 1, "identity": "fedcba987654"})
+    for name in ("demo", "demo-fedcba"):
         demo.client.create_registered_model(name)
     advised(demo.sync().error, "tracking/registry.py", "rename one of them")
     demo.client.rename_registered_model("demo", "theirs")

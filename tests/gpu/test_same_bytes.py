@@ -54,7 +54,7 @@ def spec_of(family: str, precision: str) -> StageSpec:
         "defaults": {"seq_len": 256, "micro_batch": 32, "grad_accum": 2, "lr": 1e-3, **packed},
         "stages": [{"name": "main", "max_steps": STEPS, "ckpt_every": EVERY, "ckpt_minutes": None}],
     }
-    run["stages"][0] |= {"log_every": EVERY, "warmup_steps": 2, "keep_last": 2}
+    run["stages"][0] |= {"log_every": EVERY, "warmup_steps": 2}
     raw = {"results": "results", "datasets": {"mock": {"source": {"kind": "mock"}}}, "runs": {"run": run}}
     return load_config(raw).stage("run", "main")
 

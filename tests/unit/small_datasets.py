@@ -84,7 +84,7 @@ def questions(path: Path, count: int = 30) -> dict[str, Any]:
         {"query": f"fox {i}", "choices": ["dog", "cat", "jumps", "over"], "gold": i % 4} for i in range(count)
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    return {"kind": "jsonl", "file": str(path)}
+    return {"file": str(path)}
 
 
 def document_key(id: str | int | None, text: str | bytes) -> bytes:

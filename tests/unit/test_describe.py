@@ -26,6 +26,7 @@ from spider.training.optim import build_optimizer, narrow_weights
 from tests.unit.small_datasets import shards_of_ids
 
 ROOT = Path(__file__).parents[2]
+NARROW = {"matrices": {"weights": "bf16"}}
 PRESETS, TRAINING = ROOT / "presets", ROOT / "docs/training.md"
 
 
@@ -87,30 +88,19 @@ def test_the_samples_of_each_dataset_of_a_mixture_are_exact_before_the_text_is_t
     assert read == [("d", [(0, 0.75)], 150, None), ("e", [(0, 0.25)], 50, None)] and second["sources"] == []
 
 
-def test_switches_and_caps_of_a_mixture_are_shown_at_their_samples(tmp_path, capsys):
-    def found(steps, **changes):
-        mix = {"mix": {"d": 3, "e": 1}, "switches": [{"sample": 100, "mix": {"d": 1, "e": 1}}], **changes}
-        config = configuration(stages=[{"name": "main", "max_steps": steps, "data": mix}])
-        return describe(config.model_copy(update={"results": str(tmp_path)}), "r")
-
-    (one,) = found(50, max_epochs={"e": 2})["stages"]
-    assert {source["samples"] for source in one["sources"]} == {None}
+def test_switches_of_a_mixture_are_shown_at_their_samples(tmp_path, capsys):
+    mix = {"mix": {"d": 3, "e": 1}, "switches": {100: {"d": 1, "e": 1}}}
+    config = configuration(stages=[{"name": "main", "max_steps": 50, "data": mix}])
     for name, tokens in (("d", 128 * 60), ("e", 128 * 20)):
         shards_of_ids(Results(tmp_path).shards(name), [np.full(tokens, 65, "<u2")])
-    described = found(50, max_epochs={"e": 2})
+    described = describe(config.model_copy(update={"results": str(tmp_path)}), "r")
     d, e = described["stages"][0]["sources"]
-    assert [d["samples"], e["samples"], d["epochs"], e["epochs"]] == [160, 40, 160 / 60, 2]
-    # 25 of the first 100 samples are e's. Of the others it has every second one, until it has 40.
-    assert e["shares"] == [(0, 0.25), (100, 0.5), (130, 0)] and d["shares"] == [
-        (0, 0.75),
-        (100, 0.5),
-        (130, 1),
-    ]
+    # 25 of the first 100 samples are e's, and every second one of the others.
+    assert [d["samples"], e["samples"], d["epochs"], e["epochs"]] == [125, 75, 125 / 60, 75 / 20]
+    assert d["shares"] == [(0, 0.75), (100, 0.5)] and e["shares"] == [(0, 0.25), (100, 0.5)]
     render(described)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "main e 0.25, 0.5 from 100, 0 from 130 40 5.12 kB 2 of 2" in shown
-    with pytest.raises(ValueError, match=r"r/main: data.max_epochs: leaves nothing to read after sample 100"):
-        found(50, max_epochs={"d": 1, "e": 2})
+    assert "main e 0.25, 0.5 from 100 75 9.60 kB 3.75" in shown
 
 
 def allocated(tensors) -> int:
@@ -129,7 +119,7 @@ def allocated(tensors) -> int:
         {"kind": "muon"},
         {"kind": "muon", "muon_beta2": 0.95},
         {"kind": "adamw8bit"},
-        {"kind": "adamw8bit", "master_weights": "bf16"},
+        {"kind": "adamw8bit", "groups": NARROW},
     ],
 )
 def test_weights_gradients_and_optimizer_state_are_exact(optimizer):
@@ -152,7 +142,7 @@ def test_fewer_bits_take_less_memory():
 
     wide, eight = (memory(kind=kind)["optimizer"] for kind in ("adamw", "adamw8bit"))
     assert 0.25 < eight / wide < 0.3
-    narrow = memory(kind="adamw8bit", master_weights="bf16")
+    narrow = memory(kind="adamw8bit", groups=NARROW)
     assert narrow["weights"] < memory(kind="adamw8bit")["weights"] and "autocast_copies" not in narrow
 
 

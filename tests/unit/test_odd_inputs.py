@@ -73,7 +73,7 @@ def test_rows_of_questions(row, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, (QUESTION, row))))
     with pytest.raises(ValueError) as error:
-        list(tasks("t", JsonlTask(kind="jsonl", file=str(path))))
+        list(tasks("t", JsonlTask(file=str(path))))
     assert said(error).startswith(f"{path}, line 2: choices must be a list")
 
 
@@ -82,7 +82,7 @@ def test_lines_of_questions(text, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError) as error:
-        list(tasks("t", JsonlTask(kind="jsonl", file=str(path))))
+        list(tasks("t", JsonlTask(file=str(path))))
     assert said(error).startswith(f"{path}, line 1: not valid JSON (")
 
 
@@ -91,7 +91,7 @@ def bundle(folder: Path, **changes: Any) -> CoreTask:
     (folder / "eval_data/a.jsonl").write_text("\n".join([json.dumps(QUESTION)] * 3))
     (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\na,25\n")
     (folder / "core.yaml").write_text(json.dumps({"icl_tasks": [ENTRY | changes]}))
-    return CoreTask(kind="core", folder=str(folder))
+    return CoreTask(folder=str(folder))
 
 
 @pytest.mark.parametrize(

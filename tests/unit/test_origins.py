@@ -45,7 +45,7 @@ def exists(name: str) -> bool:
 def test_the_preset_of_the_document_has_what_its_command_and_its_trainer_set():
     config = load_config(ROOT / "presets/spider-seed.yaml")
     run, stage = config.runs["spider-seed"], config.stage("spider-seed", "main").settings
-    assert (run.precision, run.optimizer.kind, run.optimizer.master_weights) == ("fp8", "adamw8bit", "bf16")
+    assert (run.precision, run.optimizer.kind, run.optimizer.narrow) == ("fp8", "adamw8bit", ["matrices"])
     assert (stage.seq_len, stage.micro_batch, stage.grad_accum, stage.n_loops) == (256, 112, 4, 6)
     assert (stage.lr, stage.tokens, stage.schedule) == (3e-4, 10_000_000_000, "cosine")
     assert config.datasets["fineweb-edu"].max_document_bytes == 2048

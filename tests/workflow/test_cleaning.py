@@ -18,7 +18,7 @@ def three_parts(workflow: Workflow) -> Workflow:
         rows = [{"id": f"{name}{i}", "text": f"Document {i}. " * 9, "score": i % 10} for i in numbers]
         rows += [{"id": f"{name}-long", "text": f"{LONG} {name}", "score": 5}] if name != "other" else []
         (workflow.folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    own = {"filters": ["score >= 1"], "exact": True, "near": {}, "against": ["other"]}
+    own = {"filters": ["score >= 1"], "exact": True, "near": 0.8, "against": ["other"]}
     workflow.config["datasets"] = {
         "other": {"source": {"kind": "local", "files": ["other.jsonl"]}},
         "text": {

@@ -71,11 +71,11 @@ def web(workflow):
     workflow.config["datasets"] = {
         "web": local
         | {"source": {"kind": "local", "files": ["a.jsonl", "b.jsonl"]}}
-        | {"cleaning": {"decontaminate": {"folders": ["bench"]}}},
+        | {"cleaning": {"decontaminate": ["bench"]}},
         "other": local | {"source": {"kind": "local", "files": ["other.jsonl"]}},
     }
     workflow.run["data"] = "web"
-    tasks = {"quiz": {"kind": "jsonl", "file": "quiz.jsonl"}}
+    tasks = {"quiz": {"file": "quiz.jsonl"}}
     workflow.run["evaluation"] |= {"data": "other", "tasks": tasks}
     workflow.expected = {
         named["upper"]: ("tasks/quiz", "quiz.jsonl, line 1"),
@@ -129,14 +129,10 @@ def test_planted_documents_are_removed_with_their_source_and_shown(web):
             assert done.returncode == 0, done.stderr
     assert digests(web) == before
 
-    # An edited question is compared again, and a report keeps the documents.
+    # An edited question is compared again.
     question = {"context": "Other words", "continuation": QUESTION}
     (web.folder / "quiz.jsonl").write_text(json.dumps(question))
     assert web.planned("datasets/web").keys() == {"protect", "contaminated", "drop", "encode", "index"}
-    web.config["datasets"]["web"]["cleaning"]["decontaminate"]["action"] = "report"
-    web("datasets/web")
-    assert len(evidence(web)) == 4 and not any(row["removed"] for row in evidence(web))
-    assert read_json(web.results / "shards/web/train/001.json")["documents"] == len(web.texts)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def test_planted_documents_are_removed_with_their_source_and_shown(web):
 def test_a_folder_of_another_format_stops_the_workflow_before_its_first_job(web, folder, content, message):
     for name, text in content.items():
         (web.folder / "bench" / name).write_text(text)
-    web.config["datasets"]["web"]["cleaning"]["decontaminate"]["folders"] = [folder]
+    web.config["datasets"]["web"]["cleaning"]["decontaminate"] = [folder]
     assert message in web("datasets/web", fails=True)
     assert not (web.results / "raw").exists()
 

@@ -43,8 +43,8 @@ TOY = "tests.families.toy"
 CLEANING = {
     "filters": ["text !~ 'Document 7 '"],
     "exact": True,
-    "near": {"containment": 0.9, "action": "report"},
-    "decontaminate": {"action": "report"},
+    "near": 1.0,
+    "decontaminate": True,
 }
 
 
@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
         made.config["trace"] = ["text"]
         texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
         gpt2(folder / "a gpt2", byte_level(texts))
-        made.config["foreign"] = {"gpt2": {"model": "a gpt2"}}
+        made.config["foreign"] = {"gpt2": "a gpt2"}
         runs = made.config["runs"]
         runs["bytes"]["model"] = runs["bytes"]["model"] | {"ngram": NGRAM}
         runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}, "checkpoints": "all"}
@@ -499,7 +499,7 @@ def test_mlflow_shows_the_scores_of_a_compressed_model(everything):
 def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tmp_path):
     """This run has a tokenizer, packed rows, the harness and a compressed model."""
     del two.config["runs"]["bytes"], two.config["audit"]["bytes"]
-    two.config |= {"results": "made/here", "tracking": {"registry": False}}
+    two.config["results"] = "made/here"
     two("made/here/report/runs/bpe.html", patience=1500)
     page = (two.folder / "made/here/report/runs/bpe.html").read_text()
     blocks = [html.unescape(text) for text in re.findall(r'<pre class="code">(.*?)</pre>', page, re.DOTALL)]

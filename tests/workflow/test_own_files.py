@@ -126,7 +126,7 @@ def test_an_edit_of_any_file_of_a_bundle_of_questions_scores_again(trained):
     (bundle / "core.yaml").write_text(f"icl_tasks: [{entry}]")
     (bundle / "eval_meta_data.csv").write_text("Eval Task,Random baseline\none,50\n")
     (bundle / "eval_data/one.jsonl").write_text('{"query": "Document", "choices": ["1", "2"], "gold": 0}')
-    trained.run["evaluation"]["tasks"] = {"core": {"kind": "core", "folder": "bundle"}}
+    trained.run["evaluation"]["tasks"] = {"core": {"folder": "bundle"}}
     evaluation = "results/runs/small/first/evaluation.json"
     trained(evaluation)
     assert trained.planned(evaluation) == {}

@@ -53,14 +53,14 @@ def test_edits_count_whatever_snakemake_remembers(workflow, lost):
 
 def test_results_of_an_earlier_version_get_records(workflow):
     shutil.rmtree(workflow.results / "made")
-    workflow.run["evaluation"]["prompt"] = "Document 7"
+    workflow.run["evaluation"]["prompts"] = ["Document 7"]
     assert workflow.planned()["sample"] == 2  # Snakemake remembers.
     workflow("--until", "sample")
     shutil.rmtree(workflow.folder / ".snakemake")
     workflow.run["defaults"]["lr"] = 2e-3
     assert workflow.planned()["train"] == 2
     workflow.run["defaults"]["lr"] = 1e-3
-    workflow.run["evaluation"]["prompt"] = "Document 8"
+    workflow.run["evaluation"]["prompts"] = ["Document 8"]
     assert workflow.planned() == {"sample": 2, "compare": 1, "report": 1}
 
 
@@ -69,7 +69,7 @@ def test_two_checkouts_of_one_results_folder_know_what_the_other_has_made(workfl
     shutil.copy2(workflow.folder / "text.jsonl", other.folder)
     workflow.config["results"] = other.config["results"] = str(workflow.folder / "results")
     assert workflow.planned() == {} and other.planned() == {}
-    other.run["evaluation"]["prompt"] = "Document 7"
+    other.run["evaluation"]["prompts"] = ["Document 7"]
     sample = str(workflow.stage("first") / "sample.txt")
     other(sample)
     assert workflow.planned(sample) == {"sample": 1}
@@ -88,7 +88,7 @@ def test_losing_a_figure_draws_again_and_scores_nothing(workflow):
 def test_another_prompt_writes_another_sample_and_scores_nothing(workflow):
     scores = [workflow.stage(stage) / "evaluation.json" for stage in ("first", "second")]
     written = [path.stat().st_mtime_ns for path in scores]
-    workflow.run["evaluation"] |= {"prompt": "Document 7"}
+    workflow.run["evaluation"] |= {"prompts": ["Document 7"]}
     assert workflow.planned() == {"sample": 2, "compare": 1, "report": 1}
     workflow()
     assert (workflow.stage("second") / "sample.txt").read_text().startswith("Document 7")

@@ -26,7 +26,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     """Change the configuration so that a plan has jobs of every rule."""
     config = workflow.config
     text = config["datasets"]["text"]
-    cleaning = {"exact": True, "near": {"containment": 0.9}, "decontaminate": {}}
+    cleaning = {"exact": True, "near": 0.9, "decontaminate": True}
     config["datasets"]["indexed"] = {**text, "ngram": 0.3, "cleaning": cleaning}
     config["datasets"]["deleted"] = {**text, "temp": True}
     config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
@@ -48,7 +48,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     swept["stages"][0].pop("max_steps")
     config["runs"] |= {"indexed": indexed, "packed": packed}
     config["ladders"] = {"swept": swept}
-    config["foreign"] = {"gpt2": {"model": "gpt2"}}
+    config["foreign"] = {"gpt2": "gpt2"}
     config |= {"audit": {"small": True}, "trace": ["indexed"]}
     (workflow.folder / "gpt2").mkdir()
 

@@ -19,7 +19,7 @@ def ladder(workflow):  # noqa: F811
     """Return a workflow with a ladder, and a run that waits for its forecast."""
     run = workflow.config["runs"].pop("small")
     run["model"]["engram"] |= {"layers": []}
-    run["stages"] = [{"name": "only", "schedule": "constant", "warmup_share": 0.1}]
+    run["stages"] = [{"name": "only", "schedule": "constant", "warmup_steps": 0.1}]
     run |= {"size": "model.hidden", "links": {"lr": "0.01 * sqrt(16 / hidden)"}}
     run["rungs"] = [{"flops": flops, "sizes": [16, 32, 64]} for flops in BUDGETS.values()]
     run["target"] = {"flops": 1e9, "sizes": [64]}

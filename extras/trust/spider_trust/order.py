@@ -178,7 +178,7 @@ def stage_order(spec: StageSpec, receipt: Receipt, data: Path) -> StageOrder:
         ValueError: the order is not recorded, or the settings or the data are others by now.
     """
     name = f"{receipt.run}/{receipt.stage}"
-    if spec.stream is not None or spec.settings.objective == "reinforce":
+    if spec.stream is not None or spec.settings.rollouts:
         read = "answers that it sampled itself" if spec.stream is None else f"the stream {spec.data}"
         raise ValueError(f"{name}: was trained on {read}, so no order of stored text says what it read")
     if receipt.identity not in spec.identities:

@@ -201,7 +201,7 @@ def resume_in_another_order(spoilt: Spoilt) -> None:
 
 def _quiz(told: bool) -> Config:
     name = "told.jsonl" if told else "asked.jsonl"
-    return {"evaluation": {"tasks": {"own": {"kind": "jsonl", "file": name}}}}
+    return {"evaluation": {"tasks": {"own": {"file": name}}}}
 
 
 def _cheat(name: str) -> Config:
@@ -310,7 +310,7 @@ CLEAN = [
             more={"datasets": {"counted": {**TEXT, "ngram": 0.3}}}),
     Planted("a mixture", {"data": {"mix": {"text": 2, "half": 1}}}, more=_data("half")),
     Planted("cleaning", {"data": "cleaned"}, more={"datasets": {"cleaned": {
-        **TEXT, "cleaning": {"filters": ["bytes >= 200"], "exact": True, "near": {}}}}}),
+        **TEXT, "cleaning": {"filters": ["bytes >= 200"], "exact": True, "near": 0.8}}}}),
     Planted("a split by groups, scored on another dataset",
             {"data": "grouped", "evaluation": {"data": "rest"}}, more=merged(_data("rest"), {"datasets": {
                 "grouped": {

@@ -100,7 +100,7 @@ def test_a_wrong_overlap(tmp_path):
 
 
 def test_held_out_text_in_the_ngram_index(tmp_path):
-    ngram = {"contexts": [1, 2], "matches": [2], "counts": [1], "candidates": 2, "hidden": 8, "state": 12}
+    ngram = {"contexts": [1, 2], "matches": [2], "counts": [1], "hidden": 8, "state": 12}
     model = {"preset": "tiny", "ngram": ngram}
     world = World(tmp_path, {"text": {"ngram": 0.3}}, model=model).make()
     index = world.index()
@@ -132,7 +132,7 @@ def test_questions_that_were_learned_or_that_hold_their_answers(tmp_path):
     def write(questions):
         file.write_text("".join(json.dumps(one) + "\n" for one in questions))
 
-    task = {"evaluation": {"max_bytes": 60_000, "tasks": {"own": {"kind": "jsonl", "file": str(file)}}}}
+    task = {"evaluation": {"max_bytes": 60_000, "tasks": {"own": {"file": str(file)}}}}
     world = World(tmp_path, **task).make()
     write(asked)
     passes(world)

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.config.cleaning import DecontaminateConfig
+from spider.config.cleaning import SHORTEST
 from spider.data.cleaning import evidence
 from spider.data.cleaning.words import SYMBOLS, Words, sequences, words
 from spider.data.encode import plain_documents
@@ -44,6 +44,11 @@ SCHEMA = pa.schema(
 )
 #: Name and version of this rule in the evidence.
 RULE = "contaminated/1"
+#: Length of a match, in words.
+WORDS = 13
+#: Most documents of a part with the same match in held-out text. Text that more of them hold, such as a
+#: license, does not count.
+COMMON = 10
 #: Most bytes of matched words that are shown.
 SHOWN_BYTES = 400
 _SEPARATORS = bytes(np.flatnonzero(SYMBOLS == 0).tolist())
@@ -63,14 +68,12 @@ def write_held_out(parquet: Path, output: Path, name: str, dataset: Dataset) -> 
     return len(table)
 
 
-def find_contaminated(
-    parquet: Path, part: str, dataset: Dataset, protected: Path, settings: DecontaminateConfig
-) -> tuple[pa.Table, int]:
+def find_contaminated(parquet: Path, part: str, dataset: Dataset, protected: Path) -> tuple[pa.Table, int]:
     """Return the evidence of a part, and the number of sequences that too many documents hold.
 
     Held-out documents are not searched. Raises like `encode_part`.
     """
-    known = Protected(pq.read_table(protected), settings.WORDS, settings.SHORTEST, settings.COMMON)
+    known = Protected(pq.read_table(protected), WORDS, SHORTEST, COMMON)
     columns: dict[int, dict[str, Any]] = {}
     for documents, held_out in plain_documents(parquet, dataset):
         chosen = documents.filter(pa.array(~held_out))
@@ -79,7 +82,7 @@ def find_contaminated(
             size = pc.binary_length(chosen.texts[number]).as_py()
             id = chosen.ids[number].as_py()
             columns[before + number] = {"row": int(chosen.rows[number]), "id": id, "bytes": size}
-    shared = {"part": part, "reason": "contaminated", "removed": settings.action == "remove", "rule": RULE}
+    shared = {"part": part, "reason": "contaminated", "removed": True, "rule": RULE}
     rows = [
         columns[found.document]
         | shared

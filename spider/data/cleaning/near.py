@@ -27,13 +27,12 @@ RULE = "near/1"
 BLOCK = 1 << 28
 
 
-def near_candidates(own: Part, earlier: Sequence[Part], *, exact: bool, remove: bool) -> pa.Table:
+def near_candidates(own: Part, earlier: Sequence[Part], *, exact: bool) -> pa.Table:
     """Return evidence, without containment, that pairs the documents of a part with earlier ones.
 
     Args:
         earlier: parts of other datasets, then those of its own dataset before it, in order.
         exact: exact duplicates are removed anyway, so they are left out here.
-        remove: whether documents are removed, or only reported.
     """
     parts = [*earlier, own]
     bounds = np.cumsum([0, *(pq.read_metadata(part.signatures).num_rows for part in parts)])
@@ -42,7 +41,7 @@ def near_candidates(own: Part, earlier: Sequence[Part], *, exact: bool, remove: 
     later, kept = candidates((_band(parts, band, is_copy) for band in range(BANDS)), int(bounds[-2]))
     at = np.searchsorted(bounds, kept, "right") - 1
     found = pq.read_table(own.signatures, columns=["row", "id", "bytes"]).take(later - bounds[-2])
-    constant = {"part": own.part, "reason": "near", "removed": remove, "rule": RULE}
+    constant = {"part": own.part, "reason": "near", "removed": True, "rule": RULE}
     pairs = []
     for number in np.unique(at).tolist():
         chosen = np.flatnonzero(at == number)

@@ -64,7 +64,7 @@ class Layout:
     """O"""
     match_orders: int
     """P + 1, with the index match as the last"""
-    candidates: int
+    candidates: int = 16
     """C"""
 
     @cached_property
@@ -105,4 +105,4 @@ class Layout:
 
     @classmethod
     def of(cls, config: NgramConfig) -> Self:
-        return cls(len(config.contexts) + len(config.counts), len(config.matches) + 1, config.candidates)
+        return cls(len(config.contexts) + len(config.counts), len(config.matches) + 1)

@@ -31,7 +31,6 @@ from pydantic import Field
 from spider.common.files import replacing
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Files
-from spider.config.tasks import strings_in
 from spider.config.text_files import (
     ARROW,
     COMPRESSIBLE,
@@ -346,6 +345,15 @@ def files_of(path: Path) -> list[Path]:
     return found
 
 
+def _strings_in(value: Any) -> Iterator[str]:
+    """Yield the strings in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings_in(inner)
+
+
 def all_texts(file: Path, fewest: int) -> Iterator[tuple[str, list[str]]]:
     """Yield the place of each document in a file of any kind, and its texts, whatever their columns.
 
@@ -356,7 +364,7 @@ def all_texts(file: Path, fewest: int) -> Iterator[tuple[str, list[str]]]:
     """
     found = False
     for where, values in _values(file):
-        strings = (_without_surrogates(text) or "" for text in strings_in(values))
+        strings = (_without_surrogates(text) or "" for text in _strings_in(values))
         texts = [text for text in strings if len(WORD.findall(text)) >= fewest]
         found |= bool(texts)
         yield where, texts

@@ -83,11 +83,8 @@ class GPTConfig(ModelConfig):
     values."""
     residual_mix: Literal["scalar", "vector", "none"] = "scalar"
     """Mix the stream with the token embedding before each layer, by two learned factors per layer (scalar) or
-    per feature (vector)."""
-    mix_start: float = 0.1
-    """Initial factor of the embedding in that mix; the stream's starts at 1."""
-    branch_scales: bool = False
-    """Scale the outputs of attention and feed-forward by one learned factor per feature."""
+    per feature (vector). The stream's starts at 1, the embedding's at 0.1 (scalar) or 0 (vector). vector also
+    scales the outputs of attention and feed-forward by a learned factor per feature."""
     parallel_from: Nonnegative | None = None
     """First layer whose attention and feed-forward run in parallel on the same input (null: none)."""
     slope: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -106,8 +103,6 @@ class GPTConfig(ModelConfig):
     start: Literal["uniform", "orthogonal", "torch"] = "uniform"
     """Initialisation of the matrices. uniform, orthogonal: outputs of attention and feed-forward start at
     zero. torch: that of torch, also for these."""
-    stream: Literal["wide", "narrow"] = "narrow"
-    """Residual stream: fp32 (wide), or the dtype of matrix products (narrow)."""
     checkpointing: Annotated[
         Recompute | Literal["auto"],
         BeforeValidator(lambda way: ("none", "full")[way] if isinstance(way, bool) else way),
@@ -220,8 +215,6 @@ _GOLF: dict[str, Any] = {
     "windows": "L",
     "value_embeddings": "none",
     "residual_mix": "vector",
-    "mix_start": 0.0,
-    "branch_scales": True,
     "qk_gain": 5.25,
     "softcap": 30.0,
     "tied": True,

@@ -13,7 +13,7 @@ each layer l, in its order, computes::
     y  = softmax(q k^T / sqrt(d)) v                      windows, documents: `spider.model.gpt.attend`
     y <- y - (y . u) u,  u = v / |v|                     xsa, v of the same position
 
-    x <- x + a Wo y                                      branch_scales
+    x <- x + a Wo y                                      residual_mix: vector
     x <- x + c W2 leaky(W1 rms(x) / sqrt(l + 1))^2       slope; parallel_from: of the same h, at once
 
 At the end ``logits = c tanh(W rms(x) / c)`` with ``softcap``; if ``tied``, W = E.
@@ -63,7 +63,6 @@ from spider.model.layers import (
     rms_norm,
     rope_table,
     rotate,
-    streamed,
     wide,
 )
 from spider.tokens import IGNORED, Tokens
@@ -224,8 +223,9 @@ class Mix(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.start = config.mix_start
-        size = config.hidden if config.residual_mix == "vector" else 1
+        vector = config.residual_mix == "vector"
+        self.start = 0.0 if vector else 0.1
+        size = config.hidden if vector else 1
         self.stream = nn.Parameter(torch.empty(size))  # m
         self.embedded = nn.Parameter(torch.empty(size))  # b
 
@@ -268,8 +268,9 @@ class Block(nn.Module):
         self.mix = Mix(config) if config.residual_mix != "none" else None
         self.attention = Attention(config, layer, vocabulary)
         self.ffn = FeedForward(config)
-        self.attention_scale = nn.Parameter(torch.empty(config.hidden)) if config.branch_scales else None
-        self.ffn_scale = nn.Parameter(torch.empty(config.hidden)) if config.branch_scales else None
+        scaled = config.residual_mix == "vector"
+        self.attention_scale = nn.Parameter(torch.empty(config.hidden)) if scaled else None
+        self.ffn_scale = nn.Parameter(torch.empty(config.hidden)) if scaled else None
 
     def init_weights(self) -> None:
         for scale in (self.attention_scale, self.ffn_scale):
@@ -450,8 +451,8 @@ class GPT(interface.Model):
         """Return the input of the first layer, (B, T, D)."""
         x0 = rms_norm(embedding(ids, self.embedding))
         # A table may be narrower than the layers (optimizer.groups).
-        dtype = torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype)
-        return streamed(x0.to(dtype), self.config.stream)
+        x0 = x0.to(torch.promote_types(x0.dtype, next(self.blocks.parameters()).dtype))
+        return x0.to(compute_dtype(x0))
 
     def logits(self, x_BTD: Tensor, candidates_BTW: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, V) of the stream after the layers in at least float32, without those of
@@ -531,7 +532,7 @@ class GPT(interface.Model):
 
             narrow    3 D + 3 F + 3 K H      inputs of matrices, attention (shared keys copied) and the square
 
-                      2 D                    branch_scales
+                      2 D                    residual_mix: vector
                       4 D                    xsa
                       K G                    value_embeddings: two in every other layer
 
@@ -549,19 +550,20 @@ class GPT(interface.Model):
         D, heads, groups = c.hidden, c.head_dim * c.heads, c.head_dim * c.groups
         wide_elements = 2 * D + heads + groups + (heads if c.qk_gain else 0)
         narrow_elements = 3 * D + (2 if compiled else 3) * c.ffn_ratio * D + 3 * heads
-        narrow_elements += 2 * D * c.branch_scales + 4 * D * c.xsa + groups * (c.value_embeddings != "none")
+        narrow_elements += (
+            2 * D * (c.residual_mix == "vector") + 4 * D * c.xsa + groups * (c.value_embeddings != "none")
+        )
         stream_elements = D if c.residual_mix != "none" else 0
         size = 2 if narrow else 4
-        stream_size = size if c.stream == "narrow" else 4
-        wide_size = stream_size if compiled else 4
-        layer = wide_size * wide_elements + size * narrow_elements + stream_size * stream_elements
+        wide_size = size if compiled else 4
+        layer = wide_size * wide_elements + size * (narrow_elements + stream_elements)
 
         positions = windows * length
         V = len(self.embedding)
         pieces = self.in_pieces(compiled)
         at_once = min(positions, _POSITIONS) if pieces else positions
         logit = size if V > _LARGE_VOCABULARY and not pieces else 3 * 4
-        kept = layer if c.of_layers == "none" else D * stream_size
+        kept = layer if c.of_layers == "none" else D * size
         if c.of_layers == "selective":
             kept += size * (2 * (heads + groups) + (2 + c.ffn_ratio) * D)
         total = positions * (len(c.order(self.loops(n_loops))) * kept + layer - kept) + at_once * V * logit

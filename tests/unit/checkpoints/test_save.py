@@ -118,14 +118,14 @@ def test_retention_keeps_the_newest_and_other_files(tmp_path):
     for step in (5, 10, 15, 1000):
         write(tmp_path, step)
     (tmp_path / "notes").mkdir()
-    retain(tmp_path, 2)
+    retain(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "step-00000015", "step-00001000"]
 
 
 def test_retention_by_steps_counts_from_the_beginning_of_the_stage(tmp_path):
     for step in (7, 12, 17, 22, 27, 32, 37):
         write(tmp_path, step)
-        retain(tmp_path, 2, keep_every=10, began=7)
+        retain(tmp_path, keep_every=10, began=7)
     assert [int(p.name[5:]) for p in steps(tmp_path)] == [7, 17, 27, 32, 37]
 
 

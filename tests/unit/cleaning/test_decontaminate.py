@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spider.config import Dataset
-from spider.config.cleaning import DecontaminateConfig
 from spider.data.cleaning.decontaminate import (
     SCHEMA,
     Protected,
@@ -140,7 +139,7 @@ def test_conversations_are_compared_without_their_form_and_documents_without_an_
     pq.write_table(pa.table({"text": [*texts, copies]}), tmp_path / "raw/001.parquet")
     write_protected(tmp_path / "protected.parquet", [], [tmp_path / "000.parquet"], 8)
     found, common = find_contaminated(
-        tmp_path / "raw/001.parquet", "001", dataset, tmp_path / "protected.parquet", DecontaminateConfig()
+        tmp_path / "raw/001.parquet", "001", dataset, tmp_path / "protected.parquet"
     )
     assert common == 0 and len(found) == 1
     (evidence,) = found.select(["row", "id", "kept_id", "matches", "removed"]).to_pylist()

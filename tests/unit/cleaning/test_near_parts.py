@@ -1,4 +1,4 @@
-"""Near duplicates by the commands: over parts and datasets, with templates, removed or only reported."""
+"""Near duplicates by the commands: over parts and datasets, with templates."""
 
 import json
 import random
@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from spider.cli import cli
-from spider.common.files import read_json
 from spider.data.cleaning import evidence, near
 from spider.data.cleaning.drop import drop
 
@@ -92,7 +91,7 @@ def test_copies_in_all_parts_and_datasets_repeat_the_first_one_that_is_kept(corp
         ],
         exact=True,
         against=["other"],
-        near={"containment": 0.8},
+        near=0.8,
     )
     corpus.clean("other")
     rows = corpus.clean("mine")
@@ -119,28 +118,10 @@ def test_pages_of_a_template_are_kept_in_all_parts_and_their_copies_are_not(corp
     pages = [prose(seed, 24) for seed in range(30)]
     parts = [[written(menu + page) for page in pages[:25]], [written(menu + page) for page in pages[25:]]]
     parts[1].append(written(menu + edited(pages[3], 0)))
-    corpus.add("mine", parts, near={})
+    corpus.add("mine", parts, near=0.8)
     assert pairs(corpus.clean("mine")) == {"mine-1-5": ("near", "mine-0-3")}
     # Half of a page's 5-grams are those of the template, so pages that are compared whole would be removed.
     assert len(pq.read_table(corpus.results / "cleaning/mine/candidates/001.parquet")) > 6
-
-
-def test_reported_copies_stay_in_the_split_of_the_first_one(corpus):
-    texts = [prose(seed, 60) for seed in range(12)]
-    copies = [[written(edited(text, place)) for text in texts] for place in (0, 59)]
-    corpus.add("mine", [[written(text) for text in texts], *copies], near={"action": "report"})
-    rows = corpus.clean("mine")
-    assert len(rows) == 24 and not any(row["removed"] for row in rows)
-    where = {}
-    for part in ("000", "001", "002"):
-        corpus("encode", "mine", part, corpus.results / f"raw/mine/{part}.parquet")
-        for split in ("train", "validation"):
-            folder = corpus.results / "shards/mine" / split
-            assert read_json(folder / f"{part}.json")["rows"]["read"] == 12
-            for row in np.fromfile(folder / f"{part}.rows", "<u4").tolist():
-                where.setdefault(row, []).append(split)
-    assert all(len(found) == 3 and len(set(found)) == 1 for found in where.values())
-    assert {found[0] for found in where.values()} == {"train", "validation"}
 
 
 def test_signatures_of_a_dataset_without_near_duplicates_have_no_bands(corpus):
@@ -154,7 +135,7 @@ def test_signatures_of_a_dataset_without_near_duplicates_have_no_bands(corpus):
 
 
 def test_parts_without_documents_or_without_pairs_have_empty_evidence(corpus):
-    corpus.add("mine", [["", ""], ["short"], [written(prose(1, 60))]], near={})
+    corpus.add("mine", [["", ""], ["short"], [written(prose(1, 60))]], near=0.8)
     assert corpus.clean("mine") == []
 
 

@@ -317,7 +317,7 @@ def test_every_variable_of_the_seeds_is_read(project):
 
 @pytest.mark.parametrize("by", ["the environment", "a path"])
 def test_a_number_of_steps_between_checkpoints_replaces_the_configured_minutes(project, by):
-    project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "keep_last": 9, "max_steps": 5}
+    project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "max_steps": 5}
     words = ["ckpt_every=2"] if by == "a path" else []
     said = project.train(*words, **({"CKPT_EVERY": "2"} if by == "the environment" else {}))
     assert said.exit_code == 0, said.output
@@ -325,11 +325,11 @@ def test_a_number_of_steps_between_checkpoints_replaces_the_configured_minutes(p
     assert f"ckpt_every 2 ({origin})" in said.output
     assert f"ckpt_minutes: 10 of the configuration has no effect, {origin} replaces it" in said.output
     saved = [int(path.name.removeprefix("step-")) for path in steps(project.configured / "checkpoints")]
-    assert saved == [2, 4, 5]
+    assert saved == [4, 5]
 
 
 def test_minutes_between_checkpoints_that_are_given_beside_steps_are_kept(project):
-    project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "keep_last": 9, "max_steps": 5}
+    project.plain["runs"]["r"]["defaults"] |= {"ckpt_minutes": 10, "max_steps": 5}
     said = project.train("ckpt_every=2", "ckpt_minutes=20")
     assert said.exit_code == 0 and "has no effect" not in said.output
     assert len(steps(project.configured / "checkpoints")) == 1

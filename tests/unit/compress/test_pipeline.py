@@ -406,7 +406,7 @@ def test_it_is_evaluated_listed_verified_generated_from_and_exported(files, trai
 
 def test_it_learns_while_it_is_scored_and_stays_as_it_is(files, trained, tmp_path):
     (folder, receipt), (_, spec, data) = files["gpt"], trained["gpt"]
-    ttt = TTTConfig(chunk=8, objective="projection", parameters="ffn_down", reset="window", lr=0.01)
+    ttt = TTTConfig(chunk=8, objective="projection", layers="all", reset="window", lr=0.01)
     settings = spec.evaluation.model_copy(update={"ttt": ttt, "max_bytes": 2000, "overlap": 0.75})
     spec = spec.model_copy(update={"evaluation": settings})
     before = folder.model.read_bytes()

@@ -38,7 +38,6 @@ def hub(**settings):
     ("held", "docs", "words"),
     [
         ({"validation": 0.1}, {"validation": 0.05}, ("validation: 0.1", "0.05")),
-        ({"split_by": {"column": "url"}}, {}, ("split_by",)),
         (
             {"split_by": {"column": "url"}},
             {"split_by": {"column": "url", "pattern": PATTERN}},

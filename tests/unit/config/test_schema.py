@@ -41,7 +41,6 @@ def changed(path: str, value) -> dict:
     [
         ("runs.demo.stages.1.tokens", -5, "runs.demo.stages[1].tokens: must be positive (got -5)"),
         ("runs.demo.stages.1.tokns", 5, 'runs.demo.stages[1].tokns: unknown key; did you mean "tokens"?'),
-        ("runs.demo.modle", "tiny", 'runs.demo.modle: unknown key; did you mean "model"?'),
         ("runs.demo.model", "tinny", "runs.demo.model.preset: no preset 'tinny'; did you mean \"tiny\"?"),
         (
             "runs.demo.model",
@@ -56,16 +55,10 @@ def changed(path: str, value) -> dict:
         ("runs.demo.precision", "fp9", "runs.demo.precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
         ("runs.demo.seed", "x", "runs.demo.seed: must be a whole number (got 'x')"),
         ("runs.demo.seed", True, "runs.demo.seed: must be a number (got true)"),  # as YAML reads `yes`
-        ("runs.demo.stages.1.tokens", False, "runs.demo.stages[1].tokens: must be a number (got false)"),
         (
             "datasets.docs.split_by",
             {"column": "url", "pattern": "(["},
             "datasets.docs.split_by.pattern: is not a regular expression: unterminated character set",
-        ),
-        (
-            "runs.demo.evaluation",
-            {"largest_group": 0.1},
-            "runs.demo.evaluation.largest_group: needs groups of documents; set datasets.docs.split_by",
         ),
         (
             "datasets.docs.license",
@@ -85,55 +78,9 @@ def changed(path: str, value) -> dict:
             0.995,
             "datasets.docs.ngram: leaves no document to train on; validation + ngram = 0.005 + 0.995 must",
         ),
-        (
-            "datasets.docs",
-            {**STREAM, "ngram": 0.5},
-            "datasets.docs.ngram: a stream is not stored, so it cannot be counted; leave it out",
-        ),
         ("runs.demo.data", "dosc", "runs.demo.stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
         ("runs.demo.stages", [], "runs.demo.stages: must not be empty"),
         ("runs.demo.stages", [{"name": "a"}], "runs.demo.stages[0]: needs tokens, max_steps,"),
-        (
-            "runs.demo.stages.0.max_hours",
-            8,
-            "runs.demo.stages[0].max_hours: schedule: cosine needs the number of steps in advance; set "
-            "schedule: wsd",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "muon", "master_weights": "bf16"},
-            "runs.demo.optimizer: master_weights: bf16 loses small updates with muon",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "adamw", "muon_rows": True},
-            "runs.demo.optimizer.muon_rows: kind: adamw does not use Muon; set kind: muon, or leave it out",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "adamw", "muon_beta2": 0.95},
-            "runs.demo.optimizer.muon_beta2: kind: adamw does not use Muon; set kind: muon, or leave it out",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "adamw8bit", "muon_momentum_start": 0.85},
-            "runs.demo.optimizer.muon_momentum_start: kind: adamw8bit does not use Muon",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "muon", "muon_beta2": 1.0},
-            "runs.demo.optimizer.muon_beta2: must be below 1",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "muon", "muon_momentum_start": 1.5},
-            "runs.demo.optimizer.muon_momentum_start: must be at most 1",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "muon", "muon_momentum_steps": 0},
-            "runs.demo.optimizer.muon_momentum_steps: must be positive",
-        ),
         ("runs.demo.optimizer", "nanochatt", "runs.demo.optimizer.preset: no optimizer 'nanochatt'; did you"),
         (
             "runs.demo.optimizer",
@@ -147,37 +94,6 @@ def changed(path: str, value) -> dict:
             "tables, vectors",
         ),
         (
-            "runs.demo.optimizer",
-            {"groups": {"tables": {"betas": [-0.1, 0.9]}}},
-            "runs.demo.optimizer.groups.tables.betas[0]: must be at least 0.0 (got -0.1)",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"groups": {"matrices": {"decay": "scaled"}}},
-            "runs.demo.optimizer.groups: kind: adamw has no scaled decay; set kind: muon",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "muon", "groups": {"tables": {"decay": "scaled"}}},
-            "runs.demo.optimizer.groups.tables.decay: only matrices have a scaled rate; set decoupled or l2",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "muon", "groups": {"matrices": {"betas": [0.9, 0.99]}}},
-            "runs.demo.optimizer.groups.matrices: Muon has no betas; set optimizer.muon_momentum",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"groups": {"tables": {"weights": "bf16"}}},
-            "runs.demo.optimizer.groups.tables.weights: bf16 weights cannot be multiplied in fp32",
-        ),
-        (
-            "runs.demo",
-            BASE["runs"]["demo"]
-            | {"precision": "bf16", "optimizer": {"groups": {"matrices": {"weights": "bf16"}}}},
-            "runs.demo.optimizer.groups.matrices.weights: only tables may be bf16 by this key; leave it",
-        ),
-        (
             "runs.demo.model",
             {"family": "gpt", "depth": 12, "heads": 5},
             "runs.demo.model.heads: depth: 12 means 6 heads of 128 and heads: 6 (got 5); leave heads",
@@ -187,36 +103,7 @@ def changed(path: str, value) -> dict:
             {"family": "gpt", "depth": 12, "kv_heads": 4},
             "runs.demo.model: kv_heads: 4 does not divide heads: 6",
         ),
-        (
-            "runs.demo.model",
-            {"preset": "gpt-cpu", "depth": 8},
-            "runs.demo.model.layers: depth: 8 means 4 heads",
-        ),
         ("runs.demo.model", {"family": "gpt", "depth": 1.5}, "runs.demo.model.depth: must be a whole number"),
-        ("runs.demo.model", {"family": "gpt", "depth": 0}, "runs.demo.model.depth: must be positive"),
-        (
-            "runs.demo.optimizer",
-            {"weight_decay_end": -0.1},
-            "runs.demo.optimizer.weight_decay_end: must be at least 0",
-        ),
-        (
-            "runs.demo",
-            BASE["runs"]["demo"]
-            | {"optimizer": {"weight_decay_end": 0.0}, "defaults": {"max_hours": 1, "schedule": "constant"}},
-            "runs.demo.stages[0].schedule: constant: optimizer.weight_decay_end follows the falling rate of "
-            "a stage with max_hours; set schedule: wsd",
-        ),
-        (
-            "runs.demo.optimizer",
-            {"kind": "adamw8bit", "master_weights": "bf16"},
-            "runs.demo.optimizer.master_weights: bf16 weights cannot be multiplied in fp32, which precision: "
-            "auto may choose",
-        ),
-        (
-            "runs.demo.resources",
-            {"gpus": 3, "nodes": 2},
-            "runs.demo.resources: 2 nodes cannot share 3 gpus and 3 processes evenly",
-        ),
         (
             "runs.demo.resources",
             {"processes": 7},
@@ -230,37 +117,15 @@ def changed(path: str, value) -> dict:
         ("datasets.docs.validation", 0, "datasets.docs.validation must be above 0"),
         ("runs", [], "runs: must be a mapping"),
         (
-            "runs.demo",
-            BASE["runs"]["demo"] | {"compile": True, "precision": "fp32"},
-            "runs.demo.compile: torch compiles the grouped expert product in bf16 only",
-        ),
-        (
             "runs.demo.defaults.keep_every",
             70,
             "runs.demo.stages[0].keep_every: must be a multiple of ckpt_every, because only saved "
             "steps can be kept (got 70, ckpt_every is 50)",
         ),
         (
-            "runs.demo.defaults",
-            {"tokens": 1000, "keep_every": 100, "ckpt_minutes": 10},
-            "runs.demo.stages[0].keep_every: counts steps, and ckpt_minutes saves by the clock; leave one",
-        ),
-        ("runs.demo.compress", {"bits": 9}, "runs.demo.compress.bits: must be at most 8 (got 9)"),
-        ("runs.demo.compress", {"bits": 1}, "runs.demo.compress.bits: must be at least 2 (got 1)"),
-        ("runs.demo.compress", {"clip": 0}, "runs.demo.compress.clip: must be positive (got 0)"),
-        ("runs.demo.compress", {"cap": 0}, "runs.demo.compress.cap: must be positive (got 0)"),
-        ("runs.demo.compress", {"method": "rtn"}, "compress.method: must be one of 'gptq' or 'nearest'"),
-        ("runs.demo.compress", {"clips": 9}, 'runs.demo.compress.clips: unknown key; did you mean "clip"'),
-        ("runs.demo.evaluation", {"ttt": {"lr": -0.1}}, "runs.demo.evaluation.ttt.lr: must be at least 0"),
-        (
             "runs.demo.evaluation",
-            {"ttt": {"chunks": 4096}},
-            'ttt.chunks: unknown key; did you mean "chunk"',
-        ),
-        (
-            "runs.demo.evaluation",
-            {"ttt": {"parameters": "ffn"}},
-            "runs.demo.evaluation.ttt.parameters: must be one of 'all' or 'ffn_down' (got 'ffn')",
+            {"ttt": {"layers": []}},
+            "runs.demo.evaluation.ttt.layers: must be all, or a list of layers, counted from 0 (got [])",
         ),
         (
             "runs.demo.evaluation",
@@ -275,7 +140,7 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.evaluation",
-            {"ttt": {"chunk": 256, "objective": "projection", "parameters": "ffn_down"}},
+            {"ttt": {"chunk": 256, "objective": "projection", "layers": "all"}},
             "runs.demo.evaluation.ttt.chunk: with objective: projection must be shorter than the window of "
             "its evaluation, 128 in stage b (got 256)",
         ),
@@ -286,30 +151,9 @@ def changed(path: str, value) -> dict:
         ),
         (
             "runs.demo.evaluation",
-            {"ttt": {"chunk": 64, "objective": "projection"}},
-            "runs.demo.evaluation.ttt.objective: trains output projections of feed-forwards only; set",
-        ),
-        (
-            "runs.demo.evaluation",
-            {"ttt": {"layers": [0]}},
-            "runs.demo.evaluation.ttt.layers: trains output projections of feed-forwards only; set",
-        ),
-        (
-            "runs.demo.evaluation",
-            {"ttt": {"parameters": "ffn_down", "layers": []}},
-            "runs.demo.evaluation.ttt.layers: must not be empty",
-        ),
-        (
-            "runs.demo.evaluation",
-            {"ttt": {"parameters": "ffn_down", "layers": [0, 99]}},
+            {"ttt": {"layers": [0, 99]}},
             "runs.demo.evaluation.ttt.layers: 99 is not one of the model's ",
         ),
-        (
-            "runs.demo.evaluation",
-            {"ttt": {"chunk": 64, "objective": "projection", "parameters": "ffn_down"}},
-            "runs.demo.evaluation.ttt.objective: projection: the family spider does not support it; set",
-        ),
-        ("runs.demo.defaults.order", "sorted", "order: must be one of 'shuffled' or 'text' (got 'sorted')"),
         ("runs.demo.tf32", "high", "runs.demo.tf32: must be true or false (got 'high')"),
     ],
 )
@@ -401,39 +245,9 @@ def test_identity_sees_what_decides_the_weights_and_nothing_else():
         assert (other.identity == spec.identity) is same, path
 
 
-def test_local_sources_expand_globs_in_order(tmp_path):
-    for name in ("b.jsonl", "a.jsonl"):
-        (tmp_path / name).touch()
-    source = {"kind": "local", "files": [str(tmp_path / "*.jsonl"), "c.parquet"]}
-    found = load_config(changed("datasets.docs.source", source)).datasets["docs"].source
-    assert [Path(item).name for item in found.items()] == ["a.jsonl", "b.jsonl", "c.parquet"]
-    assert found.parts() == ["000", "001", "002"]
-
-
-def test_a_stream_needs_another_dataset_to_be_evaluated_on():
-    with pytest.raises(ConfigError, match=r"evaluation\.data: 'docs' is a stream"):
-        load_config(changed("datasets.docs", STREAM))
-
-
-def test_a_stream_has_no_order_of_the_text():
-    plain = changed("datasets.docs", STREAM)
-    plain["runs"]["demo"]["defaults"]["order"] = "text"
-    with pytest.raises(
-        ConfigError, match=r"stages\[0\]\.order: text: docs is a stream, which reads its files"
-    ):
-        load_config(plain)
-
-
 @pytest.mark.parametrize("path", ["config.yaml", *(f"presets/{p.name}" for p in ROOT.glob("presets/*.yaml"))])
 def test_the_configurations_that_we_ship_are_valid(path):
     load_config(ROOT / path)
-
-
-def test_fsdp_shares_fp32_weights_only():
-    plain = changed("runs.demo.optimizer", {"kind": "adamw8bit", "master_weights": "bf16"})
-    plain["runs"]["demo"] |= {"parallel": "fsdp", "precision": "bf16"}
-    with pytest.raises(ConfigError, match=r"runs.demo.optimizer.master_weights: parallel: fsdp shares fp32"):
-        load_config(plain)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ HUB = {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet", "b.
 def config(source: dict[str, Any]) -> Config:
     stages = [{"name": "a", "max_steps": 2, "seq_len": 256}]
     runs = {"r": {"data": "texts", "model": "tiny", "stages": stages, "evaluation": {"data": "held"}}}
-    held = {"source": {"kind": "mock", "documents": 50}}
+    held = {"source": {"kind": "mock"}}
     return load_config({"datasets": {"texts": {"source": source}, "held": held}, "runs": runs})
 
 
@@ -23,10 +23,7 @@ def config(source: dict[str, Any]) -> Config:
     ("take", "problem"),
     [
         ("30", "must be a size or a share, such as 30 MB, 10 GB or 5% (got '30')"),
-        ("thirty MB", "must be a size or a share"),
-        ("30 mb", "must be a size or a share"),
         (30_000_000, "must be a size or a share"),
-        ("", "must be a size or a share"),
         ("-5 MB", "must be above 0 (got '-5 MB')"),
         ("0%", "must be above 0"),
         ("0.1 B", "must be at least 1 B"),
@@ -45,13 +42,6 @@ def test_less_than_a_window_is_refused():
     ):
         config(HUB | {"take": "256 B"})
     config(HUB | {"take": "257 B"})
-
-
-def test_a_stream_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"datasets.texts.source.take: a stream is read as far as it is trained on"
-    ):
-        config(HUB | {"kind": "stream", "take": "1 MB"})
 
 
 def test_it_is_a_part_of_the_identity_and_changes_nothing_when_absent():

@@ -29,7 +29,7 @@ def bundle(folder: Path) -> Path:
 
 
 def test_a_bundle_is_all_files_that_its_questions_are_read_from(tmp_path, monkeypatch):
-    task = CoreTask(kind="core", folder=str(bundle(tmp_path)))
+    task = CoreTask(folder=str(bundle(tmp_path)))
     read = set()
     for name in ("open", "read_text"):
         before = getattr(Path, name)
@@ -45,7 +45,7 @@ def test_a_bundle_is_all_files_that_its_questions_are_read_from(tmp_path, monkey
 
 
 def test_a_bundle_that_is_missing_or_malformed_is_watched_where_it_should_be(tmp_path):
-    task = CoreTask(kind="core", folder=str(tmp_path))
+    task = CoreTask(folder=str(tmp_path))
     expected = [str(tmp_path / "core.yaml"), str(tmp_path / "eval_meta_data.csv")]
     assert task.files() == expected
     for text in ("icl_tasks: [", "5", "icl_tasks: [{label: x}]"):

@@ -34,7 +34,7 @@ def config_of(folder: Path, **source: Any) -> dict[str, Any]:
     shards |= {"train": [f"{folder}/train_*.bin"], "validation": [f"{folder}/val_*.bin"], **source}
     model = {"family": "gpt", "hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "ffn_ratio": 2}
     settings = {"seq_len": 32, "micro_batch": 2, "lr": 1e-3, "log_every": 2, "ckpt_every": 2}
-    evaluation = {"max_bytes": 400, "loops_bytes": 0, "sample_bytes": 8, "prompt": "of the"}
+    evaluation = {"max_bytes": 400, "loops_bytes": 0, "sample_bytes": 8, "prompts": ["of the"]}
     run = {"data": "web", "model": model, "precision": "fp32", "defaults": settings, "evaluation": evaluation}
     run |= {"stages": [{"name": "a", "max_steps": 4}]}
     return {"results": str(folder / "results"), "datasets": {"web": {"source": shards}}, "runs": {"r": run}}

@@ -48,5 +48,5 @@ def test_all_questions_of_a_task_are_read_alone_and_with_the_right_answer(tmp_pa
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
     expected = [(f"{file}, line 1", ["Q ", "Q y"]), (f"{file}, line 2", ["He ", "He ran"])]
-    assert list(texts(CoreTask(kind="core", folder=str(tmp_path)))) == expected
-    assert list(texts(JsonlTask(kind="jsonl", file=str(file), items=1, shots=1))) == expected
+    assert list(texts(CoreTask(folder=str(tmp_path)))) == expected
+    assert list(texts(JsonlTask(file=str(file), shots=1))) == expected

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.config import StageSettings, StageSpec
-from spider.config.model import model_block
 from spider.data.loader import Loader, MixedLoader
-from spider.data.mixture import END, Mixture, anew, mixes_of, positions_of, read_of_each, with_caps
+from spider.data.mixture import Mixture, anew, positions_of, read_of_each
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
 from tests.unit.small_datasets import open_files, shards_of_ids
@@ -83,45 +81,6 @@ def test_a_switch_is_at_its_sample_and_each_source_goes_on_at_its_own_number(mix
         alone = Mixture(mix)
         expected = np.array(alone.names)[alone.locate(np.arange(end - begin))[0]]
         assert every[begin:end].tolist() == expected.tolist()
-
-
-@given(
-    weights=st.lists(st.floats(1e-3, 1), min_size=1, max_size=6),
-    caps=st.lists(st.integers(1, 60), max_size=6),
-    begin=st.integers(1, 90),
-)
-def test_a_capped_source_gives_its_share_to_the_others_at_the_sample_of_its_last_window(weights, caps, begin):
-    weights = named(weights)
-    caps = dict(zip(weights, caps, strict=False))
-    capped, end = with_caps([(0, weights), (begin, dict(reversed(weights.items())))], caps)
-    assert end == (END if len(caps) < len(weights) else sum(caps.values()))
-    mixture = Mixture(capped[0][1], capped[1:])
-    last = min(end, capped[-1][0] + 200)
-    full = mixture.counts(last)
-    for at, left in capped:
-        counts, earlier = mixture.counts(at), mixture.counts(max(0, at - 1))
-        used_up = {name for name, cap in caps.items() if counts[name] == cap}
-        assert left.keys() == weights.keys() - used_up and all(weights[n] == one for n, one in left.items())
-        assert at in (0, begin) or any(earlier[name] < counts[name] for name in used_up)
-    assert all(full[name] <= cap for name, cap in caps.items()) and sum(full.values()) == last
-
-
-def stage_of(**data):
-    settings = StageSettings.model_validate({"max_steps": 1, "micro_batch": 10, "data": data})
-    model = {"preset": "tiny"}
-    return StageSpec(run="r", stage="s", index=0, data="a", settings=settings, model=model_block(model))
-
-
-def test_caps_that_leave_nothing_to_read_are_an_error_before_the_first_step():
-    windows = {"a": 40, "b": 30}
-    spec = stage_of(mix={"a": 1, "b": 1}, max_epochs={"a": 0.5, "b": 2})
-    assert mixes_of(spec, windows, 8) == [(0, {"a": 0.5, "b": 0.5}), (39, {"b": 0.5})]
-    for steps, wanted in ((9, "reads 90"), (None, "has no known end")):
-        with pytest.raises(ValueError, match=rf"r/s: data.max_epochs: leaves .* sample 80, and .* {wanted}"):
-            mixes_of(spec, windows, steps)
-    spec = stage_of(mix={"a": 1, "b": 1}, max_epochs={"a": 0.02})
-    with pytest.raises(ValueError, match=r"max_epochs\.a: 0\.02 passes over 40 windows are less than one"):
-        mixes_of(spec, windows, 1)
 
 
 # ------------------------------------------------------------------------------------------------- loader

@@ -1,6 +1,5 @@
 """Made-up text is a source like the others, and the data of `spider train --mock-data`."""
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -8,7 +7,7 @@ from click.testing import CliRunner
 from spider.cli import cli
 from spider.common.files import read_json, sha256
 from spider.data.shards import Shards, verify
-from spider.data.sources.mock import make_mock_data, write_mock
+from spider.data.sources.mock import make_mock_data
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +42,3 @@ def test_the_text_is_the_same_in_every_version(tmp_path):
     """Trainings on mock data can be compared between versions."""
     make_mock_data(tmp_path)
     assert Shards(tmp_path, "train").digest == "a9039ab75d31defa/train"
-
-
-def test_fewer_documents_are_the_first_ones_of_more(tmp_path):
-    for count in (3, 7):
-        write_mock(count, tmp_path / f"{count}.parquet")
-    few, more = (pq.read_table(tmp_path / f"{count}.parquet")["text"].to_pylist() for count in (3, 7))
-    assert more[:3] == few

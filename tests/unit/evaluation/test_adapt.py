@@ -153,12 +153,10 @@ def test_ffn_down_changes_only_the_down_projections(monkeypatch):
             moved |= {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
 
         monkeypatch.setattr(torch.optim.SGD, "step", watched)
-        adapt(model, TOKENS, learning(parameters="ffn_down"), WINDOWS)
+        adapt(model, TOKENS, learning(layers="all"), WINDOWS)
         assert moved == expected
-    with pytest.raises(
-        ValueError, match=r"parameters: ffn_down: a model of family .*toy has no feed-forward"
-    ):
-        adapt(toy(), TOKENS, learning(parameters="ffn_down"), WINDOWS)
+    with pytest.raises(ValueError, match=r"ttt.layers: a model of family .*toy has no feed-forward"):
+        adapt(toy(), TOKENS, learning(layers="all"), WINDOWS)
 
 
 IDS = TOKENS[:66]
@@ -167,9 +165,9 @@ SLIDING = Scoring(seq_len=16, overlap=0.75, batch=1, carry_over=1)
 #: Settings with a chunk of a quarter of a window, by what is learned and when it is forgotten.
 SHORT = {
     "next token": learning(chunk=4),
-    "next token, reset": learning(chunk=4, reset="window", parameters="ffn_down", layers=[1, 3]),
-    "projection": learning(chunk=4, objective="projection", parameters="ffn_down", layers=[0, 2]),
-    "projection, reset": learning(chunk=4, objective="projection", parameters="ffn_down", reset="window"),
+    "next token, reset": learning(chunk=4, reset="window", layers=[1, 3]),
+    "projection": learning(chunk=4, objective="projection", layers=[0, 2]),
+    "projection, reset": learning(chunk=4, objective="projection", layers="all", reset="window"),
 }
 
 
@@ -189,8 +187,9 @@ class Reference:
         self.model, self.settings = model, settings
         self.T, self.C, self.M = SLIDING.seq_len, settings.chunk, len(IDS) - 1
         self.ids = torch.from_numpy(IDS.astype(np.int64))
-        self.layers = [model.blocks[i].ffn for i in settings.layers or range(len(model.blocks))]
-        whole = settings.parameters == "all"
+        chosen = settings.layers if isinstance(settings.layers, list) else range(len(model.blocks))
+        self.layers = [model.blocks[i].ffn for i in chosen]
+        whole = settings.layers is None
         self.learned = list(model.parameters()) if whole else [ffn.down.weight for ffn in self.layers]
         self.original = [p.detach().clone() for p in self.learned]
         self.restore()

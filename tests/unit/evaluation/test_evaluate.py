@@ -62,7 +62,7 @@ def spec():
     evaluation = {
         "max_bytes": MAX_BYTES,
         "sample_bytes": 6,
-        "prompt": "Sentence ",
+        "prompts": ["Sentence "],
         "batch": 8,
         "loops_bytes": 700,
     }
@@ -244,7 +244,7 @@ def test_a_sample_needs_no_held_out_text_and_is_reproducible(receipt, spec, tmp_
     torch.rand(3)
     assert sample(receipt, spec, folder.path, device="cpu") == written == Sample.read(folder.sample)
 
-    settings = spec.evaluation.model_copy(update={"prompt": "Number ", "sample_bytes": 9})
+    settings = spec.evaluation.model_copy(update={"prompts": ["Number "], "sample_bytes": 9})
     other = sample(receipt, spec.model_copy(update={"evaluation": settings}), folder.path, device="cpu")
     assert other.prompt == "Number " and other.text != written.text
     assert (
@@ -255,7 +255,7 @@ def test_a_sample_needs_no_held_out_text_and_is_reproducible(receipt, spec, tmp_
 
 
 def test_a_sample_may_have_further_prompts_and_texts_from_nothing(receipt, spec, tmp_path):
-    changes = {"prompts": ["One and two ", "Water is "], "unconditioned": 3}
+    changes = {"prompts": ["Sentence ", "One and two ", "Water is "], "unconditioned": 3}
     settings = spec.evaluation.model_copy(update=changes)
     assert settings.scoring() == spec.evaluation.scoring() and settings.sampling().items() > changes.items()
     plain = sample(receipt, spec, tmp_path, device="cpu")

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import spider.hf  # noqa: F401 (registers the classes)
-from spider.config import ForeignConfig, load_config
+from spider.config import load_config
 from spider.evaluation.bpb import score
 from spider.evaluation.foreign import ForeignModel, evaluate_foreign
 from spider.evaluation.tasks import score_rows, text_row
@@ -76,9 +76,8 @@ def spec(**evaluation):
     return load_config({"datasets": {"sentences": sentences}, "runs": {"demo": run}}).stage("demo", "main")
 
 
-def scored(folder, data, output, like=None, **keys):
-    foreign = ForeignConfig(model=str(folder), **keys)
-    return evaluate_foreign("other", foreign, like or spec(), data, output, device="cpu")
+def scored(folder, data, output, like=None):
+    return evaluate_foreign("other", folder, like or spec(), data, output, device="cpu")
 
 
 def documents(data):

@@ -90,7 +90,7 @@ def test_the_numbers_of_the_harness_equal_ours(folder, tokens, monkeypatch):
     items = {row.hub_dataset: row.columns["items"].value for row in rows.values()}
     assert items == {"choose": 40, "roll": 3, "write": 40} and rows["write/exact_match"].value == 0.0
 
-    (task,) = tasks("ours", JsonlTask(kind="jsonl", file=str(folder / "questions.jsonl")))
+    (task,) = tasks("ours", JsonlTask(file=str(folder / "questions.jsonl")))
     ours = run_task(model, task, Scoring(seq_len=WINDOW, batch=7))
     by_sum = ours.columns["by total nats"].value
     assert (by_sum, ours.value) == tuple(rows[f"choose/{m}"].value for m in ("acc", "acc_bytes"))

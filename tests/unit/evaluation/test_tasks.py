@@ -101,7 +101,7 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
         {"context": "say", "continuation": "it"},
     ]
     path = jsonl(tmp_path / "t.jsonl", *rows)
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=2))
+    (task,) = tasks("mine", JsonlTask(file=str(path), shots=2))
     first, second, third = task.questions
     assert first.contexts[0].endswith(b"\n\nQ1 ") and first.contexts[0].count(b"\n\n") == 2
     assert b"x z\n\n" in first.contexts[0] and b"say it\n\n" in first.contexts[0]
@@ -135,17 +135,17 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
 def test_malformed_lines_are_reported_with_their_number(tmp_path, row, message):
     path = jsonl(tmp_path / "t.jsonl", row)
     with pytest.raises(ValueError, match=f"t.jsonl, {message}"):
-        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path))))
+        list(tasks("mine", JsonlTask(file=str(path))))
 
 
 def test_impossible_tasks_are_refused(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", {"context": "a", "continuation": "b"})
     with pytest.raises(ValueError, match=r"t.jsonl: 1 shots need 2 questions, there are 1"):
-        list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), shots=1)))
+        list(tasks("mine", JsonlTask(file=str(path), shots=1)))
     with pytest.raises(ValueError, match=r"none.jsonl: cannot be read"):
-        list(tasks("mine", JsonlTask(kind="jsonl", file=str(tmp_path / "none.jsonl"))))
+        list(tasks("mine", JsonlTask(file=str(tmp_path / "none.jsonl"))))
     with pytest.raises(ValueError, match=r"no core.yaml; evaluation.tasks.it.folder must name"):
-        list(tasks("it", CoreTask(kind="core", folder=str(tmp_path))))
+        list(tasks("it", CoreTask(folder=str(tmp_path))))
 
 
 def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
@@ -159,7 +159,7 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
         '- {label: lm, dataset_uri: lm.jsonl, num_fewshot: [0], continuation_delimiter: "\\n"}\n'
     )
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\nlm,0\n")
-    mc, lm = tasks("core", CoreTask(kind="core", folder=str(tmp_path), items=4))
+    mc, lm = tasks("core", CoreTask(folder=str(tmp_path), items=4))
     assert (mc.name, mc.chance, len(mc.questions)) == ("core/mc", 0.33, 4)
     random.Random(1337).shuffle(rows)
     for i, (row, question) in enumerate(zip(rows[:4], mc.questions, strict=True)):
@@ -172,7 +172,7 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     assert re.fullmatch(rb"c\d\n", lm.questions[0].contexts[0]) and lm.chance == 0
     (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\n")
     with pytest.raises(ValueError, match=r"eval_meta_data.csv: no baseline of the task 'lm'"):
-        list(tasks("core", CoreTask(kind="core", folder=str(tmp_path))))
+        list(tasks("core", CoreTask(folder=str(tmp_path))))
 
 
 def test_core_is_the_mean_of_centered_accuracy_by_mean_nats_per_token():
@@ -227,7 +227,7 @@ def known_answers(task, answers, tokens):
 @pytest.mark.parametrize("tokens", [BYTES, PAIRS])
 def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(tmp_path, tokens):
     path = jsonl(tmp_path / "t.jsonl", *FORMATS)
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True))
+    (task,) = tasks("mine", JsonlTask(file=str(path), chat=True))
     asked = task.questions[0].contexts[0].decode()
     assert asked.startswith("What is the sky?\n\nA. blue\nB. green\n\n") and "letter" in asked
     assert [one.choices for one in task.questions[:2]] == [(b"A", b"B"), (b"A", b"B", b"C", b"D")]
@@ -240,7 +240,7 @@ def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(t
 
 def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginning(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", {"question": "x" * 90, "answer": "12"})
-    (task,) = tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True))
+    (task,) = tasks("mine", JsonlTask(file=str(path), chat=True))
     model = known_answers(task, [b"12"], BYTES)
     assert (
         answer(model, task._replace(answer_bytes=1)).value == 0
@@ -271,7 +271,7 @@ def test_an_answer_is_right_by_its_last_number_or_its_text(written, expected, ri
 
 def test_tasks_in_chat_form_are_for_models_that_learned_from_conversations(tmp_path):
     path = jsonl(tmp_path / "t.jsonl", FORMATS[0])
-    plain = {"kind": "jsonl", "file": str(path)}
+    plain = {"file": str(path)}
     settings = EvaluationConfig(tasks={"plain": plain, "mine": {**plain, "chat": True}})
     found, (note,) = read_tasks(settings, False)
     assert [task.name for task in found] == ["plain"]
@@ -286,6 +286,6 @@ def test_questions_without_a_chat_form_are_refused(tmp_path):
     for row, reason in ((schema, "choices after different contexts"), (many, "27 choices")):
         path = jsonl(tmp_path / "t.jsonl", row)
         with pytest.raises(ValueError, match=f"mine: a question with {reason} has no chat form: b'"):
-            list(tasks("mine", JsonlTask(kind="jsonl", file=str(path), chat=True)))
+            list(tasks("mine", JsonlTask(file=str(path), chat=True)))
     with pytest.raises(ValueError, match="a question in chat form has no shots; leave shots or chat out"):
-        JsonlTask(kind="jsonl", file="t.jsonl", chat=True, shots=1)
+        JsonlTask(file="t.jsonl", chat=True, shots=1)

@@ -27,8 +27,6 @@ GOLF: dict[str, Any] = {
     "windows": "L",
     "value_embeddings": "none",
     "residual_mix": "vector",
-    "mix_start": 0.0,
-    "branch_scales": True,
     "qk_gain": 5.25,
     "softcap": 30.0,
     "parallel_from": 0,
@@ -52,7 +50,7 @@ GOLF_16MB: dict[str, Any] = {
 SWITCHES: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "plain": {"windows": "L", "value_embeddings": "none", "residual_mix": "none", "softcap": None},
-    "vectors": {"residual_mix": "vector", "mix_start": 0.0, "branch_scales": True},
+    "vectors": {"residual_mix": "vector"},
     "parallel": {"parallel_from": 2},
     "gain": {"qk_gain": 2.0},
     "leaky": {"slope": 0.5},

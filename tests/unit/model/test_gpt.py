@@ -241,8 +241,10 @@ def test_a_mix_of_one_and_zero_is_none_to_the_bit():
     for kind in ("scalar", "vector"):
         mixed, x = build_gpt(residual_mix=kind), text(2, 30)
         for block in mixed.blocks:
-            torch.nn.init.ones_(block.mix.stream)
             torch.nn.init.zeros_(block.mix.embedded)
+            for factor in (block.mix.stream, block.attention_scale, block.ffn_scale):
+                if factor is not None:
+                    torch.nn.init.ones_(factor)
         without = build_gpt(residual_mix="none")
         without.load_state_dict(mixed.state_dict(), strict=False)
         assert torch.equal(mixed(x).logits, without(x).logits)
@@ -387,13 +389,13 @@ def test_parameters_are_dealt_to_muon_and_adamw_by_name():
         assert all(group["weight_decay"] == 0 for group in groups if not group["muon"])
 
 
-@pytest.mark.parametrize(("stream", "dtype"), [("wide", torch.float32), ("narrow", torch.bfloat16)])
-def test_a_narrow_table_does_not_narrow_the_stream(stream, dtype):
-    model = build_gpt(stream=stream)
+@pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_a_narrow_table_does_not_narrow_the_stream(autocast, dtype):
+    model = build_gpt()
     model.embedding.data = model.embedding.data.to(torch.bfloat16)
     seen = []
     model.blocks[0].register_forward_hook(lambda module, given, x: seen.append((given[0].dtype, x.dtype)))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         model(text(1, 9), text(1, 9)).loss.backward()
     assert seen == [(dtype, dtype)] and model.embedding.grad.dtype == torch.bfloat16
 
@@ -511,9 +513,8 @@ def test_bf16_weights_see_2048_positions_as_float32_does():
         assert difference[:, part].norm() < 0.05 * reference[:, part].norm(), f"from position {begin}"
 
 
-@pytest.mark.parametrize("stream", ["narrow", "wide"])
-def test_bf16_stays_near_float32(stream):
-    model, x = build_gpt(busy=False, stream=stream), text(2, 40)
+def test_bf16_stays_near_float32():
+    model, x = build_gpt(busy=False), text(2, 40)
     with torch.no_grad():
         for block in model.blocks:
             for part in (block.attention.out, block.ffn.down):
@@ -574,7 +575,7 @@ def test_ids_are_sorted_once_for_all_tables(monkeypatch):
 
 
 def test_an_index_corrects_the_logits_behind_the_cap():
-    memory = {"contexts": [1, 2], "matches": [2], "candidates": 4, "hidden": 8, "state": 8}
+    memory = {"contexts": [1, 2], "matches": [2], "hidden": 8, "state": 8}
     model, x = build_gpt(ngram=memory), text(2, 9)
     known = torch.randint(0, 9, (2, 9, model.ngram.layout.width), dtype=torch.uint8)
     with pytest.raises(ValueError, match="this model reads an n-gram index"):

@@ -9,7 +9,7 @@ from small_gpt import SWITCHES, build_gpt, text
 
 from spider.model.gpt.model import Incremental
 
-NGRAM = {"contexts": [1, 2], "matches": [2], "candidates": 4, "hidden": 8, "state": 8}
+NGRAM = {"contexts": [1, 2], "matches": [2], "hidden": 8, "state": 8}
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -25,7 +25,7 @@ from tests.unit.small_training import DEFAULTS, MODEL, one_thread  # noqa: F401 
 
 PARTS = ["000", "001", "002"]
 SETTINGS = {"contexts": [1, 2, 3, 5, 9, "words0", "words2"], "matches": ["column", 2, 3, "words1", 6, 11]}
-SETTINGS |= {"counts": [1, 3], "candidates": 8, "hidden": 8, "state": 12}
+SETTINGS |= {"counts": [1, 3], "hidden": 8, "state": 12}
 CONFIG = NgramConfig.model_validate(SETTINGS)
 SPLITS = {"split": ["ngram"], "full": ["ngram", "train"]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ TABLES = tables_of(TEXTS, ORDERS, RARE)
 
 def candidates_of(document: np.ndarray, candidates: int = 16) -> tuple[np.ndarray, Layout]:
     """Return the candidates after each symbol of a document that is read at once, and their layout."""
-    layout = Layout.of(CONFIG.model_copy(update={"candidates": candidates}))
+    layout = replace(Layout.of(CONFIG), candidates=candidates)
     out = np.zeros((len(document), layout.width), np.uint8)
     Document(layout, TABLES, CONFIG).read(document, out)
     return out, layout
@@ -166,7 +167,7 @@ def test_nothing_follows_a_documents_end():
 
 def test_an_index_match_is_the_last_of_several_and_measures_up_to_64_symbols():
     tables = tables_of([b"0123456789abcdefX", b"0123456789abcdefY", b"z" * 200], [1], 9)
-    config = NgramConfig(contexts=[1], matches=[3], candidates=4)
+    config = NgramConfig(contexts=[1], matches=[3])
     layout = Layout.of(config)
     for text, symbol, length in [(b"0123456789abcdef", b"Y", 17), (b"z" * 150, b"\xff", 64)]:
         document = np.frombuffer(bytes([BEGIN]) + text, np.uint8)
@@ -196,7 +197,7 @@ def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
     document = new_document(0)
     for orders, candidates in [([*range(5, 30)], 1), ([*range(1, 26)], 1), ([5], 1), ([*range(5, 30)], 3)]:
         tables = tables_of(TEXTS[:8], orders, 9)
-        config = NgramConfig(contexts=orders[:24], matches=[2], counts=[1, 2], candidates=candidates)
+        config = NgramConfig(contexts=orders[:24], matches=[2], counts=[1, 2])
         layout = Layout(len(orders) + 2, 2, candidates)
         out = np.zeros((len(document), layout.width), np.uint8)
         Document(layout, tables, config).read(document, out)

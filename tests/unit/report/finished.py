@@ -89,7 +89,7 @@ def config_of(results: Path) -> dict[str, Any]:
             "max_bytes": 2000,
             "loops_bytes": 300,
             "sample_bytes": 20,
-            "prompt": HOSTILE,
+            "prompts": [HOSTILE],
             "seq_len": 256,
             "ttt": {"chunk": 512},
         },

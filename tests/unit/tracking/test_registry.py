@@ -178,12 +178,6 @@ def test_a_compressed_model_is_a_version_but_never_the_best(demo):
     assert run.data.metrics["bpb"] == 2.1 and run.data.metrics["val/compressed/bpb"] == 2.0
 
 
-def test_the_registry_can_be_switched_off(demo):
-    assert demo.sync(registry=False).error is None
-    assert demo.client.search_registered_models() == []
-    assert demo.sync().sent == {"registered models": 1}, "a store without models gets them later"
-
-
 # -------------------------------------------------------------------------------------- changes by people
 
 
@@ -341,7 +335,7 @@ def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent
     try:
         with pytest.raises(ValueError) as error:
             load()
-        for part in (str(path), digest, "demo/main", "model_config={'checkpoint': PATH}", "copy_weights"):
+        for part in (str(path), digest, "demo/main", "model_config={'checkpoint': PATH}"):
             assert part in str(error.value)
         assert len(load(model_config={"checkpoint": str(moved)}).predict(["a"], params=SCORE)) == 1
     finally:
@@ -349,16 +343,3 @@ def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent
     other, others = weights["warmup"]
     with pytest.raises(ValueError, match=f"other weights, {others}, than those of demo/main, {digest}"):
         load(model_config={"checkpoint": str(other)})
-
-
-def test_the_store_keeps_the_weights_with_copy_weights(demo, caplog, weights, load):
-    before = load().predict(["The fox"], params=SCORE)
-    demo.sync()
-    shutil.rmtree(demo.stage("demo", "warmup").checkpoints)  # a person deletes them
-    assert demo.sync(copy_weights=True).sent == {"registered models": 1}
-    assert f"the weights {weights['warmup'][1]} are registered without a copy" in caplog.text
-    mlflow.set_tracking_uri(f"sqlite:///{demo.root}/mlflow.db")
-    shutil.rmtree(demo.root / "runs")
-    loaded = mlflow.pyfunc.load_model("models:/demo@best", dst_path=demo.root.parent)
-    assert loaded.predict(["The fox"], params=SCORE).equals(before)
-    assert versions(demo) == {"1": "warmup", "2": "main"}

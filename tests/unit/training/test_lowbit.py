@@ -18,7 +18,7 @@ from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.nets import matrix
 from tests.unit.training.outcomes import outcome
 
-BF16 = {"kind": "adamw8bit", "master_weights": "bf16"}
+BF16 = {"kind": "adamw8bit", "groups": {"matrices": {"weights": "bf16"}}}
 
 
 class Net(Model):

@@ -50,13 +50,13 @@ def mix_spec(make_spec):
     return make
 
 
-#: At a sample inside of a step, and so few epochs that one dataset ends in the stage.
-SWITCHED = {"switches": [{"sample": 37, "mix": {"numbers": 1, "toy": 1}}], "max_epochs": {"numbers": 0.25}}
+#: At a sample inside of a step.
+SWITCHED = {"switches": {37: {"numbers": 1, "toy": 1}}}
 
 
 @pytest.mark.parametrize(
     ("packing", "more", "read"),
-    [("ring", {}, {"numbers": 20, "toy": 60}), ("best_fit", SWITCHED, {"numbers": 17, "toy": 63})],
+    [("ring", {}, {"numbers": 20, "toy": 60}), ("best_fit", SWITCHED, {"numbers": 31, "toy": 49})],
 )
 def test_a_killed_training_on_a_mixture_ends_with_the_same_bytes(
     tmp_path, mix_spec, folders, start, packing, more, read
@@ -91,19 +91,12 @@ def test_the_next_stage_goes_on_in_each_dataset_under_other_weights(tmp_path, mi
 
 
 def test_switches_are_counted_from_the_beginning_of_each_stage(tmp_path, mix_spec, folders):
-    more = {"switches": [{"sample": 10, "mix": {"numbers": 1}}]}
+    more = {"switches": {10: {"numbers": 1}}}
     train(mix_spec(more=more, max_steps=4), tmp_path / "a", folders)
     second = mix_spec("b", more=more, max_steps=4)
     receipt = train(second, tmp_path / "b", folders, previous=tmp_path / "a/train.json")
     assert receipt.position["before"] == {"numbers": 9, "toy": 7}
     assert read_of_each(receipt.position) == {"numbers": 18, "toy": 14}
-
-
-def test_caps_that_leave_nothing_to_read_stop_a_stage_before_its_first_step(tmp_path, mix_spec, folders):
-    spec = mix_spec(more={"max_epochs": {"toy": 0.1, "numbers": 0.1}}, max_steps=40)
-    with pytest.raises(ValueError, match=r"/a: data\.max_epochs: leaves nothing to read after sample \d+"):
-        train(spec, tmp_path, folders)
-    assert not list(tmp_path.glob("checkpoints/*"))
 
 
 def test_the_training_text_is_that_of_all_datasets(tmp_path, mix_spec, folders):

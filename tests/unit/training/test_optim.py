@@ -143,14 +143,15 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
-def test_decay_embeddings_decays_tables_which_stay_with_adamw(model, kind):
-    dealt = build_optimizer(model, OptimizerConfig(kind=kind, decay_embeddings=True), lr=1e-3).param_groups
+def test_the_decay_of_a_group_decays_tables_which_stay_with_adamw(model, kind):
+    config = OptimizerConfig(kind=kind, groups={"tables": {"weight_decay": 0.1}})
+    dealt = build_optimizer(model, config, lr=1e-3).param_groups
     groups = model.parameter_groups()
     tables = {id(p) for name, p in model.named_parameters() if groups[name].role == "table"}
     for group in dealt:
         for p in group["params"]:
             if id(p) in tables:
-                assert group["weight_decay"] == 0.1 and group["decayed"] and not group["muon"]
+                assert group["weight_decay"] == 0.1 and not group["muon"]
             elif p.ndim < 2:
                 assert group["weight_decay"] == 0
     with pytest.raises(ValueError, match=r"cautious_decay\n.*does not use Muon"):

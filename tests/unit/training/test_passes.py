@@ -110,7 +110,7 @@ def test_a_captured_function_reads_new_inputs_and_adds_to_the_same_gradients():
         ({}, None),
         ({"graphs": "off"}, "graphs: off"),
         ({"parallel": "fsdp"}, "fsdp"),
-        ({"settings": {"objective": "reinforce"}}, "answers"),
+        ({"settings": {"rollouts": {}}}, "answers"),
     ],
 )
 def test_what_is_launched_kernel_by_kernel_says_why(make_spec, changes, reason):

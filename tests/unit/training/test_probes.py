@@ -60,10 +60,10 @@ def asking(make_spec, tmp_path_factory):
     (folder / "eval_data/q.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (folder / "core.yaml").write_text("icl_tasks: [{label: q, dataset_uri: q.jsonl, num_fewshot: [0]}]")
     (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nq,33\n")
-    tasks = {"recall": questions(folder / "recall.jsonl"), "core": {"kind": "core", "folder": str(folder)}}
-    evaluation = {"tasks": tasks, "prompts": ["The fox "], "unconditioned": 1, "sample_bytes": 20}
+    tasks = {"recall": questions(folder / "recall.jsonl"), "core": {"folder": str(folder)}}
+    evaluation = {"tasks": tasks, "prompts": ["The ", "The fox "], "unconditioned": 1, "sample_bytes": 20}
     spec = make_spec(ema={"decay": 0.5, "start_step": 2})
-    return probed(spec, evaluation, tasks_every=8, tasks_items=5, samples_every=8)
+    return probed(spec, evaluation, tasks_every=8, samples_every=8)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def trained(asking, shards, tmp_path_factory):
 
 
 def test_the_last_answers_and_samples_are_those_of_the_evaluation(asking, trained, shards):
-    found, text = answered(asking, trained, shards, 5)
+    found, text = answered(asking, trained, shards, 500)
     assert list(curves(trained)) == [8, 16, 20] and curves(trained)[20] == found
     assert set(found) == {"val/tasks/recall", "val/tasks/core/q", "val/tasks/core/CORE"}
     shown = samples(trained)
@@ -106,7 +106,7 @@ def test_a_resumed_training_answers_and_writes_the_same(tmp_path, asking, traine
 
 def test_a_model_of_conversations_is_asked_in_chat_form(tmp_path, talk, talk_spec):
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": "How many?", "answer": "12"}))
-    mine = {"kind": "jsonl", "file": str(tmp_path / "q.jsonl"), "chat": True}
+    mine = {"file": str(tmp_path / "q.jsonl"), "chat": True}
     evaluation = {
         "tasks": {"recall": questions(tmp_path / "r.jsonl") | {"chat": True}, "mine": mine},
         "sample_bytes": 10,
@@ -120,7 +120,7 @@ def test_a_model_of_conversations_is_asked_in_chat_form(tmp_path, talk, talk_spe
 
 
 def test_a_file_without_questions_stops_the_training_before_its_first_step(tmp_path, make_spec, shards):
-    tasks = {"mine": {"kind": "jsonl", "file": str(tmp_path / "none.jsonl")}}
+    tasks = {"mine": {"file": str(tmp_path / "none.jsonl")}}
     with pytest.raises(ValueError, match=r"none\.jsonl: cannot be read"):
         train(probed(make_spec(), {"tasks": tasks}, tasks_every=5), tmp_path / "a", shards)
     assert not rows(tmp_path / "a")
@@ -147,7 +147,7 @@ def test_the_page_draws_a_curve_for_each_task_and_for_core_of_a_bundle(tmp_path)
             "stages[0].samples_every: parallel: fsdp shares the weights",
         ),
         (
-            {"evaluation": {"tasks": {"it": {"kind": "jsonl", "file": "q.jsonl", "chat": True}}}},
+            {"evaluation": {"tasks": {"it": {"file": "q.jsonl", "chat": True}}}},
             "evaluation.tasks.it.chat: no stage of the run learns from conversations; train a stage on data",
         ),
         (

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from spider.common.errors import TrainingError
-from spider.config import ConfigError, RolloutConfig, load_config, merged
+from spider.config import ConfigError, load_config, merged
+from spider.data.chat import asked
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
-from spider.data.sources.arithmetic import ArithmeticSource
-from spider.evaluation.questions import Reward
+from spider.evaluation.questions import reward
 from spider.model import build_model
 from spider.processes.parallel import compile_forward
 from spider.tokens import BYTES
@@ -37,7 +37,8 @@ from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 from tests.unit.training.transfers import check_step_does_not_wait
 
-SETTINGS = dataset(source={"kind": "arithmetic", "digits": 1}, format="chat", validation=0.2)
+SETTINGS = dataset(source={"kind": "arithmetic"}, format="chat", validation=0.2)
+ANSWERS = {"samples": 4, "max_bytes": 3, "val_prompts": 3}
 MODEL = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2}
 
 
@@ -45,19 +46,18 @@ MODEL = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2}
 def sums(tmp_path_factory):
     """Sums of two numbers of one digit."""
     root = tmp_path_factory.mktemp("sums")
-    SETTINGS.source.fetch("000", root / "000.parquet", SETTINGS)
+    said = [asked(f"What is {a} + {b}?", str(a + b)) for a in range(10) for b in range(10)]
+    pq.write_table(pa.table({"text": said, "id": list(map(str, range(100)))}), root / "000.parquet")
     encode_part(root / "000.parquet", root / "shards", "000", SETTINGS)
     build_metadata(root / "shards", "sums", SETTINGS, source={}, parts=["000"])
     return root / "shards"
 
 
-def configuration(objective="reinforce", rollouts=None, source="arithmetic", **changes):
+def configuration(rollouts=ANSWERS, source="arithmetic", **changes):
     stage = {"name": "rl", "max_steps": 4, "ckpt_every": 2, "val_every": 2, "log_every": 2, "lr": 0.01}
-    stage |= {"objective": objective, "seq_len": 24, "micro_batch": 4, "grad_accum": 2, "warmup_steps": 0}
+    stage |= {"seq_len": 24, "micro_batch": 4, "grad_accum": 2, "warmup_steps": 0}
     of_run = {name: changes.pop(name) for name in ("parallel", "model", "compile") if name in changes}
     chat = {"source": {"kind": source}, "format": "chat" if source == "arithmetic" else "text"}
-    if rollouts is None:
-        rollouts = {"samples": 4, "max_bytes": 3, "val_prompts": 3}
     run = {"data": "sums", "model": MODEL, "precision": "fp32"} | of_run
     run["stages"] = [stage | {"rollouts": rollouts} | changes]
     return load_config({"datasets": {"sums": chat, "more": chat}, "runs": {"r": run}})
@@ -71,19 +71,17 @@ def spec(**changes):
 
 
 @pytest.mark.parametrize(
-    ("reward", "answer", "reference", "expected"),
+    ("answer", "reference", "expected"),
     [
-        ({}, "3 and 4 are 7", "... #### 7", 1.0),
-        ({}, "It costs $1,200.50.", "1200.5", 1.0),
-        ({}, "-7", "7", 0.0),
-        ({}, "seven", "7", 0.0),
-        ({}, "7 or 8", "7", 0.0),
-        ({"reward": "exact"}, " yes\n", "yes", 1.0),
-        ({"reward": "exact"}, "Yes", "yes", 0.0),
+        ("3 and 4 are 7", "... #### 7", 1.0),
+        ("It costs $1,200.50.", "1200.5", 1.0),
+        ("-7", "7", 0.0),
+        ("seven", "7", 0.0),
+        ("7 or 8", "7", 0.0),
     ],
 )
-def test_rewards_compare_with_the_reference(reward, answer, reference, expected):
-    assert Reward(RolloutConfig(**reward))(answer, reference) == expected
+def test_rewards_compare_with_the_reference(answer, reference, expected):
+    assert reward(answer, reference) == expected
 
 
 # ------------------------------------------------------------------------------------------------ batches
@@ -234,14 +232,13 @@ def test_pass_at_k_counts_prompts_with_a_correct_answer(sums, monkeypatch):
 
 
 def test_made_up_questions_occur_once_and_are_answered(tmp_path):
-    source = ArithmeticSource(kind="arithmetic", digits=2, operations="+-*", questions=500)
-    source.fetch("000", tmp_path / "000.parquet", SETTINGS)
+    SETTINGS.source.fetch("000", tmp_path / "000.parquet", SETTINGS)
     rows = pq.read_table(tmp_path / "000.parquet").to_pylist()
     questions = [json.loads(row["text"]) for row in rows]
-    assert len({question[0]["content"] for question in questions}) == 500
-    for asked, answered in questions:
-        expression = asked["content"].removeprefix("What is ").removesuffix("?")
-        assert str(eval(expression)) == answered["content"]
+    assert len({question[0]["content"] for question in questions}) == 8100
+    for question, answer in questions:
+        numbers = question["content"].removeprefix("What is ").removesuffix("?").split(" + ")
+        assert sum(map(int, numbers)) == int(answer["content"])
 
 
 # -------------------------------------------------------------------------------------------- refused input
@@ -263,7 +260,7 @@ def conversations(tmp_path, answers):
 
 def test_answers_without_a_number_are_refused_before_training(tmp_path):
     data = conversations(tmp_path, ["It is 7", "I do not know"])
-    message = r"conversation 1, 'I do not know', has no number.*choose another rollouts\.reward"
+    message = r"conversation 1, 'I do not know', has no number.*correct the data"
     with pytest.raises(ValueError, match=message):
         train(spec(val_every=0), tmp_path / "run", data)
     with pytest.raises(ValueError, match=r"prompt of conversation 0 has \d+ tokens.*raise seq_len"):
@@ -281,8 +278,7 @@ def test_the_first_process_checks_the_conversations_for_all(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "next_token"}, r"rollouts: belong to `objective: reinforce`"),
-        ({"source": "pydocs"}, r"objective: reinforce: sums has no conversations"),
+        ({"source": "pydocs"}, r"rollouts: sums has no conversations"),
         ({"packing": "best_fit"}, r"learns from its own answers; leave packing, learn and order out"),
         ({"parallel": "fsdp"}, r"set parallel: ddp"),
         ({"data": {"mix": {"sums": 0.5, "more": 0.5}}}, r"has one dataset of conversations; name one"),
@@ -303,4 +299,4 @@ def test_a_compiled_stage_runs_the_graphs_of_its_warm_up_and_samples_with_none(s
     measured = graphs()
     train(own, tmp_path / "rl", sums, warmup=tmp_path / "warmup.json")
     assert graphs() == measured and len(measured) == 4
-    assert own.shape != spec(objective="next_token", rollouts={}).shape
+    assert own.shape != spec(rollouts=None).shape
