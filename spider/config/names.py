@@ -9,12 +9,10 @@ from spider.config.run import (
     EvaluationConfig,
     GroupConfig,
     OptimizerConfig,
-    Resources,
     RolloutConfig,
     Run,
     Stage,
     StageSettings,
-    TrackingConfig,
     TTTConfig,
 )
 from spider.config.schema import Config, Given, load_config, with_settings
