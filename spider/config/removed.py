@@ -12,6 +12,7 @@ _REMOVE = "leave it out; such documents are removed, and `spider data removed` s
 _REINFORCED = (
     "leave it out; a stage with `rollouts: {}` learns by reinforcement, any other to predict the text"
 )
+_LOOPED = "write both as `layers: [FIRST, LAST]`"
 
 #: The remedy for each removed key, by the end of its path, in which * stands for any name.
 REMOVED = {
@@ -53,6 +54,8 @@ REMOVED = {
     "tracking.copy_weights": "export the stage for people without access to the results folder",
     "ngram.candidates": _ONE.format("16"),
     "branch_scales": "leave it out; `residual_mix: vector` has these scales",
+    "recurrence.first": _LOOPED,
+    "recurrence.last": _LOOPED,
     "mix_start": "leave it out; it follows from residual_mix",
     "decay_embeddings": "set weight_decay of the group, `groups: {embedding: {weight_decay: 0.1}}`",
     "master_weights": "set weights of the group, `groups: {matrices: {weights: bf16}}`",

@@ -570,7 +570,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         (
             "so no layer is looped; set it, or leave loops out",
             {"runs.r.model": {"preset": GPT, "recurrence": {"loops": 2}}},
-            {"runs.r.model.recurrence.last": 1},
+            {"runs.r.model.recurrence.layers": [0, 1]},
             {"runs.r.model.recurrence.loops": OUT},
         ),
     ],

@@ -143,7 +143,7 @@ def talk_spec() -> StageSpec:
     source = {"source": {"kind": "pydocs"}, "tokenizer": "t", "format": "chat"}
     model = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "windows": "SL", "short_window": 8}
     model |= {"value_embeddings": "alternate", "skips": True, "vocab_multiple": 64}
-    model["recurrence"] = {"first": 1, "last": 2, "loops": 2}
+    model["recurrence"] = {"layers": [1, 2], "loops": 2}
     packed = {"packing": "best_fit", "attend": "document", "learn": "assistant", "n_loops": 1}
     batch = {"micro_batch": 2, "grad_accum": 4, "max_steps": 12, "ckpt_every": 2, "log_every": 3}
     run = {

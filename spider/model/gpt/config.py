@@ -21,10 +21,8 @@ _HEAD = 128
 class LoopConfig(Block):
     """Layers of the stack that run several times in a row."""
 
-    first: Nonnegative = 0
-    """First looped layer, counted from 0."""
-    last: Nonnegative | None = None
-    """Last looped layer (null: no layer is looped)."""
+    layers: tuple[Nonnegative, Nonnegative] | None = None
+    """First and last looped layer, counted from 0 (null: no layer is looped)."""
     loops: Positive = 1
     """Number of runs of these layers."""
 
@@ -114,7 +112,7 @@ class GPTConfig(ModelConfig):
 
     @property
     def looped(self) -> bool:
-        return self.recurrence.last is not None
+        return self.recurrence.layers is not None
 
     @property
     def feed_forwards(self) -> int:
@@ -146,13 +144,13 @@ class GPTConfig(ModelConfig):
     def order(self, loops: int) -> list[int]:
         """Return the layers in running order."""
         all_ = list(range(self.layers))
-        r = self.recurrence
-        if r.last is None:
+        if self.recurrence.layers is None:
             return all_
-        return all_[: r.first] + loops * all_[r.first : r.last + 1] + all_[r.last + 1 :]
+        first, last = self.recurrence.layers
+        return all_[:first] + loops * all_[first : last + 1] + all_[last + 1 :]
 
     def shallow(self) -> GPTConfig:
-        least = max(self.parallel_from or 0, self.recurrence.last or 0) + 1
+        least = max(self.parallel_from or 0, *(self.recurrence.layers or (0,))) + 1
         sizes = (self.model_copy(update={"layers": layers}) for layers in range(least, self.layers))
         return next((one for one in sizes if one._kinds() == self._kinds()), self)
 
@@ -198,13 +196,11 @@ class GPTConfig(ModelConfig):
             raise ValueError(
                 f"ngram: the index is over bytes, but this model reads {self.vocab_size:,} tokens"
             )
-        r = self.recurrence
-        if r.last is None and r.loops != 1:
-            raise ValueError("recurrence.last: is null, so no layer is looped; set it, or leave loops out")
-        if r.last is not None and not r.first <= r.last < self.layers:
-            raise ValueError(
-                f"recurrence: layers {r.first} to {r.last} are not among layers 0 to {self.layers - 1}"
-            )
+        if not self.looped and self.recurrence.loops != 1:
+            raise ValueError("recurrence.layers: is null, so no layer is looped; set it, or leave loops out")
+        first, last = self.recurrence.layers or (0, 0)
+        if not first <= last < self.layers:
+            raise ValueError(f"recurrence: layers {first} to {last} are not among 0 to {self.layers - 1}")
         return self
 
 
@@ -239,7 +235,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "norm_scale": True,
         "skips": True,
         "xsa": True,
-        "recurrence": {"first": 3, "last": 5, "loops": 3},
+        "recurrence": {"layers": (3, 5), "loops": 3},
     },
     "golf-seed": {
         **_GOLF,
@@ -248,7 +244,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "heads": 12,
         "kv_heads": 4,
         "parallel_from": 0,
-        "recurrence": {"first": 0, "last": 2, "loops": 8},
+        "recurrence": {"layers": (0, 2), "loops": 8},
     },
     "golf-tiny": {
         **_GOLF,

@@ -239,7 +239,7 @@ def test_the_code_is_known_before_there_is_a_file(files, trained, cached_code):
 
 def test_the_size_of_a_published_record_is_predicted(files):
     """parameter-golf #1394: 35,943,512 parameters, 15.98 MB with brotli."""
-    block = {"preset": "golf-16mb", "vocab_size": 8192, "recurrence": {"first": 4, "last": 5, "loops": 3}}
+    block = {"preset": "golf-16mb", "vocab_size": 8192, "recurrence": {"layers": [4, 5], "loops": 3}}
     with torch.device("meta"):
         model = build_model(family_block({**merged(presets("gpt")["golf-16mb"], block), "family": "gpt"}))
     assert model.num_parameters() == 35_943_512

@@ -61,11 +61,11 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "tied": {"tied": True, "vocab_multiple": 64},
     "torch": {"start": "torch", "vocab_multiple": 100},
     "grouped": {"kv_heads": 1},
-    "looped": {"recurrence": {"first": 1, "last": 2, "loops": 3}},
-    "looped_skips": {"skips": True, "recurrence": {"last": 1, "loops": 2}},
+    "looped": {"recurrence": {"layers": [1, 2], "loops": 3}},
+    "looped_skips": {"skips": True, "recurrence": {"layers": [0, 1], "loops": 2}},
     "golf": GOLF
     | {"rope_dim": 4, "slope": 0.5, "parallel_from": 2, "norm_scale": True, "skips": True, "xsa": True}
-    | {"kv_heads": 2, "recurrence": {"first": 1, "last": 2, "loops": 2}},
+    | {"kv_heads": 2, "recurrence": {"layers": [1, 2], "loops": 2}},
 }
 
 

@@ -78,7 +78,7 @@ def test_flops_of_d24_are_those_of_nanochats_leaderboard():
     ("size", "preset", "block", "count"),
     [
         (8192, "golf-16mb", {}, 35_944_536),
-        (8192, "golf-16mb", {"recurrence": {"first": 4}}, 35_943_512),
+        (8192, "golf-16mb", {"recurrence": {"layers": [4, 5]}}, 35_943_512),
         (8192, "golf-seed", {}, 25_175_076),
         (2048, "golf-tiny", {}, 1_346_584),
     ],
@@ -261,11 +261,11 @@ def test_every_switch_changes_the_model():
 
 def test_one_loop_is_the_flat_stack_and_loops_share_weights():
     flat, x = build_gpt(), text(2, 20)
-    looped = build_gpt(recurrence={"first": 1, "last": 2, "loops": 1})
+    looped = build_gpt(recurrence={"layers": [1, 2], "loops": 1})
     assert torch.equal(flat(x).logits, looped(x).logits)
     assert looped.config.order(3) == [0, 1, 2, 1, 2, 1, 2, 3]
     unrolled = build_gpt(layers=8, value_embeddings="none", windows="L")
-    three = build_gpt(recurrence={"first": 1, "last": 2, "loops": 3}, value_embeddings="none", windows="L")
+    three = build_gpt(recurrence={"layers": [1, 2], "loops": 3}, value_embeddings="none", windows="L")
     unrolled.load_state_dict({k: v for k, v in three.state_dict().items() if "blocks" not in k}, strict=False)
     for block, layer in zip(unrolled.blocks, three.config.order(3), strict=True):
         block.load_state_dict(three.blocks[layer].state_dict())
@@ -650,9 +650,9 @@ def test_bytes_are_not_cut():
         ({"rope_dim": 3}, r"rope_dim: must be even, at most a head's width 8 \(got 3\)"),
         ({"rope_dim": 10}, r"rope_dim: must be even, at most a head's width 8 \(got 10\)"),
         ({"parallel_from": 4}, "parallel_from: 4 is not one of 4 layers"),
-        ({"recurrence": {"loops": 2}}, r"recurrence\.last: is null, so no layer is looped"),
-        ({"recurrence": {"last": 4}}, "recurrence: layers 0 to 4 are not among layers 0 to 3"),
-        ({"recurrence": {"first": 2, "last": 1}}, "recurrence: layers 2 to 1 are not among layers 0 to 3"),
+        ({"recurrence": {"loops": 2}}, r"recurrence\.layers: is null, so no layer is looped"),
+        ({"recurrence": {"layers": [0, 4]}}, "recurrence: layers 0 to 4 are not among 0 to 3"),
+        ({"recurrence": {"layers": [2, 1]}}, "recurrence: layers 2 to 1 are not among 0 to 3"),
         ({"value_embedings": "none"}, r"runs\.r\.model\.value_embedings: unknown key.*value_embeddings"),
     ],
 )
@@ -669,7 +669,7 @@ def test_loops_are_for_a_model_that_has_them():
         file = {"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
         return load_config(file).stage("r", "s").loops
 
-    assert loaded({"preset": "gpt-cpu", "recurrence": {"last": 1, "loops": 3}}) == 2
+    assert loaded({"preset": "gpt-cpu", "recurrence": {"layers": [0, 1], "loops": 3}}) == 2
     with pytest.raises(ConfigError, match="n_loops: this model of family gpt has no loops"):
         loaded({"preset": "gpt-cpu"})
 

@@ -137,7 +137,11 @@ def test_steps_are_the_same_graphs_over_batches_and_documents():
     """
     torch.compiler.reset()
     counters.clear()
-    changes = SWITCHES["golf"] | {"vocab_size": 4100, "layers": 2, "recurrence": {"last": 0, "loops": 2}}
+    changes = SWITCHES["golf"] | {
+        "vocab_size": 4100,
+        "layers": 2,
+        "recurrence": {"layers": [0, 0], "loops": 2},
+    }
     changes |= {"value_embeddings": "alternate", "windows": "S", "parallel_from": 1}
     eager, model = build_gpt(**changes), build_gpt(**changes)
     compile_forward(model, fullgraph=True, backend="aot_eager")
