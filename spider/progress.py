@@ -44,8 +44,6 @@ from spider.common.pace import OUTPUT
 LOOK = 0.5
 REPEAT = 30.0
 
-#: Bytes at the end of a log that are read when a job has written more than that since the last look.
-TAIL = 1 << 16
 #: Most lines of a failed job's log that are shown.
 REASON = 20
 
@@ -121,10 +119,9 @@ class _Job:
                 return []
             with open(self.log, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                start = self._read if self._read <= size <= self._read + TAIL else max(0, size - TAIL)
-                file.seek(start)
-                whole, newline, _ = file.read(size - start).rpartition(b"\n")
-                self._read = start + len(whole) + len(newline)
+                file.seek(self._read if self._read <= size else 0)
+                whole, _, rest = file.read().rpartition(b"\n")
+                self._read = file.tell() - len(rest)
                 return whole.decode(errors="replace").splitlines()
         return []
 

@@ -6,7 +6,6 @@ import re
 import subprocess
 from types import SimpleNamespace
 
-import pytest
 from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
 
 from tests.forkserver import python
@@ -22,8 +21,8 @@ WITH_A_MODEL |= {"evaluate_foreign", "audit"}
 LOCAL = {"draw", "compare", "report", "claim_forecast", "forecast", "ladders"}
 
 
-def with_every_rule(workflow: Workflow, gpus: int) -> None:
-    """Change the configuration so that a plan has jobs of every rule."""
+def with_every_rule(workflow: Workflow) -> None:
+    """Change the configuration so that a plan has jobs of every rule. One run requests no GPU."""
     config = workflow.config
     text = config["datasets"]["text"]
     cleaning = {"exact": True, "near": 0.9, "decontaminate": True}
@@ -33,7 +32,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     config["tokenizers"] = {"bpe": {"data": "text", "vocab_size": 300}}
     small = workflow.run
     del small["stages"][1]
-    small["resources"] |= {"gpus": gpus}
+    small["resources"] |= {"gpus": 1}
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
     small |= {"harness": {}, "compress": {}}
     small["evaluation"] |= {"checkpoints": "all"}
@@ -41,6 +40,7 @@ def with_every_rule(workflow: Workflow, gpus: int) -> None:
     indexed["model"]["ngram"] = {}
     packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}
     packed["stages"][0]["packing"] = "best_fit"
+    packed["resources"]["gpus"] = 0
     sizes = [32, 64, 96]
     rungs = [{"flops": flops, "sizes": sizes} for flops in (1e9, 2e9)]
     swept |= {"size": "model.hidden", "rungs": rungs, "target": {"flops": 1e10, "sizes": [128]}}
@@ -79,9 +79,8 @@ def partition(rule: str, lines: dict[str, str], resources: dict[str, str]) -> st
     return get_best_partition(read_partition_file(PROFILE / "partitions.yaml"), job, logging.getLogger())
 
 
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_every_rule_requests_memory_and_time_and_gets_the_partition_of_its_gpus(workflow, gpus):
-    with_every_rule(workflow, gpus)
+def test_every_rule_requests_memory_and_time_and_gets_the_partition_of_its_gpus(workflow):
+    with_every_rule(workflow)
     jobs = planned_jobs(workflow, "--workflow-profile", str(PROFILE))
     command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--list-rules"]
     listed = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True).stdout
@@ -92,8 +91,9 @@ def test_every_rule_requests_memory_and_time_and_gets_the_partition_of_its_gpus(
         assert lines["log"].startswith("results/logs/"), rule
         assert lines["benchmark"].startswith("results/benchmarks/"), rule
         assert int(resources["mem_mb"]) >= 200 and int(resources["runtime"]) >= 5, rule
-        assert int(resources.get("gpu", 0)) == (gpus if rule in WITH_A_MODEL else 0), rule
-        assert partition(rule, lines, resources) == ("gpu" if gpus and rule in WITH_A_MODEL else "cpu"), rule
+        gpus = int(rule in WITH_A_MODEL and "run=packed" not in lines["wildcards"])
+        assert int(resources.get("gpu", 0)) == gpus, rule
+        assert partition(rule, lines, resources) == ("gpu" if gpus else "cpu"), rule
 
 
 def test_a_site_with_one_partition_gets_all_jobs_there(tmp_path):
