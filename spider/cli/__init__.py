@@ -21,28 +21,21 @@ from pathlib import Path
 
 import click
 
-from spider.cli import evaluate, model, train
-from spider.cli.chat import chat
-from spider.cli.clean import clean
-from spider.cli.compare import compare
-from spider.cli.config import config
+from spider.cli import before, evaluate, inspect, model, train
 from spider.cli.data import data
-from spider.cli.doctor import doctor
-from spider.cli.harness import harness
-from spider.cli.provenance import diff, why
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
-from spider.cli.verify import verify
 from spider.common.pace import OUTPUT
 from spider.common.version import VERSION
 from spider.config.imports import allow_import
 from spider.processes.wait_policy import set_wait_policy
 from spider.provenance.codefiles import code_files, write_note
 
-_BEFORE = (config, model.describe, doctor, data)
+_BEFORE = (before.config, before.describe, before.doctor, data)
 _STAGES = (train.warmup, train.train, evaluate.evaluate, evaluate.evaluate_checkpoints, evaluate.sample)
 _TEXTS = (evaluate.overlap, evaluate.baselines)
-_MODELS = (harness, model.compress, model.generate, chat, model.boundaries, model.checkpoint)
-_RESULTS = (evaluate.report, evaluate.track, verify, compare, diff, why, clean)
+_MODELS = (evaluate.harness, model.compress, model.generate, model.chat, model.boundaries, model.checkpoint)
+_LOOKS = (inspect.verify, inspect.compare, inspect.diff, inspect.why, inspect.clean)
+_RESULTS = (evaluate.report, evaluate.track, *_LOOKS)
 _COMMANDS = (*_BEFORE, *_STAGES, *_TEXTS, *_MODELS, *_RESULTS)
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

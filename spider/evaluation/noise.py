@@ -139,3 +139,47 @@ def undecided(scores: Iterable[tuple[str, float, bool]], noise: Noise | None) ->
         f"No model is marked as the best: {best} and {other} differ by no more than seeds alone move a score "
         f"({noise.deviation:.4f} bits per byte, one standard deviation). `spider compare` pairs them."
     )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The difference of two models, in bits per byte, by a paired t test."""
+
+    difference: float
+    """The second minus the first. It is less than 0 if the second is better."""
+    low: float
+    high: float
+    """95% interval."""
+    p: float
+    """Probability of a difference as large as this or larger, if there is none."""
+    count: int
+    pairs: str
+
+    def __str__(self) -> str:
+        interval = f"({self.low:+.4f} to {self.high:+.4f}, 95%)"
+        return f"{self.difference:+.4f} {interval}, p = {self.p:.2g}, over {self.count:,} {self.pairs}"
+
+
+def paired(one: Sequence[float], other: Sequence[float], scale: float, pairs: str) -> Paired:
+    """Return what pairs of values show, whose differences are multiplied by ``scale``."""
+    from scipy import stats
+
+    test = stats.ttest_rel(other, one)
+    low, high = (float(bound) * scale for bound in test.confidence_interval())
+    difference = (math.fsum(other) - math.fsum(one)) / len(one) * scale
+    return Paired(difference, low, high, float(test.pvalue), len(one), pairs)
+
+
+def paired_by_seed(results: Results, one: str, other: str) -> list[Paired]:
+    """Return what two runs show over the seeds that both were trained with, if those are several."""
+    known = scored_runs(results)
+    runs = {found.run: found for found in known}
+    if one not in runs or other not in runs or runs[one].recipe == runs[other].recipe:
+        return []
+    sides = []
+    for of in (runs[one], runs[other]):
+        alike = [run for run in known if (run.recipe, run.text, run.data) == (of.recipe, of.text, of.data)]
+        sides.append({run.seed: run.bpb for run in alike})
+    seeds = sorted(sides[0].keys() & sides[1].keys())
+    first, second = ([side[seed] for seed in seeds] for side in sides)
+    return [paired(first, second, 1.0, "seeds")] if len(seeds) > 1 else []

@@ -92,7 +92,7 @@ def test_options_of_generation_are_changed(here):
         "the prompt is empty; leave it out to begin a document",
     )
     spider(*words)
-    advised(refusal("chat", "r/a"), "cli/chat.py", "(docs/gpt.md), or use `spider generate`")
+    advised(refusal("chat", "r/a"), "cli/model.py", "(docs/gpt.md), or use `spider generate`")
     said = refusal(*words, "--prompt", "the " * 40, "--context", 8)
     advised(said, "evaluation/generate.py", "give its end only, or a larger context")
     spider(*words, "--prompt", "the ", "--context", 8)
@@ -111,7 +111,7 @@ def test_a_stage_is_named_and_evaluated(here):
     spider("report", "draw", "r/a")
     advised(
         refusal("verify", "results"),
-        "cli/verify.py",
+        "cli/inspect.py",
         "names no stage; give the folder of a stage, or RUN/STAGE",
     )
     for name in ("results/runs/r/a", "r/a"):

@@ -154,5 +154,5 @@ metric_list: [metric: acc]
     words = ("harness", stage, "--tasks", "choose", "--output", tmp_path / "harness.json")
     advised(refusal(*words), "evaluation/harness.py", "name --include DIR")
     said = refusal(*words, "--include", tmp_path, "--chat")
-    advised(said, "cli/harness.py", "the model was never trained on conversations; leave --chat out")
+    advised(said, "cli/evaluate.py", "the model was never trained on conversations; leave --chat out")
     spider(*words, "--include", tmp_path)

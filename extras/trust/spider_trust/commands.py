@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spider.checkpoints.records import COMPRESSED, Exported
+from spider.cli.inspect import ONLY, QUICK, WHICH, claimed, run_checks
 from spider.cli.session import (
     COUNT,
     FILE,
@@ -23,7 +24,6 @@ from spider.cli.session import (
     prepare_torch,
     take_gpu,
 )
-from spider.cli.verify import ONLY, QUICK, WHICH, claimed, run_checks
 from spider.common.results import root_of
 
 if TYPE_CHECKING:

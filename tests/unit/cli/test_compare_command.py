@@ -50,7 +50,7 @@ def test_documents_and_seeds_are_paired(results):
     lines = compare(results, "slow0", "fast0").output.splitlines()
     assert lines[0].endswith("documents") and lines[1].endswith("2 seeds") and len(lines) == 2
     lines = compare(results, "slow0", "slow1").output.splitlines()
-    advised(lines[1], "cli/compare.py", "train both with further seeds, such as")
+    advised(lines[1], "cli/inspect.py", "train both with further seeds, such as")
 
 
 def test_scores_of_other_text_and_of_an_earlier_version_are_refused(results):
@@ -58,10 +58,10 @@ def test_scores_of_other_text_and_of_an_earlier_version_are_refused(results):
     before = read_json(path)
     try:
         write_json(path, {key: value for key, value in before.items() if key != "document_bits"})
-        with refused("cli/compare.py", "evaluate both again, on more text"):
+        with refused("cli/inspect.py", "evaluate both again, on more text"):
             raise compare(results, "slow0", "fast0").exception
         write_json(path, before | {"text_sha256": "0" * 64})
-        with refused("cli/compare.py", "give both the same evaluation.data"):
+        with refused("cli/inspect.py", "give both the same evaluation.data"):
             raise compare(results, "slow0", "fast0").exception
     finally:
         write_json(path, before)
