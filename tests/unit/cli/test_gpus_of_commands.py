@@ -97,7 +97,7 @@ IMPORTED = [
     "evaluation.generate",
     "verify.score",
 ]
-IMPORTED += ["compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
+IMPORTED += ["checkpoints.compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
 IMPORTED += ["evaluation.harness"] * bool(find_spec("lm_eval"))
 
 #: Imports modules, and ends if one of them asks torch for GPUs.
