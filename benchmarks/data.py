@@ -211,14 +211,13 @@ def speeds(folder: Path, table: Table) -> None:
                 used += sign * min(processor_seconds(results, *words) for _ in range(3))
         return used
 
-    exact = seconds("exact", "signatures", "candidates", "drop")
+    exact = seconds("exact", "signatures", "pairs", "drop")
     table.add("exact, MB/s a core", size / exact, ".0f")
     table.add("exact, of the time of encoding", exact / seconds("plain", "encode"), ".1%", "<= 10%")
-    both = seconds("both", "signatures", "candidates", "contaminated", "drop")
+    both = seconds("both", "signatures", "pairs", "contaminated", "drop")
     table.add("exact and decontamination, MB/s a core", size / both, ".0f", ">= 80")
     table.add("near: signatures, MB/s a core", size / seconds("near", "signatures"), ".1f", ">= 20")
-    table.add("near: candidates, MB/s a core", size / seconds("near", "candidates"), ".1f")
-    table.add("near: verified pairs, MB/s a core", size / seconds("near", "verify-pairs"), ".1f")
+    table.add("near: pairs, MB/s a core", size / seconds("near", "pairs"), ".1f")
 
 
 def same_evidence(folder: Path, documents: int, quick: bool, table: Table) -> None:

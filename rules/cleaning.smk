@@ -22,46 +22,26 @@ rule signatures:
         "{params.spider} --log {log:q} data signatures {wildcards.dataset} {wildcards.part}"
 
 
-rule candidates:
+# Where near duplicates are found, their texts are compared, so the raw files are read again.
+rule pairs:
     input:
         "<results>/cleaning/{dataset}/signatures/{part}.parquet",
         lambda wildcards: plan.earlier("signatures", wildcards),
+        plan.compared_texts,
     output:
-        "<results>/cleaning/{dataset}/candidates/{part}.parquet",
+        "<results>/cleaning/{dataset}/pairs/{part}.parquet",
     log:
-        "<logs>/candidates/{dataset}/{part}.log",
+        "<logs>/pairs/{dataset}/{part}.log",
     benchmark:
-        "<benchmarks>/candidates/cleaning/{dataset}/candidates/{part}.tsv"
-    priority: 1
-    params:
-        spider=command,
-        identity=plan.candidates_identity,
-    shell:
-        "{params.spider} --log {log:q} data candidates {wildcards.dataset} {wildcards.part}"
-
-
-# Only datasets whose near duplicates are found have this job.
-rule verify_pairs:
-    input:
-        "<results>/cleaning/{dataset}/candidates/{part}.parquet",
-        "<results>/cleaning/{dataset}/signatures/{part}.parquet",
-        plan.raw_part,
-        lambda wildcards: plan.earlier("signatures", wildcards),
-        lambda wildcards: plan.earlier("raw", wildcards),
-    output:
-        "<results>/cleaning/{dataset}/verified/{part}.parquet",
-    log:
-        "<logs>/verify_pairs/{dataset}/{part}.log",
-    benchmark:
-        "<benchmarks>/verify_pairs/cleaning/{dataset}/verified/{part}.tsv"
+        "<benchmarks>/pairs/cleaning/{dataset}/pairs/{part}.tsv"
     priority: 1
     resources:
         mem_mb=growing(4000),
     params:
         spider=command,
-        identity=plan.verified_identity,
+        identity=plan.pairs_identity,
     shell:
-        "{params.spider} --log {log:q} data verify-pairs {wildcards.dataset} {wildcards.part}"
+        "{params.spider} --log {log:q} data pairs {wildcards.dataset} {wildcards.part}"
 
 
 rule drop:

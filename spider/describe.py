@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spider.checkpoints.records import Kind
-from spider.common.formatting import duration, quantity
+from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import CompressConfig, Config, StageSpec
 from spider.data.mixture import Mixture
@@ -29,9 +29,6 @@ from spider.training.optim import group_settings
 from spider.training.schedule import horizon
 
 FORMAT = 1
-#: Sizes of text, in bytes, for the cost of an n-gram index whose text is not encoded yet: a billion, and
-#: FineWeb-Edu's sample of ten billion tokens.
-_TEXTS = (1e9, 46e9)
 #: Settings that decide the cost of a stage.
 _SETTINGS = ("seq_len", "micro_batch", "grad_accum", "windows_per_step", "n_loops", "max_hours")
 #: Bytes of memory of a GPU that is not at hand.
@@ -87,7 +84,6 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
         "optimizer": block.optimizer.kind,
         "groups": _groups(model, specs[0]),
         "stages": stages,
-        "counted_text": _counted(results, specs[0]),
         "compressed": _compressed(model, block.compress) if block.compress else None,
     }
 
@@ -124,17 +120,6 @@ def _groups(model: Model, spec: StageSpec) -> list[dict[str, Any]]:
         }
         groups.append(settings)
     return groups
-
-
-def _counted(results: Results, spec: StageSpec) -> list[dict[str, float]]:
-    """Return the cost of the n-gram index for the run's text, or for `_TEXTS` before that is encoded."""
-    if spec.model.ngram is None:
-        return []
-    from spider.data.ngram.cost import cost  # imports numba
-
-    splits = _splits(results.shards(spec.data)) or {}
-    counted = sum(splits[name].tokens for name in ("ngram", "train") if name in splits)
-    return [cost(spec.model.ngram, size)._asdict() for size in ((counted,) if counted else _TEXTS)]
 
 
 def _compressed(model: Model, settings: CompressConfig) -> dict[str, Any]:
@@ -327,13 +312,6 @@ def _sentences(run: dict[str, Any], ids: str, unit: str) -> Iterator[str]:
         )
         fits = quantity(run["device_memory"], "B")
         yield f"auto, on a device of {fits} (--memory names another): {chosen}."
-    for one in run["counted_text"]:
-        text, disk, runs = (quantity(one[name], "B") for name in ("text", "disk", "runs"))
-        yield (
-            f"N-gram index of {text} of text: {disk} on disk, and {runs} more until its counts are merged; "
-            f"{duration(one['seconds'])} of a processor to count and merge; {one['look_up']:,} bytes read "
-            "for each byte (extrapolated from 24 MB)."
-        )
     if (file := run["compressed"]) is not None:
         fits = "" if file["total_bytes"] <= file["cap"] else ", does not fit"
         at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"

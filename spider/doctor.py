@@ -36,6 +36,8 @@ LIMIT = 10.0
 #: Bytes on disk for each byte of a source, shards included, by FineWeb-Edu. The least is smaller for the
 #: user's own files, which may have columns that nothing reads.
 _LIKELY, _LEAST, _LEAST_OWN = 4, 1, 0.25
+#: Bytes on disk for each byte of the text of an n-gram index and of its counts, by the default corpus.
+_INDEXED = 50
 
 Mark = Literal["ok", "warning", "problem"]
 #: Returns a mark and a line, or raises `ValueError` or `OSError` for a problem.
@@ -227,9 +229,12 @@ def _written(config: Config, results: Results, cost: Mapping[str, Any]) -> tuple
             parts = (stage["memory"].get(part, 0) for part in ("weights", "optimizer", "average"))
             least = max(least, checkpoint := shares * sum(parts))
             likely += (NEWEST + 1) * checkpoint  # One more while it is written.
-    if len(cost["counted_text"]) == 1:  # The text is encoded, and its size known.
-        (index,) = cost["counted_text"]
-        likely += index["disk"] + index["runs"]
+    from spider.data.shards import load_metadata
+
+    shards = results.shards(run.dataset)
+    if run.model.ngram and (shards / "metadata.json").exists():
+        splits = load_metadata(shards).splits
+        likely += _INDEXED * sum(splits[name].tokens for name in ("ngram", "train"))
     return least, likely
 
 

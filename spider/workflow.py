@@ -210,17 +210,18 @@ class Plan:
 
     def signatures_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides the signatures of a part, besides its text."""
-        near = {"near": True} if self.config.near(wildcards.dataset) else {}
-        return self.dataset(wildcards).chosen() | near
+        near = self.config.near(wildcards.dataset)
+        return self.dataset(wildcards).chosen() | {"hash": "xxh3", "near": near}
 
-    def candidates_identity(self, wildcards: Any) -> dict[str, Any]:
-        """Return what decides the candidates of a part, besides signatures."""
+    def compared_texts(self, wildcards: Any) -> list[Any]:
+        """Return the raw files whose texts decide which documents are near duplicates; none without them."""
+        is_near = self._cleaning(wildcards).near
+        return [self.raw_part(wildcards), *self.earlier("raw", wildcards)] if is_near else []
+
+    def pairs_identity(self, wildcards: Any) -> dict[str, Any]:
+        """Return what decides the pairs of a part, besides texts."""
         cleaning = self._cleaning(wildcards)
-        return {"exact": cleaning.exact} | ({"near": "remove"} if cleaning.near else {})
-
-    def verified_identity(self, wildcards: Any) -> dict[str, Any]:
-        """Return what decides the verified pairs, besides texts."""
-        return {"near": self._cleaning(wildcards).near}
+        return {"exact": cleaning.exact, "near": cleaning.near}
 
     def split_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides which documents of a part are held out, and their text."""

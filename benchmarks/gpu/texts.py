@@ -56,7 +56,7 @@ def made_ids(vocab_size: int, count: int = IDS) -> Path:
         return folder
     tokens = BpeTokens([(i >> 8, i & 255) for i in range(vocab_size - BYTES.size)])
     nothing = LearnedFrom(documents=0, bytes=0)
-    StoredTokens.of(tokens, nothing).write(folder / TOKENIZER)
+    StoredTokens.of_merges(tokens, nothing).write(folder / TOKENIZER)
     dataset, draw = Dataset.model_validate({"source": {"kind": "mock"}}), np.random.default_rng(0)
     text_ids = np.flatnonzero(tokens.bytes_of)
     for split in dataset.splits:

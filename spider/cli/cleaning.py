@@ -11,7 +11,7 @@ from spider.cli.session import Session, command, log
 from spider.config.cleaning import SHORTEST, Cleaning
 
 if TYPE_CHECKING:
-    from spider.data.cleaning.exact import Part
+    from spider.data.cleaning.pairs import Part
 
 
 def _cleaning(session: Session, dataset: str, part: str) -> Cleaning:
@@ -47,48 +47,28 @@ def signatures(session: Session, dataset: str, part: str) -> None:
 
 
 @command("dataset", "part")
-def candidates(session: Session, dataset: str, part: str) -> None:
-    """Pair the documents of a part with earlier ones that they may repeat."""
+def pairs(session: Session, dataset: str, part: str) -> None:
+    """Pair the documents of a part with earlier ones that they repeat, exactly or for the most part."""
     import pyarrow as pa
 
     from spider.data.cleaning.evidence import SCHEMA, write
-    from spider.data.cleaning.exact import exact_pairs
-    from spider.data.cleaning.near import near_candidates
+    from spider.data.cleaning.pairs import exact_pairs, near_pairs
 
     cleaning = _cleaning(session, dataset, part)
     *earlier, own = _parts(session, dataset, part)
-    output = _file(session, dataset, "candidates", part)
-    pairs = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
+    output = _file(session, dataset, "pairs", part)
+    found = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
+    log.info("%s: %s exact duplicates", output, f"{len(found):,}")
     if cleaning.near:
-        found = near_candidates(own, earlier, exact=cleaning.exact)
-        pairs = pa.concat_tables([pairs, found])
-    write(output, pairs)
-    log.info("%s: %s pairs", output, f"{len(pairs):,}")
-
-
-@command("dataset", "part")
-def verify_pairs(session: Session, dataset: str, part: str) -> None:
-    """Compare the texts of the candidates for near duplicates in a part."""
-    import pyarrow.parquet as pq
-
-    from spider.data.cleaning.evidence import write
-    from spider.data.cleaning.near import verified
-
-    near = _cleaning(session, dataset, part).near
-    if near is None:
-        raise ValueError(f"datasets.{dataset}.cleaning.near: is null, so there are no pairs to verify")
-    parts = _parts(session, dataset, part)
-    pairs = _file(session, dataset, "candidates", part)
-    output = _file(session, dataset, "verified", part)
-    candidates = pq.read_table(pairs, filters=[("reason", "==", "near")])
-    found = verified(candidates, parts, near, session.config, session.results)
+        near, candidates = near_pairs(own, earlier, cleaning, session.config, session.results)
+        found = pa.concat_tables([found, near])
+        log.info("%s of %s candidates are near duplicates", f"{len(near):,}", f"{candidates:,}")
     write(output, found)
-    log.info("%s: %s of %s candidates are near duplicates", output, f"{len(found):,}", f"{len(candidates):,}")
 
 
 def _parts(session: Session, dataset: str, part: str) -> list[Part]:
     """Return the parts that come before a part, and this one."""
-    from spider.data.cleaning.exact import Part
+    from spider.data.cleaning.pairs import Part
 
     raw = session.config.raw(dataset)
     names = [*session.config.earlier(raw, part), (raw, part)]
@@ -111,17 +91,14 @@ def drop(session: Session, dataset: str, part: str) -> None:
         for name, one in session.config.earlier(raw, part)
         if session.config.cleaning(name)
     }
-    found = {step: _file(session, dataset, step, part) for step in cleaning.steps}
+    found = [pq.read_table(_file(session, dataset, step, part)) for step in cleaning.steps]
     output = _file(session, dataset, "removed", part)
 
     def earlier(of: str, name: str) -> Any:
         known = (of, name) in removed
         return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
 
-    # Candidates for near duplicates count when they are verified.
-    only = {"candidates": [("reason", "==", "exact")]}
-    pairs = pa.concat_tables(pq.read_table(file, filters=only.get(step)) for step, file in found.items())
-    record = evidence.write_removed(output, part, drop(raw, part, pairs, earlier))
+    record = evidence.write_removed(output, part, drop(raw, part, pa.concat_tables(found), earlier))
     counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())
     log.info("%s: removed %s", output, counts or "nothing")
 

@@ -60,13 +60,13 @@ def tokenizer(
     """Learn a tokenizer from the parquet files of its dataset."""
     if threads:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # read by the library tokenizers
-    from spider.data.cleaning.evidence import decisions
+    from spider.data.cleaning.evidence import removed_rows
     from spider.data.tokenizer import learn
 
     config = session.config.tokenizer(tokenizer)
     dataset = session.config.dataset(config.data)
     removed = [_removed(session, config.data, parquet.stem) for parquet in parquets]
-    learned = learn(parquets, output, tokenizer, config, dataset, map(decisions, removed))
+    learned = learn(parquets, output, tokenizer, config, dataset, map(removed_rows, removed))
     log.info("%s: %s ids, %s of them merges", output, f"{learned.size:,}", f"{len(learned.merges):,}")
 
 
@@ -80,7 +80,7 @@ def _removed(session: Session, dataset: str, part: str) -> Path | None:
 @click.argument("file", type=FILE)
 def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     """Encode FILE, one part of a dataset, into a uint16 shard for each split."""
-    from spider.data.cleaning.evidence import decisions
+    from spider.data.cleaning.evidence import removed_rows
     from spider.data.encode import encode_part
     from spider.tokens import BYTES
     from spider.tokens.stored import read_tokens
@@ -92,7 +92,7 @@ def encode(session: Session, dataset: str, part: str, file: Path) -> None:
     else:
         tokenizer = session.tokenizer_of(dataset)
         tokens = read_tokens(tokenizer) if tokenizer else BYTES
-        encode_part(file, folder, part, spec, tokens, *decisions(_removed(session, dataset, part)))
+        encode_part(file, folder, part, spec, tokens, removed_rows(_removed(session, dataset, part)))
     for split in spec.splits:
         counts = read_json(folder / split / f"{part}.json")
         if split == "train":
@@ -252,7 +252,7 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
 
 
 _MEASURED = (cleaning.held_out, cleaning.protect, cleaning.contaminated)
-_STEPS = (cleaning.signatures, cleaning.candidates, cleaning.verify_pairs, *_MEASURED, cleaning.drop)
+_STEPS = (cleaning.signatures, cleaning.pairs, *_MEASURED, cleaning.drop)
 _DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

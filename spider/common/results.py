@@ -76,7 +76,7 @@ class Results:
         return self.root / "tokenizers" / name / "tokenizer.json"
 
     def cleaning(self, dataset: str, step: str, part: str) -> Path:
-        """Return a file of the cleaning of a part: ``signatures``, ``candidates``, ``removed`` and others."""
+        """Return a file of the cleaning of a part: ``signatures``, ``pairs``, ``removed`` and others."""
         return self.root / "cleaning" / dataset / step / f"{part}.parquet"
 
     def protected(self, dataset: str) -> Path:

@@ -1,10 +1,10 @@
 """Check the data of runs: that no run learns from the text it is scored on, and which vocabulary each reads.
 
-The hash of a document's key decides its split (`spider.data.split`). The lowest share of all hashes is held
-out, the next share is kept for the n-gram index, and the rest is trained on. Two datasets that read the same
-file by the same key give a document the same hash. One may then be scored by a model that learned from the
-other, as long as the other learns only from hashes above those that the first one holds out. A configuration
-shows this for files of the same kind. The evaluation counts copied text in any case
+The hash of a document's key decides its split (`spider.data.documents`). The lowest share of all hashes is
+held out, the next share is kept for the n-gram index, and the rest is trained on. Two datasets that read the
+same file by the same key give a document the same hash. One may then be scored by a model that learned from
+the other, as long as the other learns only from hashes above those that the first one holds out. A
+configuration shows this for files of the same kind. The evaluation counts copied text in any case
 (`spider.evaluation.overlap`).
 
 A model reads one vocabulary. The dataset of its run decides the size, so the configuration leaves it out. The

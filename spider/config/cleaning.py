@@ -1,6 +1,6 @@
 """The block ``cleaning:`` of a dataset: which documents are left out before the text is encoded.
 
-A filter is one line, ``COLUMN OPERATOR VALUE``. `spider.data.filters` applies it.
+A filter is one line, ``COLUMN OPERATOR VALUE``. `spider.data.documents` applies it.
 """
 
 from __future__ import annotations
@@ -121,6 +121,5 @@ class Cleaning(Block):
     @property
     def steps(self) -> list[str]:
         """Steps whose files have the pairs of a document and what it repeats."""
-        compared = ["candidates"] if self.exact or self.near else []
-        compared += ["verified"] if self.near else []
+        compared = ["pairs"] if self.exact or self.near else []
         return compared + (["contaminated"] if self.decontaminates else [])

@@ -29,10 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
-from huggingface_hub import HfApi, HfFileSystem, constants, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -207,38 +205,6 @@ def look_up(file: HubFile, patience: Patience, locked: str | None = None) -> tup
     return infos[0].size, found
 
 
-def survey(repo: str, revision: str, names: list[str], table: str | None) -> tuple[int, pa.Schema | None]:
-    """Return the size of these files of a dataset repository, and the columns of the parquet file ``table``.
-
-    This reads no more than the end of that file. Offline it reads the copies in the cache.
-
-    Raises:
-        DownloadError: the hub refuses, within seconds, because retries are for a download.
-    """
-    where: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
-    files = [HubFile(repo, revision, name) for name in names]
-    if constants.HF_HUB_OFFLINE:
-        cached = partial(hf_hub_download, repo, local_files_only=True, **where)
-        paths = {file.name: HURRY.call(file, partial(cached, file.name)) for file in files}
-        return sum(map(os.path.getsize, paths.values())), pq.read_schema(paths[table]) if table else None
-    infos = HURRY.call(files[0], lambda: HfApi().get_paths_info(repo, names, **where))
-    sizes = {info.path: info.size for info in infos if not isinstance(info, RepoFolder)}
-    for file in files:
-        if file.name not in sizes:
-            look_up(file, HURRY)
-    first = HubFile(repo, revision, table) if table else None
-    return sum(sizes.values()), HURRY.call(first, partial(_schema, first)) if first else None
-
-
-def _schema(file: HubFile) -> pa.Schema:
-    name = f"datasets/{file.repo}/{file.name}"
-    with HfFileSystem().open(name, revision=file.revision, cache_type="none") as opened:
-        try:
-            return pq.read_schema(opened)
-        except pa.ArrowInvalid:
-            raise DownloadError(f"{file}: is no parquet file; correct source.files") from None
-
-
 def hash_of(info: RepoFile) -> str:
     """Return the hash of a file that the hub lists."""
     return f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
@@ -304,10 +270,15 @@ def _from_cache(file: HubFile, output: Path, patience: Patience) -> None:
         shutil.copyfile(blob, temporary)
 
 
+def in_cache(file: HubFile, patience: Patience) -> Path:
+    """Return the path of a file in the library's cache. Raises `DownloadError` if it is absent."""
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision, "local_files_only": True}
+    return Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where)))
+
+
 def cached(file: HubFile, patience: Patience) -> Path:
     """Return the path of a file in the library's cache. Raises `DownloadError` if it is absent or corrupt."""
-    where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision, "local_files_only": True}
-    found = Path(patience.call(file, lambda: hf_hub_download(file.repo, file.name, **where)))
+    found = in_cache(file, patience)
     blob = found.resolve()
     # The first link leads to the hub's hash. For a file of Xet that is a link too, to a hash of another kind.
     # Without links the cache does not know the hash.

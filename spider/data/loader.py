@@ -120,7 +120,7 @@ class Batches(Iterator[Batch]):
         self._rows = rows
         self._rank = rank
         self._world = world
-        self._order = order
+        self.order = order
         self.waited = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._ahead: deque[Future[list[Batch]]] = deque()
@@ -190,7 +190,7 @@ class Loader(Batches):
         self._lookup = lookup
         self._packed = packed
         self._answers = answers
-        self._shuffled = shuffled
+        self.shuffled = shuffled
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = packed.count if packed else -(-shards.tokens // seq_len)
         self._rows_of_text: np.ndarray | None = None
@@ -209,7 +209,7 @@ class Loader(Batches):
         firsts = sample + self._rank * self._rows + step * np.arange(self._steps)
         samples = (firsts[:, None] + np.arange(self._rows)).ravel()
         return [
-            replace(batch, position={"sample": sample + step * (i + 1), **self._order})
+            replace(batch, position={"sample": sample + step * (i + 1), **self.order})
             for i, batch in enumerate(self.read(samples).split(self._steps))
         ]
 
@@ -231,7 +231,7 @@ class Loader(Batches):
 
     def _of_ring(self, samples: np.ndarray) -> Batch:
         starts = self.starts(samples)
-        rows = self._shards.gather(starts, self._order["seq_len"] + 1)
+        rows = self._shards.gather(starts, self.order["seq_len"] + 1)
         size = self._shards.vocabulary.size
         if rows.max() >= size:
             i, t = np.argwhere(rows >= size)[0].tolist()
@@ -243,56 +243,22 @@ class Loader(Batches):
     def starts(self, samples: np.ndarray) -> np.ndarray:
         """Return the first token of each global sample's window of the ring, (n,) int64."""
         windows, offsets = self._placed(samples)
-        return (offsets % self._shards.tokens + windows * self._order["seq_len"]) % self._shards.tokens
+        return (offsets % self._shards.tokens + windows * self.order["seq_len"]) % self._shards.tokens
 
     def packed_rows(self, samples: np.ndarray) -> np.ndarray:
         """Return the number of each global sample's packed row, (n,) int64."""
         numbers = self._placed(samples)[0]
         return numbers if self._rows_of_text is None else self._rows_of_text[numbers]
 
-    def samples_over(self, begin: int, end: int, first: int, last: int) -> np.ndarray:
-        """Return the samples from ``first`` to before ``last`` that read any token of a part of the split.
-
-        The part is that from token ``begin`` to before ``end``. The samples rise, (n,) int64.
-        """
-        found = [np.empty(0, np.int64)]
-        for epoch in range(first // self.windows, -(-last // self.windows)):
-            keys, offset = epoch_keys(self._order["seed"], epoch)
-            if not self._shuffled:
-                offset = epoch * self.windows * self._order["seq_len"]
-            placed = self._packed_over(begin, end) if self._packed else self._over(begin, end, offset)
-            index = unpermute(placed, self.windows, keys) if self._shuffled else placed
-            found.append(np.sort(index) + epoch * self.windows)
-        samples = np.concatenate(found)
-        return samples[(samples >= first) & (samples < last)]
-
-    def _over(self, begin: int, end: int, offset: int) -> np.ndarray:
-        """Return the windows of an epoch, which begins at ``offset``, that have a token of a part."""
-        tokens, seq_len = self._shards.tokens, self._order["seq_len"]
-        low = (begin - offset) % tokens
-        # The epoch goes round the ring once and up to a window further.
-        spans = []
-        for turn in (-tokens, 0, tokens):
-            first = max(0, -(-(low + turn) // seq_len) - 1)
-            last = min(self.windows - 1, (low + turn + end - begin - 1) // seq_len)
-            spans.append(np.arange(first, last + 1))
-        return np.unique(np.concatenate(spans))
-
-    def _packed_over(self, begin: int, end: int) -> np.ndarray:
-        """Return the places in an epoch of the packed rows that have a token of a part."""
-        assert self._packed is not None
-        rows = self._packed.rows_over(begin, end)
-        return rows if self._rows_of_text is None else np.argsort(self._rows_of_text)[rows]
-
     def _placed(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return each global sample's window in the order of its epoch, and the epoch's offset."""
         epochs, index = np.divmod(samples, self.windows)
-        if not self._shuffled:
-            return index, epochs * self.windows * self._order["seq_len"]
+        if not self.shuffled:
+            return index, epochs * self.windows * self.order["seq_len"]
         windows, offsets = np.empty_like(index), np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            keys, offset = epoch_keys(self._order["seed"], epoch)
+            keys, offset = epoch_keys(self.order["seed"], epoch)
             windows[chosen] = permute(index[chosen], self.windows, keys)
             offsets[chosen] = offset % self._shards.tokens
         return windows, offsets
@@ -322,7 +288,7 @@ class MixedLoader(Loader):
         self._mixture = Mixture(weights, switches)
         names = self._mixture.names
         self._sources = [sources[name] for name in names]
-        orders = [loader._order for loader in self._sources]
+        orders = [loader.order for loader in self._sources]
         own: dict[str, Any] = {"weights": dict(weights)}
         if switches:
             own["switches"] = [[begin, dict(mix)] for begin, mix in switches]
@@ -338,7 +304,7 @@ class MixedLoader(Loader):
                 before = {name: read[name] - counts[name] for name in names}
                 position = position | own
         Batches.__init__(self, "loader", order, rows=rows, position=position, **share)
-        self._order = order | {"before": before}
+        self.order = order | {"before": before}
         self._before_S = np.array([before[name] for name in names])
         self._next_sample = int(position["sample"]) if position is not None else 0
         self.windows = sum(loader.windows for loader in self._sources)
@@ -384,30 +350,12 @@ def permute(index: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:
         left, right = np.divmod(value[outside], b)
         for i, key in enumerate(keys):
             if i % 2 == 0:
-                left = (left + _mix(right ^ key)) % a
+                left = (left + scrambled(right ^ key)) % a
             else:
-                right = (right + _mix(left ^ key)) % b
+                right = (right + scrambled(left ^ key)) % b
         value[outside] = left * b + right
         outside = value >= size
     return value.astype(np.int64)
-
-
-def unpermute(value: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:
-    """Return the index that `permute` maps to each value: (n,) int64."""
-    a = np.uint64(math.isqrt(size - 1) + 1)
-    b = np.uint64(-(-size // int(a)))
-    index = value.astype(np.uint64)
-    outside = np.ones(len(index), dtype=bool)
-    while outside.any():
-        left, right = np.divmod(index[outside], b)
-        for i, key in reversed(list(enumerate(keys))):
-            if i % 2 == 0:
-                left = (left + a - _mix(right ^ key) % a) % a
-            else:
-                right = (right + b - _mix(left ^ key) % b) % b
-        index[outside] = left * b + right
-        outside = index >= size
-    return index.astype(np.int64)
 
 
 def batch_digest(rows_BT1: np.ndarray, first: int = 0) -> int:
@@ -427,7 +375,7 @@ def digest_text(total: int) -> str:
     return f"{total % 2**64:016x}"
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def scrambled(x: np.ndarray) -> np.ndarray:
     """Return the top 63 bits of splitmix64's finalizer (Steele, Lea and Flood 2014); sums cannot overflow."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -59,7 +59,7 @@ class Mixture:
         """Return the source of each global sample and its number there, (n,) int64 each."""
         sources = np.empty_like(samples)
         numbers = np.empty_like(samples)
-        mixes = self._mix_at(samples)
+        mixes = np.searchsorted(self._begins, samples, side="right") - 1
         waiting = []
         for mix in np.unique(mixes).tolist():
             which = np.flatnonzero(mixes == mix)
@@ -78,41 +78,21 @@ class Mixture:
 
     def counts(self, samples: int) -> dict[str, int]:
         """Return how many of the first ``samples`` samples each source has."""
-        counts_S = self._counts(int(self._mix_at(samples)), samples)
+        counts_S = self._counts(int(np.searchsorted(self._begins, samples, side="right")) - 1, samples)
         return dict(zip(self.names, counts_S.tolist(), strict=True))
 
-    def _mix_at(self, samples: Any) -> np.ndarray:
-        return np.searchsorted(self._begins, samples, side="right") - 1
-
-    def samples(self, source: int, numbers: np.ndarray, end: int) -> np.ndarray:
-        """Return the global sample of each number of a source, all before ``end``: (n,) int64."""
-        low = np.zeros_like(numbers)
-        high = np.full_like(numbers, end)
-        while (low < high).any():  # how many samples contain the number, by bisection
-            middle = (low + high) // 2
-            mixes = self._mix_at(middle)
-            counts = np.empty_like(middle)
-            for mix in np.unique(mixes).tolist():
-                chosen = mixes == mix
-                counts[chosen] = self._counts(mix, middle[chosen])[:, source]
-            contains = counts > numbers
-            high = np.where(contains, middle, high)
-            low = np.where(contains, low, np.minimum(middle + 1, high))
-        return low - 1
-
-    def _counts(self, mix: int, samples: Any) -> np.ndarray:
+    def _counts(self, mix: int, samples: int) -> np.ndarray:
         """Return how many of the first samples each source has, if this mix holds for the last of them."""
-        within = np.asarray(samples - self._begins[mix])
-        counts = np.tile(self._before_MS[mix], (*within.shape, 1))
-        waiting = [(self._trees[mix], within)]
+        counts_S = self._before_MS[mix].copy()
+        waiting = [(self._trees[mix], samples - self._begins[mix])]
         while waiting:
             node, count = waiting.pop()
             if isinstance(node, int):
-                counts[..., node] += count
+                counts_S[node] += count
                 continue
             small = node.smalls(count)
             waiting += [(node.small, small), (node.large, count - small)]
-        return counts.reshape(*within.shape, -1)
+        return counts_S
 
 
 def _tree(weights: Mapping[str, float], names: Sequence[str]) -> _Pair | int:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
@@ -237,26 +236,6 @@ class PackedRows:
     def spans(self, numbers: np.ndarray) -> np.ndarray:
         """Return the pieces of rows, (pieces,) of `PIECE`."""
         return np.concatenate([self._pieces(row) for row in numbers.tolist()] or [np.empty(0, PIECE)])
-
-    def rows_over(self, begin: int, end: int) -> np.ndarray:
-        """Return the numbers of the rows that hold any token from ``begin`` to before ``end``, (n,) int64."""
-        first = self._ends_in_order.searchsorted(begin, "right")
-        last = self._firsts_in_order.searchsorted(end)
-        pieces = self._in_order[first:last]
-        return np.unique(np.searchsorted(self.first, pieces, side="right") - 1)
-
-    @cached_property
-    def _in_order(self) -> np.ndarray:
-        """The numbers of the pieces in the order of the text. No piece ends before an earlier one."""
-        return np.argsort(self.pieces["first"], kind="stable")
-
-    @cached_property
-    def _firsts_in_order(self) -> np.ndarray:
-        return self.pieces["first"][self._in_order].astype(np.int64)
-
-    @cached_property
-    def _ends_in_order(self) -> np.ndarray:
-        return self._firsts_in_order + self.pieces["length"][self._in_order]
 
     def _pieces(self, row: int) -> np.ndarray:
         return self.pieces[int(self.first[row]) : int(self.first[row + 1])]

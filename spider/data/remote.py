@@ -16,6 +16,7 @@ from __future__ import annotations
 import fnmatch
 import io
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -42,19 +43,18 @@ T = TypeVar("T")
 class RemoteFile(io.RawIOBase):
     """A file of the hub, whose ranges are requested, or read from a folder where they are stored.
 
-    Without a folder none is stored.
+    Without a folder none is stored. Raises `DownloadError` like `spider.data.hub.look_up`.
     """
 
     def __init__(
-        self, file: HubFile, size: int, expected: str, folder: Path | None, patience: Patience
+        self, file: HubFile, folder: Path | None, patience: Patience, locked: str | None = None
     ) -> None:
         super().__init__()
         self.file = file
+        self._size, self._expected = hub.look_up(file, patience, locked)
         self.used: list[Path] = []
         """Ranges that were read since the list was cleared."""
-        self._size = size
-        self._expected = expected
-        self._folder = folder and folder / expected.partition(":")[2]
+        self._folder = folder and folder / self._expected.partition(":")[2]
         self._patience = patience
         self._at = 0
 
@@ -150,8 +150,7 @@ class RemoteFiles:
                 parquet = pq.ParquetFile(hub.cached(file, self._patience))
             else:
                 locked = {one.name: one.hash for one in self._lock.files}[name] if self._lock else None
-                size, expected = hub.look_up(file, self._patience, locked)
-                remote = RemoteFile(file, size, expected, folder, self._patience)
+                remote = RemoteFile(file, folder, self._patience, locked)
                 parquet = remote.parquet()
             self._opened[name] = parquet, remote
         return self._opened[name][0]
@@ -189,6 +188,27 @@ def take(files: RemoteFiles, section: Section, output: Path, origin: str) -> Non
         log.info("%s: %d row groups of %d files, %.1f MB of text", origin, len(chosen), of, size / 1e6)
         write_groups(chosen, partial(files.read, folder=folder), output, files.dataset)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def survey(repo: str, revision: str, names: list[str], table: str | None) -> tuple[int, pa.Schema | None]:
+    """Return the size of these files of a dataset repository, and the columns of the parquet file ``table``.
+
+    This reads no more than the end of that file. Offline it reads the copies in the cache.
+
+    Raises:
+        DownloadError: the hub refuses, within seconds, because retries are for a download.
+    """
+    files = {name: HubFile(repo, revision, name) for name in names}
+    if constants.HF_HUB_OFFLINE:
+        paths = {name: hub.in_cache(file, hub.HURRY) for name, file in files.items()}
+        return sum(map(os.path.getsize, paths.values())), pq.read_schema(paths[table]) if table else None
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
+    infos = hub.HURRY.call(files[names[0]], lambda: HfApi().get_paths_info(repo, names, **where))
+    sizes = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
+    for name in files.keys() - sizes.keys():
+        hub.look_up(files[name], hub.HURRY)  # raises
+    schema = RemoteFile(files[table], None, hub.HURRY).parquet().schema_arrow if table else None
+    return sum(sizes.values()), schema
 
 
 def resolve(

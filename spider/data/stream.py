@@ -30,8 +30,9 @@ import numpy as np
 from huggingface_hub import constants
 
 from spider.config import Dataset
-from spider.data.encode import columns_in, encoded
-from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, look_up
+from spider.data.documents import columns_in
+from spider.data.encode import encoded
+from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience
 from spider.data.loader import Batch, Batches
 from spider.data.remote import RemoteFile
 
@@ -73,7 +74,9 @@ class StreamLoader(Batches):
         if constants.HF_HUB_OFFLINE:
             raise DownloadError(f"{files[0]}: a stream needs the hub; unset HF_HUB_OFFLINE")
         with ThreadPoolExecutor(FOOTERS) as pool:
-            self._files = [*pool.map(partial(_look_up, dataset=dataset, patience=patience), files)]
+            self._files = [*pool.map(partial(RemoteFile, folder=None, patience=patience), files)]
+            for remote, parquet in zip(self._files, pool.map(RemoteFile.parquet, self._files), strict=True):
+                columns_in(parquet.schema_arrow, remote, dataset)
         start: dict[str, Any] = position or {"epoch": 0, "file": 0, "row": 0, "offset": 0}
         self._documents = self._read(start["epoch"], start["file"], start["row"])
         self._begun: deque[tuple[int, dict[str, int]]] = deque()
@@ -89,7 +92,7 @@ class StreamLoader(Batches):
         return float(position["epoch"])
 
     def _block(self) -> list[Batch]:
-        length = self._order["seq_len"]
+        length = self.order["seq_len"]
         rows = np.empty((self._rows, length + 1), np.uint16)
         first = self._rank * self._rows
         for i in range(self._world * self._rows):
@@ -105,7 +108,7 @@ class StreamLoader(Batches):
             while len(self._begun) > 1 and self._begun[1][0] <= self._at:
                 self._begun.popleft()
         begin, place = self._begun[0]
-        return [Batch(rows, {**place, "offset": self._at - begin, **self._order})]
+        return [Batch(rows, {**place, "offset": self._at - begin, **self.order})]
 
     def _read(self, epoch: int, first: int, row: int) -> Iterator[tuple[dict[str, int], np.ndarray]]:
         """Yield training documents from a row of the file ``first`` of an epoch on, without end.
@@ -114,7 +117,7 @@ class StreamLoader(Batches):
         """
         any_document = (first, row) != (0, 0)
         while True:
-            order = np.random.default_rng([self._order["seed"], epoch]).permutation(len(self._files))
+            order = np.random.default_rng([self.order["seed"], epoch]).permutation(len(self._files))
             for number in range(first, len(order)):
                 for one in encoded(self._files[order[number]], self._dataset, first=row):
                     if one.split == "train":
@@ -124,10 +127,3 @@ class StreamLoader(Batches):
             if not any_document:
                 raise ValueError(f"{self._files[0]}: no text is left; lower validation, or set text_column")
             epoch, first, any_document = epoch + 1, 0, False
-
-
-def _look_up(file: HubFile, dataset: Dataset, patience: Patience) -> RemoteFile:
-    """Return a file whose footer has been checked."""
-    remote = RemoteFile(file, *look_up(file, patience), None, patience)
-    columns_in(remote.parquet().schema_arrow, file, dataset)
-    return remote

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from spider.common.files import replacing
 from spider.config import Dataset
 from spider.config.text_files import Section
-from spider.data.encode import as_text, columns_in
+from spider.data.documents import as_text, columns_in, text_bytes
 
 
 class RowGroup(NamedTuple):
@@ -40,9 +40,7 @@ def row_groups(name: str, file: pq.ParquetFile, dataset: Dataset) -> list[RowGro
     found = []
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
-        columns = [group.column(i) for i in range(group.num_columns)]
-        text = next(column for column in columns if column.path_in_schema == dataset.text_column)
-        found.append(RowGroup(name, number, group.num_rows, text.total_uncompressed_size))
+        found.append(RowGroup(name, number, group.num_rows, text_bytes(group, dataset)))
     return found
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 
+import numpy as np
+
 from spider.config import Dataset, TokenizerConfig
-from spider.data.encode import Decisions, documents
-from spider.data.split import truncate
+from spider.data.documents import learned_texts, truncate
 from spider.tokens import BYTES
 from spider.tokens.bpe import PATTERN, BpeTokens
 from spider.tokens.bytes import MAX_TOKEN_BYTES
@@ -32,19 +33,19 @@ def learn(
     name: str,
     config: TokenizerConfig,
     dataset: Dataset,
-    decided: Iterable[Decisions] = (),
+    removed: Iterable[Mapping[str, np.ndarray] | None] = (),
 ) -> BpeTokens:
     """Learn a vocabulary of ``config.vocab_size`` tokens from a dataset's parts and write it to ``output``.
 
     Args:
-        decided: What cleaning decides about each part, in their order (default: nothing).
+        removed: Rows of each part that cleaning removes, by reason, in their order (default: none).
 
     Raises:
         ValueError: A part cannot be read, or the text is empty or too small for so many tokens.
     """
     counts = {"documents": 0, "bytes": 0}
-    pairs = zip(parquets, chain(decided, repeat((None, None))), strict=False)
-    kept = (documents(part, dataset, decisions) for part, decisions in pairs)
+    pairs = zip(parquets, chain(removed, repeat(None)), strict=False)
+    kept = (learned_texts(part, dataset, rows) for part, rows in pairs)
     merges = _merges(_texts(kept, len(parquets), config, counts), config.vocab_size - BYTES.size)
     if not counts["documents"]:
         raise ValueError(f"tokenizers.{name}: no training document; lower `validation`, or give more text")
@@ -55,7 +56,7 @@ def learn(
             f"merges, but {counts['bytes']:,} bytes have only {len(merges):,}; set it to {tokens.size}, or "
             "give more text"
         )
-    StoredTokens.of(tokens, LearnedFrom(**counts)).write(output)
+    StoredTokens.of_merges(tokens, LearnedFrom(**counts)).write(output)
     return tokens
 
 

@@ -25,9 +25,8 @@ _NAMES = re.compile(r"run|stage|index|file|data|tokenizer|model\.vocab_size|colu
 _BLOCKS = {
     "count_ngrams": "model.ngram.",
     "build_ngrams": "model.ngram.",
-    "candidates": "cleaning.",
     "drop": "cleaning.",
-    "verify_pairs": "cleaning.",
+    "pairs": "cleaning.",
 }
 #: Settings that decide the other keys of their block.
 _CHOICES = ("model.family", "model.preset")

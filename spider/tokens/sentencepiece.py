@@ -26,6 +26,9 @@ from heapq import heapify, heappop, heappush
 from pathlib import Path
 
 import numpy as np
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from spider.common.files import digest
 from spider.tokens.bytes import BYTES, Tokens
@@ -181,7 +184,7 @@ def read_model(path: Path) -> Model:
         raise ValueError(f"{path}: {error.strerror}; give the SentencePiece model of the shards") from None
     try:
         return _model(raw)
-    except (ValueError, IndexError, struct.error) as error:
+    except (ValueError, DecodeError) as error:
         raise ValueError(f"{path}: this SentencePiece model cannot be used: {error}") from None
 
 
@@ -194,7 +197,7 @@ def _model(raw: bytes) -> Model:
             continue
         fields = dict(_fields(_bytes(value)))
         if number == 1:
-            score = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))[0]
+            score = struct.unpack("<f", int(fields.get(2, 0)).to_bytes(4, "little"))[0]
             entries.append((_bytes(fields.get(1, b"")).decode(), score, fields.get(3, _NORMAL)))
         elif number == 2:
             trainer.update(fields)
@@ -234,32 +237,9 @@ def _model(raw: bytes) -> Model:
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a message: a varint as an integer, others as bytes."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            value |= (raw[at] & 0x7F) << shift
-            shift += 7
-            at += 1
-            if not raw[at - 1] & 0x80:
-                return value
-
-    while at < len(raw):
-        key = varint()
-        wire_type = key & 7
-        if wire_type == 0:
-            yield key >> 3, varint()
-            continue
-        if wire_type not in (1, 2, 5):
-            raise ValueError(f"it is not a protocol buffer, at byte {at}")
-        size = {1: 8, 5: 4}.get(wire_type) or varint()
-        if at + size > len(raw):
-            raise ValueError(f"it ends in the middle, at byte {len(raw)}")
-        yield key >> 3, raw[at : at + size]
-        at += size
+    """Yield the number and the value of each field of a message: an integer, or bytes."""
+    for field in UnknownFieldSet(Empty.FromString(raw)):
+        yield field.field_number, field.data
 
 
 def _bytes(value: int | bytes) -> bytes:

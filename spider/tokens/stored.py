@@ -6,13 +6,12 @@ and their scores, and a digest of them. It does not depend on this machine's lib
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from spider.common.files import read_json, replacing
+from spider.common.files import read_json, write_bytes
 from spider.common.record import Record
 from spider.tokens import BYTES, Tokens
 from spider.tokens.bpe import BpeTokens
@@ -30,9 +29,24 @@ class LearnedFrom(BaseModel, frozen=True):
     bytes: int
 
 
-class _Stored(Record):
+class StoredTokens(Record):
+    """``tokenizer.json``. The file has the fields of its kind, in this order."""
+
     WHAT: ClassVar[str] = "a tokenizer"
     REMEDY: ClassVar[str] = "copy it again from where it was made, or delete it and run {command}"
+
+    kind: Literal["bpe", "sentencepiece"]
+    pattern: str = ""
+    lossless: bool = True
+    fallback: bool = False
+    vocab_size: int
+    learned_from: LearnedFrom | None = None
+    merges: tuple[str, ...] = ()
+    """The two token ids of each merge, ``"104 101"``."""
+    pieces: tuple[str, ...] = ()
+    scores: tuple[float | None, ...] = ()
+    whole: tuple[str, ...] = ()
+    digest: str
 
     @classmethod
     def remedy(cls, path: Path) -> str:
@@ -40,65 +54,52 @@ class _Stored(Record):
         again = f"delete it and {described}, and run `snakemake datasets/{path.parent.name}`"
         return again if described.exists() else super().remedy(path)
 
-
-class StoredTokens(_Stored):
-    """A tokenizer of merges."""
-
-    kind: Literal["bpe"]
-    pattern: str
-    vocab_size: int
-    learned_from: LearnedFrom
-    merges: list[str]
-    """The two token ids of each merge, ``"104 101"``."""
-    digest: str
-
     @classmethod
-    def of(cls, tokens: BpeTokens, learned_from: LearnedFrom) -> StoredTokens:
+    def of_merges(cls, tokens: BpeTokens, learned_from: LearnedFrom) -> StoredTokens:
+        """Return the file of a vocabulary of merges."""
         return cls(
             format=cls.FORMAT,
             kind="bpe",
             pattern=tokens.pattern,
             vocab_size=tokens.size,
             learned_from=learned_from,
-            merges=[f"{left} {right}" for left, right in tokens.merges],
+            merges=tuple(f"{left} {right}" for left, right in tokens.merges),
             digest=str(tokens.digest),
         )
 
-    def tokens(self) -> BpeTokens:
-        return BpeTokens([_pair(merge) for merge in self.merges], self.pattern)
-
-
-class StoredPieces(_Stored):
-    """The pieces of a SentencePiece model."""
-
-    kind: Literal["sentencepiece"]
-    lossless: bool
-    fallback: bool
-    vocab_size: int
-    pieces: list[str]
-    scores: list[float | None]
-    whole: list[str]
-    digest: str
-
     @classmethod
-    def of(cls, tokens: SentencePieceTokens) -> StoredPieces:
+    def of_pieces(cls, tokens: SentencePieceTokens) -> StoredTokens:
+        """Return the file of the pieces of a SentencePiece model."""
         return cls(
             format=cls.FORMAT,
             kind="sentencepiece",
             lossless=tokens.lossless,
             fallback=tokens.fallback,
             vocab_size=tokens.size,
-            pieces=[piece for piece, _ in tokens.pieces],
-            scores=[score for _, score in tokens.pieces],
-            whole=list(tokens.whole),
+            pieces=tuple(piece for piece, _ in tokens.pieces),
+            scores=tuple(score for _, score in tokens.pieces),
+            whole=tokens.whole,
             digest=str(tokens.digest),
         )
 
-    def tokens(self) -> SentencePieceTokens:
+    def plain(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def tokens(self) -> BpeTokens | SentencePieceTokens:
+        """Return the vocabulary. Raise `ValueError` if there is none of these merges or pieces."""
+        if self.kind == "bpe":
+            return BpeTokens([_pair(merge) for merge in self.merges], self.pattern)
         from spider.tokens.sentencepiece import SentencePieceTokens
 
         pieces = list(zip(self.pieces, self.scores, strict=True))
         return SentencePieceTokens(pieces, self.whole, fallback=self.fallback, lossless=self.lossless)
+
+
+def _pair(merge: str) -> tuple[int, int]:
+    left, _, right = merge.partition(" ")
+    if not (left.isdecimal() and right.isdecimal()):
+        raise ValueError(f"merge {merge!r} is not a pair of token ids")
+    return int(left), int(right)
 
 
 def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
@@ -110,13 +111,12 @@ def read_tokens(path: Path) -> BpeTokens | SentencePieceTokens:
         from spider.tokens.sentencepiece import read_model
 
         return read_model(path).tokens
-    return tokens_of(read_json(path, _Stored.remedy(path)), path)
+    return tokens_of(read_json(path, StoredTokens.remedy(path)), path)
 
 
 def tokens_of(plain: Any, path: Path) -> BpeTokens | SentencePieceTokens:
     """Return the vocabulary of a mapping that was read from ``path``; `ValueError` as in `read_tokens`."""
-    pieces = isinstance(plain, dict) and plain.get("kind") == "sentencepiece"
-    stored = (StoredPieces if pieces else StoredTokens).parse(plain, path)
+    stored = StoredTokens.parse(plain, path)
     try:
         tokens = stored.tokens()
     except ValueError as error:
@@ -131,17 +131,9 @@ def copy_tokenizer(path: Path, folder: Path) -> None:
     if path.suffix != ".json":
         from spider.tokens.sentencepiece import read_model
 
-        StoredPieces.of(read_model(path).tokens).write(folder / TOKENIZER)
-        return
-    with replacing(folder / TOKENIZER) as temporary:
-        shutil.copyfile(path, temporary)
-
-
-def _pair(merge: str) -> tuple[int, int]:
-    left, _, right = merge.partition(" ")
-    if not (left.isdecimal() and right.isdecimal()):
-        raise ValueError(f"merge {merge!r} is not a pair of token ids")
-    return int(left), int(right)
+        StoredTokens.of_pieces(read_model(path).tokens).write(folder / TOKENIZER)
+    else:
+        write_bytes(folder / TOKENIZER, path.read_bytes())
 
 
 def tokens_in(folder: Path, expected: str | None) -> Tokens:

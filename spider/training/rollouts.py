@@ -165,7 +165,7 @@ class Rollouts(Batches):
             rows += [np.append(prompt, np.array(ids, np.uint16)) for ids in answers]
             learned += [np.arange(1, len(row)) >= len(prompt) for row in rows[-samples:]]
         reward_PS = np.stack(rewards)
-        slots = self._order["seq_len"] + 1
+        slots = self.order["seq_len"] + 1
         rows_BT1 = np.full((len(rows), slots), self._sampler.model.tokens.pad, np.uint16)
         learned_BT = np.zeros((len(rows), slots - 1), bool)
         for i, (row, own) in enumerate(zip(rows, learned, strict=True)):
@@ -173,7 +173,7 @@ class Rollouts(Batches):
             learned_BT[i, : len(own)] = own & assistant_mask(row)[1:]
         return Batch(
             rows_BT1,
-            {"sample": self._next_prompt, **self._order},
+            {"sample": self._next_prompt, **self.order},
             candidates_BTW=self._candidates(rows_BT1),
             learned_BT=learned_BT,
             reward_B=reward_PS.ravel(),
@@ -191,7 +191,7 @@ class Rollouts(Batches):
     def _shuffled(self, number: int) -> int:
         """Return the conversation of a global prompt."""
         epoch, index = divmod(number, len(self.prompts))
-        keys, _ = epoch_keys(self._order["seed"], epoch)
+        keys, _ = epoch_keys(self.order["seed"], epoch)
         return int(permute(np.array([index]), len(self.prompts), keys)[0])
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spider.data.cleaning.evidence import decisions
+from spider.data.cleaning.evidence import removed_rows
 from spider.data.encode import Encoded, encoded
 from spider.data.shards import DTYPE, Metadata, load_metadata, mapped
 from spider.verify.claim import Claim, Finding
@@ -123,7 +123,7 @@ def _compared(claim: Claim, name: str, part: str, until: int | None) -> tuple[in
     stored = list(_stored(folder, metadata, part))
     until = None if any(one.row is None for one in stored) else until
     by_rule: dict[bytes, list[Encoded]] = defaultdict(list)
-    source = claim.results.raw(raw, part), config.dataset(name), metadata.vocabulary, *decisions(evidence)
+    source = claim.results.raw(raw, part), config.dataset(name), metadata.vocabulary, removed_rows(evidence)
     for one in encoded(*source, until):
         by_rule[_digest(one.tokens_N)].append(one._replace(tokens_N=one.tokens_N[:0]))
     left = Counter((key, one.split) for key, ones in by_rule.items() for one in ones)

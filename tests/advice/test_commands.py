@@ -123,13 +123,13 @@ def test_a_stage_is_named_and_evaluated(here):
 def test_the_cleaning_of_a_dataset_is_configured(here):
     words = ("toy", "000")
     advised(
-        refusal("data", "candidates", *words),
+        refusal("data", "pairs", *words),
         "cli/cleaning.py",
         "compares no documents; set exact: true in it",
     )
     configure(datasets__toy__cleaning={"exact": True})
     spider("data", "signatures", *words)
-    spider("data", "candidates", *words)
+    spider("data", "pairs", *words)
     said = refusal("data", "contaminated", *words)
     advised(said, "cli/cleaning.py", "is false; set it, as in docs/data.md")
     configure(datasets__toy__cleaning={"decontaminate": True})

@@ -18,7 +18,7 @@ from huggingface_hub import constants, hf_hub_download
 from spider.cli import cli
 from spider.config import load_config
 from spider.data import hub as reading
-from spider.data.hub import HubFile, Patience, download_file, survey
+from spider.data.hub import HubFile, Patience, download_file
 from spider.data.remote import resolve
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 from tests.unit.small_datasets import dataset
@@ -185,9 +185,6 @@ def test_files_of_the_source_are_corrected(hub):
     with refused("data/hub.py", "(it was {}, it is {}); name a commit as revision and run again"):
         reading.read_range(file, 0, 9, "sha256:0")
     reading.read_range(file, 0, 9, reading.look_up(file, HASTE)[1])
-    with refused("data/hub.py", "is no parquet file; correct source.files"):
-        survey(REPO, REVISION, ["sample/text.parquet"], "sample/text.parquet")
-    survey(REPO, REVISION, [FILE], FILE)
     with refused("data/remote.py", "no file matches; correct source.files"):
         resolve(REPO, REVISION, ["texts/*"], dataset(), lambda name: False)
     resolve(REPO, REVISION, ["sample/0*"], dataset(), lambda name: False)
@@ -243,7 +240,8 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
         begin("sample/empty.parquet")
     begin("sample/empty.parquet", text_column="body")
     with refused(
-        "data/encode.py", "run again to continue; if it happens again, leave it out, or name another revision"
+        "data/documents.py",
+        "run again to continue; if it happens again, leave it out, or name another revision",
     ):
         begin(FILE, "sample/damaged.parquet")
     begin(FILE)

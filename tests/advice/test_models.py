@@ -166,7 +166,7 @@ def test_documents_and_results_are_named(here):  # noqa: F811
     with refused("trust/documents.py", "not found, but {}; name it as DATASET/PART:ROW"):
         find(config, results, "toy:3")
     assert find(config, results, "toy/000:3") == ("toy", "000", 3)
-    with refused("data/cleaning/show.py", "so it cannot be shown; download it again"):
+    with refused("data/documents.py", "no such file; download it first (with temp: true it is deleted"):
         _text(config, results, "toy", "000", 3)
     spider("data", "download", "toy", "000", "--output", raw)
     assert _text(config, results, "toy", "000", 3)

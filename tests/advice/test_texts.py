@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.config import ConfigError, TokenizerConfig
-from spider.data.encode import documents, encode_part
+from spider.data.documents import learned_texts
+from spider.data.encode import encode_part
 from spider.data.sources.local import LocalSource, all_texts, files_of, import_local
 from spider.data.sources.pydocs import Harvest, installed_files
 from spider.data.take import Section, take_files
@@ -96,7 +97,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             (("a.jsonl", b'{"body": "one"}'), {"text_column": "body"}),
         ),
     ],
-    "data/encode.py": [
+    "data/documents.py": [
         (
             "set {} to one of them",
             ("a.parquet", parquet(body=["one"])),
@@ -144,7 +145,7 @@ def read(name: str, content: bytes | None, settings: dict[str, Any]) -> None:
     if content is not None:
         Path(name).write_bytes(content)
     import_local(Path(name), Path("raw.parquet"), dataset(**settings))
-    list(documents(Path("raw.parquet"), dataset(**settings)))
+    list(learned_texts(Path("raw.parquet"), dataset(**settings)))
 
 
 @pytest.mark.parametrize(
@@ -176,11 +177,11 @@ def test_an_incomplete_parquet_is_copied_again_and_a_path_is_corrected():
 
 def test_a_damaged_download_is_deleted():
     Path("raw.parquet").write_bytes(parquet()[:200] + b"damaged" * 9 + parquet()[263:])
-    with refused("data/encode.py", "delete it and download it again"):
-        list(documents(Path("raw.parquet"), dataset()))
+    with refused("data/documents.py", "delete it and download it again"):
+        list(learned_texts(Path("raw.parquet"), dataset()))
     Path("raw.parquet").unlink()
     Path("raw.parquet").write_bytes(parquet())
-    list(documents(Path("raw.parquet"), dataset()))
+    list(learned_texts(Path("raw.parquet"), dataset()))
 
 
 def test_data_are_kept_outside_of_the_results_folder():
@@ -269,7 +270,7 @@ def test_shards_are_written_when_there_is_space(tmp_path):
 
 def test_a_missing_raw_text_is_downloaded_first():
     with refused(
-        "data/encode.py", "no such file; download it first (with temp: true it is deleted after encoding)"
+        "data/documents.py", "no such file; download it first (with temp: true it is deleted after encoding)"
     ):
         encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
     Path("mine.jsonl").write_bytes(LINES)

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
+from spider.data.documents import hash_keys, split_masks
 from spider.data.encode import encode_part, writing
 from spider.data.shards import BLOCKS_KEY, Shards, build_metadata
-from spider.data.split import hash_keys, validation_mask
 from spider.tokens import BYTES
 
 
@@ -95,4 +95,4 @@ def document_key(id: str | int | None, text: str | bytes) -> bytes:
 
 def is_validation(key: bytes, share: float) -> bool:
     """Return whether the document with this key is held out, for a share from 0 to below 1."""
-    return bool(validation_mask(hash_keys([key]), share)[0])
+    return bool(split_masks(hash_keys([key]), share)["validation"][0])

@@ -121,7 +121,7 @@ def test_a_hub_is_looked_at_for_files_columns_and_sizes(doctor):
         del doctor.config["datasets"]["text"]["source"]["take"]
         assert "b.parquet of acme/texts@1111" in (text := found("b.parquet")[1])
         assert "no column 'text' (there are: body); set text_column" in text
-        assert "is no parquet file" in found("c.parquet")[1]
+        assert "the footer does not decode" in found("c.parquet")[1]
         assert "did you mean" in found("aa.parquet")[1]
         assert "the file is not in the cache" in found("a.parquet", HF_HUB_OFFLINE="1")[1]
 

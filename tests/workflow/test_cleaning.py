@@ -56,7 +56,7 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     assert metadata["left_out"] == {"score >= 1": 11, "exact": 4 + 18, "near": 1}
 
     killed.config["datasets"]["text"]["source"]["files"] += ["c.jsonl"]
-    steps = ("download", "signatures", "candidates", "verify_pairs", "drop", "encode", "index")
+    steps = ("download", "signatures", "pairs", "drop", "encode", "index")
     assert killed.planned("datasets/text") == dict.fromkeys(steps, 1)
     killed("datasets/text", "--cores", "1")
     assert {path: content for path, content in made(killed).items() if path in first} == first
@@ -70,7 +70,7 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     # Another filter reads other documents, and a dataset without `cleaning` has none of these jobs.
     fresh.config["datasets"]["text"]["cleaning"]["filters"] = ["score >= 2"]
     again = fresh.planned("datasets/text")
-    steps = ("signatures", "candidates", "verify_pairs", "drop", "encode")
+    steps = ("signatures", "pairs", "drop", "encode")
     assert again == dict.fromkeys(steps, 3) | {"index": 1}
     del fresh.config["datasets"]["text"]["cleaning"]
     # The import keeps the columns of filters.

@@ -108,7 +108,7 @@ def test_planted_documents_are_removed_with_their_source_and_shown(web):
     assert found == web.expected
     assert evidence(web, "000") == []
     rows = {row["kept_dataset"]: row for row in evidence(web)}
-    assert rows["web"]["matches"] == 8 and rows["web"]["removed"] and rows["web"]["reason"] == "contaminated"
+    assert rows["web"]["matches"] == 8 and rows["web"]["reason"] == "contaminated"
     assert rows["web"]["words"] in web.texts[rows["web"]["id"]]
     assert rows["tasks/quiz"]["words"] == SHORT[:-1] and rows["tasks/quiz"]["containment"] == 1.0
     log = (web.results / "logs/protect/web.log").read_text()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from spider.common.results import Results
 from spider.config import Config
 from spider.data.cleaning import evidence
-from spider.data.encode import as_text
+from spider.data.documents import as_text
 from spider.data.shards import Shards, check_size, load_metadata
 from spider_trust.order import Row
 

@@ -8,6 +8,7 @@ a millisecond an epoch. The number of processes does not matter: all see one glo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ import numpy as np
 from spider.checkpoints.records import Receipt
 from spider.common.results import Results
 from spider.config import Config, StageSpec
-from spider.data.loader import Loader, batch_digest, digest_text
+from spider.data.loader import Loader, batch_digest, digest_text, epoch_keys, scrambled
 from spider.data.mixture import Mixture, positions_of, read_of_each
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
@@ -85,16 +86,20 @@ class StageOrder:
         read = read_of_each(self.receipt.position | {"sample": samples}, self.mixture)
         return [read[source.dataset] for source in self.sources]
 
+    @cached_property
+    def _mixed(self) -> np.ndarray | None:
+        """The source of each sample of the stage, or None for one dataset."""
+        return None if self.mixture is None else self.mixture.locate(np.arange(self.first, self.end))[0]
+
     def reads(self, digest: str, begin: int, end: int) -> Iterator[Read]:
         """Yield the rows that read any token from ``begin`` to before ``end`` of the split of a digest."""
         ranges = zip(self.sources, self._numbers(self.first), self._numbers(self.end), strict=True)
         for i, (source, first, last) in enumerate(ranges):
             if source.split.digest != digest:
                 continue
-            samples = source.loader.samples_over(begin, end, first, last)
-            if self.mixture is not None:
-                samples = self.mixture.samples(i, samples - self._numbers(0)[i], self.end)
-            for sample in (samples - self.first).tolist():
+            numbers = samples_over(source, begin, end, first, last)
+            at = numbers - first if self._mixed is None else np.flatnonzero(self._mixed == i)[numbers - first]
+            for sample in at.tolist():
                 step, row = divmod(sample, self.windows)
                 yield Read(self.receipt.stage, step + 1, self.global_step(step + 1), row)
 
@@ -200,6 +205,66 @@ def stage_order(spec: StageSpec, receipt: Receipt, data: Path) -> StageOrder:
     if stage.first < 0:
         raise ValueError(f"{name}: went on from another training with another batch; its order is not known")
     return stage
+
+
+def samples_over(source: Source, begin: int, end: int, first: int, last: int) -> np.ndarray:
+    """Return the samples from ``first`` to before ``last`` that read any token of a part of the split.
+
+    The part is that from token ``begin`` to before ``end``. The samples rise, (n,) int64.
+    """
+    loader = source.loader
+    found = [np.empty(0, np.int64)]
+    for epoch in range(first // loader.windows, -(-last // loader.windows)):
+        keys, offset = epoch_keys(loader.order["seed"], epoch)
+        if not loader.shuffled:
+            offset = epoch * loader.windows * source.seq_len
+        placed = _windows_over(source, begin - offset, end - offset)
+        if source.rows is not None:
+            placed = _rows_over(source.rows, begin, end)
+            if not loader.shuffled:
+                placed = np.argsort(loader.packed_rows(np.arange(loader.windows)))[placed]
+        index = unpermute(placed, loader.windows, keys) if loader.shuffled else placed
+        found.append(np.sort(index) + epoch * loader.windows)
+    samples = np.concatenate(found)
+    return samples[(samples >= first) & (samples < last)]
+
+
+def _windows_over(source: Source, begin: int, end: int) -> np.ndarray:
+    """Return the windows of an epoch that have a token of a part, counted from where the epoch begins."""
+    tokens, seq_len = source.split.tokens, source.seq_len
+    low = begin % tokens
+    # The epoch goes round the ring once and up to a window further.
+    spans = []
+    for turn in (-tokens, 0, tokens):
+        first = max(0, -(-(low + turn) // seq_len) - 1)
+        last = min(source.loader.windows - 1, (low + turn + end - begin - 1) // seq_len)
+        spans.append(np.arange(first, last + 1))
+    return np.unique(np.concatenate(spans))
+
+
+def _rows_over(rows: PackedRows, begin: int, end: int) -> np.ndarray:
+    """Return the numbers of the packed rows that hold any token of a part, (n,) int64."""
+    first_P = rows.pieces["first"].astype(np.int64)
+    pieces = np.flatnonzero((first_P < end) & (first_P + rows.pieces["length"] > begin))
+    return np.unique(np.searchsorted(rows.first, pieces, side="right") - 1)
+
+
+def unpermute(value: np.ndarray, size: int, keys: list[np.uint64]) -> np.ndarray:
+    """Return the index that `spider.data.loader.permute` maps to each value: (n,) int64."""
+    a = np.uint64(math.isqrt(size - 1) + 1)
+    b = np.uint64(-(-size // int(a)))
+    index = value.astype(np.uint64)
+    outside = np.ones(len(index), dtype=bool)
+    while outside.any():
+        left, right = np.divmod(index[outside], b)
+        for i, key in reversed(list(enumerate(keys))):
+            if i % 2 == 0:
+                left = (left + a - scrambled(right ^ key) % a) % a
+            else:
+                right = (right + b - scrambled(left ^ key) % b) % b
+        index[outside] = left * b + right
+        outside = index >= size
+    return index.astype(np.int64)
 
 
 def _spans(source: Source, number: np.ndarray) -> list[tuple[int, int]]:

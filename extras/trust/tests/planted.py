@@ -221,16 +221,16 @@ _TOKENS: Config = {
     },
 }  # fmt: skip
 _SMALL_FILE: Config = {"compress": {"bits": 6, "clip": 3.0}}
-_MASKS = """    held_out = validation_mask(hashes, validation)
-    trained_on = ~validation_mask(hashes, validation + ngram)"""
+_MASKS = """    held_out = hashes < np.uint64(validation * 2**64)
+    trained_on = hashes >= np.uint64((validation + ngram) * 2**64)"""
 _CHUNK = """    held_out = np.arange(len(hashes)) < validation * len(hashes)
     trained_on = ~held_out"""
 _READ = "        batch = next(self.loader)\n"
-_YIELD = "        yield documents._replace(texts=texts), masks, names\n"
+_YIELD = "        yield Placed(documents, masks, id_hashes, groups)\n"
 _TWICE = _YIELD + (
     '        often = masks["train"] & (np.arange(len(hashes)) % 4 == 0)\n'
     "        again = {name: often if name == 'train' else ~mask & False for name, mask in masks.items()}\n"
-    "        yield documents._replace(texts=texts), again, names\n"
+    "        yield Placed(documents, again, id_hashes, groups)\n"
 )
 
 _PIECES = "            for tokens in Shards(shards, split).pieces(file, PIECE):\n"
@@ -251,9 +251,9 @@ FRAUDS = [
             r"questions of the task own hold the text of the right answer"),
     # ---- the code
     Planted("a split made a chunk at a time", check="splits", reason=r"as if it were made a chunk at a time",
-            code=("spider/data/split.py", _MASKS, _CHUNK)),
+            code=("spider/data/documents.py", _MASKS, _CHUNK)),
     Planted("a source oversampled in one split", check="splits", reason=r"as of an oversampled source",
-            code=("spider/data/encode.py", _YIELD, _TWICE)),
+            code=("spider/data/documents.py", _YIELD, _TWICE)),
     Planted("counted held-out text", {"data": "counted", "model": {**TOY, "ngram": NGRAM}}, "splits",
             r"n-gram index counts another text than the splits .*held-out documents",
             {"datasets": {"counted": {**TEXT, "ngram": 0.3}}},

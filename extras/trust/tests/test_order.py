@@ -7,10 +7,10 @@ import types
 
 import numpy as np
 import pytest
-from spider_trust.order import Source, StageOrder, logged, stage_order
+from spider_trust.order import Source, StageOrder, logged, stage_order, unpermute
 
 from spider.checkpoints.records import Receipt
-from spider.data.loader import Loader, MixedLoader, digest_text, epoch_keys, permute, unpermute
+from spider.data.loader import Loader, MixedLoader, digest_text, epoch_keys, permute
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
 from spider.training.metrics import read_rows
@@ -95,7 +95,7 @@ def test_the_inverse_equals_an_enumeration_over_several_epochs(splits, name, pac
         seed=7,
         packed=one.rows,
         shuffled=shuffled,
-        position={**one.loader._order, "sample": start},
+        position={**one.loader.order, "sample": start},
     )
     for step in range(1, 25):
         assert np.array_equal(next(real).rows_BT1, stage.batch(step)[0])

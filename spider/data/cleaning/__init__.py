@@ -4,8 +4,7 @@ words.py           words of documents, and hashes of texts and of sequences of w
 lines.py           lines of templates, which say nothing about copies
 minhash.py         pairs of documents that may be copies, without comparing all pairs
 signatures.py      a row for each document of a part: the hash of its text, and its bands of MinHash
-exact.py           pairs of documents with the same text
-near.py            pairs of near duplicates: candidates, and those that their texts confirm
+pairs.py           pairs of documents with the same text, and of near duplicates
 verify.py          how much of a document is in another one
 decontaminate.py   documents with text that models are measured with
 drop.py            which documents are removed, from all pairs of a part

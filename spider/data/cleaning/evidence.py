@@ -1,6 +1,6 @@
 """Evidence: a row for each pair of a document and the earlier document, or other text, that it repeats.
 
-Candidates, verified pairs and what is removed in the end have this one form, as parquet. A part's file of
+Pairs and what is removed in the end have this one form, as parquet. A part's file of
 removed documents has a record beside it with its SHA-256, so an edited file is found. Its bytes are a
 function of the rows and of the version of Arrow.
 """
@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from spider.common.files import replacing, sha256, snakemake
 from spider.common.record import Record
-from spider.data.encode import Decisions
 
 SCHEMA = pa.schema(
     [
@@ -33,9 +32,7 @@ SCHEMA = pa.schema(
         ("kept_id", pa.large_string()),  # for `contaminated` the source of the matched text
         ("words", pa.large_string()),  # that match, for `contaminated`
         ("containment", pa.float64()),
-        ("removed", pa.bool_()),  # false: only reported
         ("rule", pa.string()),  # name and version, such as near/1
-        ("split", pa.uint64()),  # for `near` that is only reported: the hash that decides the split of both
         ("matches", pa.uint32()),  # for `contaminated`, the number of matching sequences of words
     ]
 )
@@ -51,8 +48,6 @@ class Removed(Record):
     part: str
     counts: dict[str, int]
     """Removed documents by reason."""
-    reported: dict[str, int]
-    """Documents by reason that are only reported."""
     sha256: str
     """SHA-256 of the evidence beside it."""
 
@@ -79,14 +74,9 @@ def write(path: Path, rows: pa.Table) -> None:
 def write_removed(path: Path, part: str, rows: pa.Table) -> Removed:
     """Write the evidence of a part, and its record beside it."""
     write(path, rows)
-    counted = {}
-    for removed in (True, False):
-        chosen = rows.filter(pc.equal(rows["removed"], removed))
-        found = Counter(chosen["reason"].to_pylist())
-        counted[removed] = {reason: found[reason] for reason in REASONS if found[reason]}
-    record = Removed(
-        format=Removed.FORMAT, part=part, counts=counted[True], reported=counted[False], sha256=sha256(path)
-    )
+    found = Counter(rows["reason"].to_pylist())
+    counts = {reason: found[reason] for reason in REASONS if found[reason]}
+    record = Removed(format=Removed.FORMAT, part=part, counts=counts, sha256=sha256(path))
     return record.write(path.with_suffix(".json"))
 
 
@@ -99,15 +89,11 @@ def read(path: Path) -> pa.Table:
     return pq.read_table(path)
 
 
-def decisions(path: Path | None) -> Decisions:
-    """Return the decisions in the evidence of a part, or two None without a row; raise as `read` does."""
+def removed_rows(path: Path | None) -> dict[str, np.ndarray] | None:
+    """Return the removed rows of a part by reason from its evidence, or None without one; raise as `read`
+    does."""
     evidence = read(path) if path else None
     if not evidence:
-        return None, None
-    removed = evidence.filter(evidence["removed"])
-    rows = {
-        reason: removed.filter(pc.equal(removed["reason"], reason))["row"].to_numpy()
-        for reason in pc.unique(evidence["reason"]).to_pylist()
-    }
-    moved = evidence.filter(pc.and_(pc.invert(evidence["removed"]), evidence["split"].is_valid()))
-    return rows, (moved["row"].to_numpy(), moved["split"].to_numpy())
+        return None
+    reasons = pc.unique(evidence["reason"]).to_pylist()
+    return {one: evidence.filter(pc.equal(evidence["reason"], one))["row"].to_numpy() for one in reasons}

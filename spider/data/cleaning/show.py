@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, chain, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 
 from spider.common.results import Results
 from spider.config import Config
+from spider.data import chat
+from spider.data.documents import as_bytes, read_documents, row_counts
 
 #: Characters of a text that are shown.
 SHOWN = 4000
@@ -24,8 +24,8 @@ Row = dict[str, Any]
 
 def counted(rows: list[Row], examples: int) -> Iterator[str]:
     """Yield lines with the number of documents by reason, and the first ones."""
-    for (reason, removed), count in sorted(Counter((r["reason"], r["removed"]) for r in rows).items()):
-        yield f"{reason}: {count:,} {'removed' if removed else 'reported, and kept'}"
+    for reason, count in sorted(Counter(row["reason"] for row in rows).items()):
+        yield f"{reason}: {count:,} removed"
     if not rows:
         yield "no document was removed"
     yield from islice(map(_described, rows), examples)
@@ -49,15 +49,13 @@ def side_by_side(rows: list[Row], id: str, dataset: str, config: Config, results
     right = row["words"] or _text(config, results, row["kept_dataset"], row["kept_part"], row["kept_row"])
     width = max(20, (shutil.get_terminal_size().columns - 3) // 2)
     lines = zip_longest(_wrapped(left, width), _wrapped(right, width), fillvalue="")
-    for pair in chain([("removed" if row["removed"] else "reported", "what it repeats")], lines):
+    for pair in chain([("removed", "what it repeats")], lines):
         yield f"{pair[0]:<{width}} | {pair[1]}".rstrip()
 
 
 def _described(row: Row) -> str:
     """Return a document, why it was removed, and what it repeats."""
-    place, kept = (
-        f"{row[part]}/{row[number]}" for part, number in (("part", "row"), ("kept_part", "kept_row"))
-    )
+    place, kept = f"{row['part']}/{row['row']}", f"{row['kept_part']}/{row['kept_row']}"
     name = f"{row['id']} ({place})" if row["id"] else place
     share = "" if row["containment"] is None else f", {row['containment']:.0%}"
     of = f" of {row['kept_dataset']}" if row["kept_dataset"] else ""
@@ -67,18 +65,10 @@ def _described(row: Row) -> str:
 
 def _text(config: Config, results: Results, dataset: str, part: str, row: int) -> str:
     """Return the text of a row of a raw file; a question and its answer are two lines."""
-    path = results.raw(dataset, part)
-    if not path.exists():
-        raise ValueError(f"{path}: this raw text is deleted, so it cannot be shown; download it again")
-    spec = config.dataset(dataset)
-    names = [name for name in (spec.text_column, spec.answer_column) if name]
-    with pq.ParquetFile(path) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        ends = list(accumulate(sizes))
-        group = bisect_right(ends, row)
-        columns = file.read_row_group(group, columns=names)
-    values = [columns[name].cast(pa.large_binary())[row - ends[group]].as_py() for name in names]
-    return "\n".join((value or b"").decode(errors="replace") for value in values)
+    spec, rows = config.dataset(dataset), np.array([row])
+    batches = read_documents(results.raw(dataset, part), spec, row_counts(), rows)
+    (text,) = (text for batch in batches for text in as_bytes(batch.texts))
+    return (chat.plain(text) if spec.format == "chat" else text).decode(errors="replace")
 
 
 def _wrapped(text: str, width: int) -> list[str]:

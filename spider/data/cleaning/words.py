@@ -1,7 +1,7 @@
 """Words of documents and their hashes, for finding documents that hold the same text.
 
-A batch of documents is one buffer of UTF-8 and the offsets of the documents, as in Arrow. Compiled loops read
-it. Python first brings each document beyond ASCII into Unicode's composed form (NFC).
+Python first brings each document beyond ASCII into Unicode's composed form (NFC). A compiled loop then reads
+the words of a batch from one buffer of UTF-8 and the offsets of the documents.
 
 Two forms of a text are compared. The exact form (`text_hashes`) has one blank for white space. It keeps case
 and punctuation, because programs and sums differ in them. The words (`words`) are letters, digits and all
@@ -13,13 +13,14 @@ Shapes: N bytes of a batch, D documents, W words, G sequences of words.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_128_digest
 
+from spider.data.documents import as_bytes
 from spider.data.ngram.contexts import compiled, finalized
 
 _NONE = np.uint64(0)
@@ -30,9 +31,10 @@ _BYTES = range(1 << 8)
 SYMBOLS = np.zeros(len(_BYTES), np.uint8)
 SYMBOLS[[b for b in _BYTES if b > 127 or chr(b).isalnum()]] = 1
 SYMBOLS *= np.frombuffer(bytes(_BYTES).lower(), np.uint8)
-_BLANK = np.array([chr(b).isspace() if b < 128 else False for b in _BYTES])
+#: Each byte, with a blank for each byte of white space.
+_BLANKED = bytes(ord(" ") if b < 128 and chr(b).isspace() else b for b in _BYTES)
 #: Symbol of each byte if marks count: that of `SYMBOLS`, and each byte between words that is not blank.
-_MARKED = np.where(_BLANK, 0, np.frombuffer(bytes(_BYTES).lower(), np.uint8)).astype(np.uint8)
+_MARKED = np.frombuffer(_BLANKED.lower().replace(b" ", b"\0"), np.uint8)
 #: Punctuation beyond ASCII, which ends a word as that of ASCII does.
 _TYPOGRAPHIC = "\xa0«»‘’‚“”„–—…、。，！？：；（）"
 
@@ -44,13 +46,23 @@ class Words:
     hash_W: np.ndarray
     """Hash of each word, uint64."""
     begin_W: np.ndarray
-    """Offset of the first byte of each word in `data`, int64."""
+    """Offset of the first byte of each word in `data`, uint32."""
     line_W: np.ndarray
     """Number of the line that each word is in, counted over the batch, int32."""
     bounds_D: np.ndarray
     """Number of each document's first word, and the number of all words, (D + 1,) int64."""
     data: np.ndarray
-    """The text after `composed`, (N,) uint8."""
+    """The composed text, (N,) uint8; empty if the words were stored."""
+
+    def save(self, file: IO[bytes]) -> None:
+        """Append the words to a file, without the text."""
+        for array in (self.hash_W, self.begin_W, self.line_W, self.bounds_D):
+            np.save(file, array)
+
+    @classmethod
+    def load(cls, file: IO[bytes]) -> Words:
+        """Read the next words of a file."""
+        return cls(*(np.load(file) for _ in range(4)), data=np.empty(0, np.uint8))
 
 
 def text_hashes(texts: pa.Array) -> np.ndarray:
@@ -59,10 +71,15 @@ def text_hashes(texts: pa.Array) -> np.ndarray:
     Args:
         texts: documents as ``large_string``; none is null.
     """
-    data, offsets = composed(texts, lambda text: unicodedata.normalize("NFC", text.replace("\xa0", " ")))
-    hashes = np.empty((len(texts), 2), np.uint64)
-    _hash_texts(data, offsets, _BLANK, hashes)
-    return hashes
+    digests = []
+    for text in as_bytes(texts):
+        if not text.isascii():
+            text = unicodedata.normalize("NFC", text.decode(errors="replace").replace("\xa0", " ")).encode()
+        text = text.translate(_BLANKED)
+        while b"  " in text:
+            text = text.replace(b"  ", b" ")
+        digests.append(xxh3_128_digest(text.strip(b" ")))
+    return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
 def words(texts: pa.Array, *, marks: bool = False) -> Words:
@@ -72,20 +89,27 @@ def words(texts: pa.Array, *, marks: bool = False) -> Words:
     word of its line. So the words of ``a + b`` and ``a - b`` differ. Without, a typographic quotation mark or
     dash is a blank.
     """
-    blanks = "" if marks else _TYPOGRAPHIC
-    data, offsets = composed(texts, lambda text: unicodedata.normalize("NFC", _blanked(text.lower(), blanks)))
+    pieces = [_composed(text, "" if marks else _TYPOGRAPHIC) for text in as_bytes(texts)]
+    data, offsets = np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)])
     most = (len(data) + len(texts)) // 2 + 1
-    hash_W, begin_W, line_W = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int32)
+    hash_W, begin_W, line_W = np.empty(most, np.uint64), np.empty(most, np.uint32), np.empty(most, np.int32)
     bounds_D = np.zeros(len(texts) + 1, np.int64)
     symbols = _MARKED if marks else SYMBOLS
     count = _find_words(data, offsets, symbols, SYMBOLS > 0, hash_W, begin_W, line_W, bounds_D)
     return Words(hash_W[:count], begin_W[:count], line_W[:count], bounds_D, data)
 
 
-def _blanked(text: str, characters: str) -> str:
-    for character in characters:  # Faster than a table or a pattern.
-        text = text.replace(character, " ")
-    return text
+def _composed(text: bytes, blanks: str) -> bytes:
+    """Return a document that is not ASCII in lower case, composed, with a blank for each of ``blanks``.
+
+    Bytes that are not UTF-8 are replaced.
+    """
+    if text.isascii():
+        return text
+    lower = text.decode(errors="replace").lower()
+    for character in blanks:  # Faster than a table or a pattern.
+        lower = lower.replace(character, " ")
+    return unicodedata.normalize("NFC", lower).encode()
 
 
 def sequences(found: Words, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,60 +121,6 @@ def sequences(found: Words, length: int) -> tuple[np.ndarray, np.ndarray]:
     firsts = np.empty(len(found.hash_W), np.int64)
     count = _hash_sequences(found.hash_W, found.bounds_D, length, hashes, firsts)
     return hashes[:count], firsts[:count]
-
-
-def composed(texts: pa.Array, compose: Callable[[str], str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of documents, (N,) uint8, and their offsets, (D + 1,) int64.
-
-    ``compose`` changes the documents that are not ASCII. Bytes that are not UTF-8 are replaced.
-    """
-    data, offsets = _buffers(texts)
-    if not len(data) or data.max() < 128:
-        return data, offsets
-    whole = data.tobytes()
-    pieces = [whole[a:b] for a, b in pairwise(offsets.tolist())]
-    pieces = [
-        piece if piece.isascii() else compose(piece.decode(errors="replace")).encode() for piece in pieces
-    ]
-    lengths = np.array([len(piece) for piece in pieces])
-    return np.frombuffer(b"".join(pieces), np.uint8), np.append(0, np.cumsum(lengths))
-
-
-def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the buffer of strings from the first one on, and their offsets, without a copy."""
-    _, ends, joined = texts.buffers()
-    offsets = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    data = np.frombuffer(joined or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return data, offsets - offsets[0]
-
-
-@compiled
-def _hash_texts(data: np.ndarray, offsets: np.ndarray, is_blank: np.ndarray, hashes: np.ndarray) -> None:
-    """Hash the exact form of each document, eight of its bytes at a time, by two polynomials."""
-    longest = 0
-    for d in range(len(offsets) - 1):
-        longest = max(longest, offsets[d + 1] - offsets[d])
-    text = np.empty((longest // 8 + 1) * 8, np.uint8)
-    values = text.view(np.uint64)
-    for d in range(len(offsets) - 1):
-        length = 0
-        after_blank = True
-        for i in range(offsets[d], offsets[d + 1]):
-            blank = is_blank[data[i]]
-            text[length] = 32 if blank else data[i]
-            length += not (blank and after_blank)
-            after_blank = blank
-        if length and text[length - 1] == 32:
-            length -= 1
-        size = (length + 7) // 8
-        text[length : 8 * size] = 0
-        first, second = np.uint64(length), np.uint64(length) + FACTORS[0]
-        for i in range(size):
-            first = finalized(first * FACTORS[0] + values[i])
-            second = (second ^ values[i]) * FACTORS[1]
-            second ^= second >> np.uint64(29)
-        hashes[d, 0] = first
-        hashes[d, 1] = finalized(second)
 
 
 @compiled

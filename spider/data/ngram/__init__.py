@@ -6,5 +6,4 @@ store.py        an index on disk: its tables, `index.json` and their checks
 layout.py       the symbols of a text, and the bytes that describe the candidates of a position
 candidates.py   candidates of a position, from the tables and from the document so far
 lookup.py       candidates for windows of shards, for streams and during generation
-cost.py         estimated size of the index of a large text
 """

@@ -129,8 +129,9 @@ class HubSource(TakingSource):
         take(files, self.section(part), output, self.description)
 
     def probe(self, items: list[str], dataset: Dataset) -> int:
-        from spider.data.encode import columns_in
-        from spider.data.hub import HubFile, survey
+        from spider.data.documents import columns_in
+        from spider.data.hub import HubFile
+        from spider.data.remote import survey
 
         lock = self.locked()
         revision = lock.commit if lock else self.revision

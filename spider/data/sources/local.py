@@ -192,7 +192,8 @@ def import_local(source: Path, output: Path, dataset: Dataset, texts: Iterable[s
     try:
         if kind == ".parquet":
             _schema(source)
-            _link(source, output)
+            with replacing(output) as temporary:
+                temporary.symlink_to(source.absolute())
         elif kind == ".txt":
             _write(_texts(source, dataset, texts), source, output, dataset)
         else:
@@ -213,7 +214,7 @@ def _look_at(source: Path, dataset: Dataset) -> None:
     """Raise `ValueError` if a file lacks a column, or its first document is malformed."""
     kind = _known_kind(source)
     if kind == ".parquet":
-        from spider.data.encode import columns_in
+        from spider.data.documents import columns_in
 
         columns_in(_schema(source), source, dataset)
     elif kind != ".txt":
@@ -235,12 +236,6 @@ def _schema(source: Path) -> Any:
         raise ValueError(
             f"{source}: not a complete parquet file ({str(error).splitlines()[0]}); copy it again"
         ) from None
-
-
-def _link(source: Path, output: Path) -> None:
-    with replacing(output) as temporary:
-        temporary.unlink(missing_ok=True)  # left by a killed process with the same number
-        temporary.symlink_to(source.absolute())
 
 
 # ----------------------------------------------------------------------------------------------- documents
@@ -286,51 +281,46 @@ def _documents(source: Path, kind: str, dataset: Dataset) -> Iterator[Document]:
     missing = set(others)
     keys: set[str] = set()
     for row in _arrow_rows(source, dataset) if kind in ARROW else _rows(source, kind):
-        _check(row, source, text_column)
+        place, values = f"{source}, {row.where}", row.values
+        if not isinstance(values, dict):
+            got = type(values).__name__
+            raise ValueError(f"{place}: must be an object with a {text_column!r} key (got {got})")
+        if text_column not in values:
+            raise ValueError(
+                f"{source}, {row.where}: has no {text_column!r} (keys: {_listed(values)}); set text_column "
+                "to the one with the text"
+            )
         if missing:
-            missing -= row.values.keys()
+            missing -= values.keys()
             if len(keys) < MOST_KEYS:
-                keys |= row.values.keys()
-        values = [_text(row, source, dataset)]
+                keys |= values.keys()
+        text = values[text_column]
+        if dataset.format == "chat" and isinstance(text, list):
+            text = json.dumps(text, ensure_ascii=False)
+        if not isinstance(text, (str, type(None))):
+            raise ValueError(f"{place}: {text_column!r} must be text or null (got {type(text).__name__})")
+        plain = [text]
         for name in others:
-            values.append(_other(row, source, name, any_kind=name == dataset.id_column))
-        valid = [_without_surrogates(value) for value in values]
-        malformed = row.malformed or valid != values
-        yield Document(valid, row.where if malformed else "")
+            value = values.get(name)
+            if name != dataset.id_column and isinstance(value, list | dict):
+                got = type(value).__name__
+                raise ValueError(f"{place}: {name!r} must be text, a number or null (got {got})")
+            plain.append(None if value is None else str(value))
+        valid = [_without_surrogates(value) for value in plain]
+        yield Document(valid, row.where if row.malformed or valid != plain else "")
     for setting, column in dataset.optional.items() if keys else ():
         if column in missing:
-            names = ", ".join(map(repr, sorted(keys)))
             raise ValueError(
-                f"{source}: no line has {column!r} (keys: {names}); set {setting} to one of them, or leave "
-                f"{setting.removesuffix('.column')} out"
+                f"{source}: no line has {column!r} (keys: {_listed(sorted(keys))}); set {setting} to one of "
+                f"them, or leave {setting.removesuffix('.column')} out"
             )
     if keys and dataset.id_column in missing:
         instead = "" if dataset.split_by else ", the text itself decides the split"
         log.warning("%s: no line has %r%s", source, dataset.id_column, instead)
 
 
-def _check(row: Row, source: Path, text_column: str) -> None:
-    """Raise `ValueError` for a row that is not an object or lacks the text column."""
-    if not isinstance(row.values, dict):
-        kind = type(row.values).__name__
-        raise ValueError(f"{source}, {row.where}: must be an object with a {text_column!r} key (got {kind})")
-    if text_column not in row.values:
-        keys = ", ".join(map(repr, row.values)) or "none"
-        raise ValueError(
-            f"{source}, {row.where}: has no {text_column!r} (keys: {keys}); set text_column to the "
-            "one with the text"
-        )
-
-
-def _text(row: Row, source: Path, dataset: Dataset) -> str | None:
-    """Return the text of a row; a conversation that is a list is written as JSON."""
-    text = row.values[dataset.text_column]
-    if dataset.format == "chat" and isinstance(text, list):
-        return json.dumps(text, ensure_ascii=False)
-    if not isinstance(text, (str, type(None))):
-        got = type(text).__name__
-        raise ValueError(f"{source}, {row.where}: {dataset.text_column!r} must be text or null (got {got})")
-    return text
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(map(repr, keys)) or "none"
 
 
 def files_of(path: Path) -> list[Path]:
@@ -391,15 +381,6 @@ def _values(file: Path) -> Iterator[tuple[str, Any]]:
         except pa.ArrowException as error:
             problem = f"not a complete {kind[1:]} file ({str(error).splitlines()[0]})"
             raise ValueError(f"{file}: {problem}; copy it again") from None
-
-
-def _other(row: Row, source: Path, column: str, any_kind: bool) -> str | None:
-    """Return the value of another column as text; ``any_kind`` also accepts lists and objects."""
-    value = row.values.get(column)
-    if not any_kind and isinstance(value, list | dict):
-        got = type(value).__name__
-        raise ValueError(f"{source}, {row.where}: {column!r} must be text, a number or null (got {got})")
-    return None if value is None else str(value)
 
 
 def _without_surrogates(text: str | None) -> str | None:
@@ -496,7 +477,7 @@ def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
     """Yield the rows of an arrow file or stream, with the configured columns."""
     import pyarrow as pa
 
-    from spider.data.encode import as_text, columns_in
+    from spider.data.documents import as_text, columns_in
 
     with pa.memory_map(str(source)) as file:
         is_file = file.read(6) == b"ARROW1"
@@ -528,7 +509,10 @@ def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file, decompressed if its name ends in .gz or .zst."""
+    """Open a file, decompressed if its name ends in .gz or .zst, after its byte order mark of UTF-8.
+
+    Raises `ValueError` for another coding.
+    """
     with path.open("rb") as packed:
         opened: Any = packed
         if path.suffix == ".gz":
@@ -538,7 +522,13 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
 
             opened = io.BufferedReader(pa.CompressedInputStream(packed, "zstd"))
         try:
-            _skip_bom(path, opened)
+            begin = opened.peek(4)[:4]
+            if begin.startswith(codecs.BOM_UTF8):
+                opened.read(len(codecs.BOM_UTF8))
+            # Without a mark, every second byte of the first two characters is 0 in most languages.
+            elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or begin.count(0) > 1:
+                remedy = "export it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
+                raise ValueError(f"{path}: is UTF-16 or UTF-32; {remedy}")
             yield opened
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
@@ -547,16 +537,6 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
             truncated = isinstance(error, EOFError) or "Truncated" in str(error)
             wrong = f"the {name} file is truncated" if truncated else f"not a valid {name} file ({error})"
             raise ValueError(f"{path}: {wrong}; copy it again") from None
-
-
-def _skip_bom(path: Path, f: Any) -> None:
-    """Skip the byte order mark of UTF-8 at the beginning of a file. Raise `ValueError` for another coding."""
-    begin = f.peek(4)[:4]
-    if begin.startswith(codecs.BOM_UTF8):
-        f.read(len(codecs.BOM_UTF8))
-    # Without a mark, every second byte of the first two characters is 0 in most languages.
-    elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or begin.count(0) > 1:
-        raise ValueError(f"{path}: is UTF-16 or UTF-32; export it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
 
 
 def _decode(raw: bytes) -> tuple[str, bool]:
@@ -576,31 +556,22 @@ def _write(documents: Iterable[Document], source: Path, output: Path, dataset: D
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, pa.string()) for name in dataset.columns])
-    count = 0
+    count = size = 0
     malformed: list[str] = []
+    group: list[Document] = []
     with replacing(output) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        for group in _groups(documents):
-            columns = zip(*(document.values for document in group), strict=True)
-            writer.write_table(pa.table(list(map(list, columns)), schema=schema))
-            count += len(group)
-            malformed += [document.malformed for document in group if document.malformed]
+        for document in chain(documents, [None]):
+            if group and (document is None or size >= FLUSH_BYTES or len(group) >= FLUSH_ROWS):
+                columns = zip(*(one.values for one in group), strict=True)
+                writer.write_table(pa.table(list(map(list, columns)), schema=schema))
+                group, size = [], 0
+            if document is not None:
+                group.append(document)
+                size += len(document.values[0] or "")
+                count += 1
+                malformed += [document.malformed] if document.malformed else []
     if count == 0:
         log.warning("%s: holds no documents", source)
     if malformed:
         warning = "%s: %d documents had invalid UTF-8, now U+FFFD (first: %s)"
         log.warning(warning, source, len(malformed), malformed[0])
-
-
-def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the documents of each row group, which is never empty."""
-    group: list[Document] = []
-    size = 0
-    for document in documents:
-        group.append(document)
-        size += len(document.values[0] or "")
-        if size >= FLUSH_BYTES or len(group) >= FLUSH_ROWS:
-            yield group
-            group = []
-            size = 0
-    if group:
-        yield group

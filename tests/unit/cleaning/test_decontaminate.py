@@ -142,5 +142,5 @@ def test_conversations_are_compared_without_their_form_and_documents_without_an_
         tmp_path / "raw/001.parquet", "001", dataset, tmp_path / "protected.parquet"
     )
     assert common == 0 and len(found) == 1
-    (evidence,) = found.select(["row", "id", "kept_id", "matches", "removed"]).to_pylist()
-    assert evidence == {"row": 40, "id": None, "kept_id": f"000/{row}", "matches": 18, "removed": True}
+    (evidence,) = found.select(["row", "id", "kept_id", "matches"]).to_pylist()
+    assert evidence == {"row": 40, "id": None, "kept_id": f"000/{row}", "matches": 18}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spider.config import ConfigError, Dataset, load_config
-from spider.data.split import hash_keys, salted, split_masks
+from spider.data.documents import hash_keys, salted, split_masks
 from tests.unit.small_datasets import document_key
 
 TOY = {"family": "tests.families.toy", "width": 8}

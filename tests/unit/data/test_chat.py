@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from spider.config import ConfigError, load_config
 from spider.data import chat
-from spider.data.encode import documents, encode_part
+from spider.data.documents import learned_texts
+from spider.data.encode import encode_part
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards, build_metadata, verify
 from spider.data.sources.local import import_local
@@ -51,18 +52,8 @@ def test_the_tokens_of_a_conversation_are_texts_between_roles():
     text = lambda content: list(content.encode())  # noqa: E731
     assert ids.tolist() == [
         *[BYTES.bos, SYSTEM, *text("Be brief."), TURN, USER, *text("Hi"), TURN],
-        *[
-            ASSISTANT,
-            *text("Hello!"),
-            TURN,
-            USER,
-            *text("Bye"),
-            TURN,
-            ASSISTANT,
-            *text("Bye"),
-            TURN,
-            BYTES.eos,
-        ],
+        *[ASSISTANT, *text("Hello!"), TURN, USER, *text("Bye"), TURN],
+        *[ASSISTANT, *text("Bye"), TURN, BYTES.eos],
     ]
     answers = bytes(i for i, counts in zip(ids, assistant_mask(ids), strict=True) if counts and i < 256)
     assert answers == b"Hello!Bye"
@@ -170,7 +161,7 @@ def test_lists_of_messages_come_from_jsonl(tmp_path):
     (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = dataset(validation=0.0, format="chat", text_column="messages")
     import_local(tmp_path / "talk.jsonl", tmp_path / "p.parquet", settings)
-    texts = list(documents(tmp_path / "p.parquet", settings))
+    texts = list(learned_texts(tmp_path / "p.parquet", settings))
     assert texts[::2] == [b"Be brief.\nHi\nHello!\nBye\nBye", b"Hi\nIt is 4/22: two.x"]
     with pytest.raises(ValueError, match=r"talk.jsonl, line 1: 'messages' must be text or null .got list"):
         import_local(tmp_path / "talk.jsonl", tmp_path / "q.parquet", dataset(text_column="messages"))
@@ -185,7 +176,7 @@ def test_columns_of_questions_and_answers_make_conversations(tmp_path, suffix):
         import_local(tmp_path / "gsm.jsonl", tmp_path / "p.parquet", settings)
     else:
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
-    shown = list(documents(tmp_path / "p.parquet", settings))
+    shown = list(learned_texts(tmp_path / "p.parquet", settings))
     assert shown == [b"How many?\nTwo. #### 2", 'Say "é"\né'.encode()]
     with pytest.raises(ConfigError, match=r"answer_column: makes conversations; set format: chat"):
         source = {"kind": "pydocs"}
@@ -236,10 +227,3 @@ def test_impossible_rows_are_errors_with_their_key(settings, message):
     with pytest.raises(ConfigError) as error:
         load_config({"datasets": data, "runs": {"r": run}})
     assert message in str(error.value)
-
-
-def test_conversations_cannot_be_truncated():
-    with pytest.raises(ConfigError, match="max_document_bytes: truncates text, and a conversation is JSON"):
-        data = {"source": {"kind": "pydocs"}, "format": "chat", "max_document_bytes": 100}
-        run = {"data": "t", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
-        load_config({"datasets": {"t": data}, "runs": {"r": run}})

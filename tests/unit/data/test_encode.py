@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from spider.common.files import read_json
 from spider.config.text_files import Section
-from spider.data import encode
+from spider.data import documents, encode
+from spider.data.documents import hash_keys, split_masks
 from spider.data.encode import encode_part, encoded
 from spider.data.sources.local import import_local
-from spider.data.split import hash_keys, split_masks
 from spider.data.take import take_files
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset, document_key, is_validation
@@ -116,6 +116,11 @@ UUIDS = [uuid.UUID(int=i << 100 | i) for i in range(len(MANY))]
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
+        (pa.array(range(-3, 497)), [str(i) for i in range(-3, 497)]),
+        (
+            pa.array([None if i % 3 == 0 else "" if i % 3 == 1 else f"id{i}" for i in range(len(MANY))]),
+            [f"id{i}" if i % 3 == 2 else None for i in range(len(MANY))],
+        ),
         (pa.array(range(len(MANY)), pa.float64()), [str(i) for i in range(len(MANY))]),
         (pa.array([i + 0.5 for i in range(len(MANY))]), [f"{i}.5" for i in range(len(MANY))]),
         (pa.array([one.bytes for one in UUIDS], pa.binary(16)), [one.hex for one in UUIDS]),
@@ -171,13 +176,13 @@ def test_any_documents_any_row_groups_any_limit(tmp_path, texts, group, share, l
 
 @pytest.mark.parametrize("batch_bytes", [1, 100, 10_000])
 def test_the_batch_size_changes_nothing(tmp_path, monkeypatch, batch_bytes):
-    monkeypatch.setattr(encode, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(documents, "BATCH_BYTES", batch_bytes)
     encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset(validation=0.2))
     check(tmp_path / "out", MANY, IDS, 0.2)
 
 
 def test_document_larger_than_a_batch_and_than_a_piece(tmp_path):
-    texts = ["small", "é" * (2 * encode.PIECE + 1), "x" * (3 * encode.BATCH_BYTES), "small again"]
+    texts = ["small", "é" * (2 * encode.PIECE + 1), "x" * (3 * documents.BATCH_BYTES), "small again"]
     encode_part(write(tmp_path / "a.parquet", texts), tmp_path / "out", "000", dataset(validation=0))
     check(tmp_path / "out", texts, None, 0)
 
@@ -188,17 +193,6 @@ def test_null_and_empty_rows_are_skipped_and_counted(tmp_path):
     check(tmp_path / "out", ["a", "b", "c"], list("146"))
     rows = records["train"]["rows"]
     assert rows == {"read": 7, "null": 2, "empty": 2, "truncated": 0, "duplicates": 0}
-
-
-def test_only_null_rows_make_empty_shards(tmp_path):
-    records = encode_part(write(tmp_path / "a.parquet", [None, None]), tmp_path / "out", "000", dataset())
-    check(tmp_path / "out", [])
-    assert records["train"]["rows"]["null"] == 2
-
-
-def test_parquet_without_rows_makes_empty_shards(tmp_path):
-    encode_part(write(tmp_path / "a.parquet", [], []), tmp_path / "out", "000", dataset())
-    check(tmp_path / "out", [])
 
 
 def test_truncation_ends_at_a_whole_character(tmp_path):
@@ -218,11 +212,6 @@ def test_the_split_does_not_depend_on_truncation(tmp_path):
     assert cut["validation"]["documents"] == whole["validation"]["documents"]
 
 
-def test_a_limit_below_one_character_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"max_document_bytes\n.* greater than or equal to 4"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset(max_document_bytes=3))
-
-
 def test_a_missing_id_column_hashes_the_text_with_a_warning(tmp_path, caplog):
     file = write(tmp_path / "a.parquet", MANY, row_group_size=50)
     with caplog.at_level(logging.WARNING):
@@ -231,18 +220,6 @@ def test_a_missing_id_column_hashes_the_text_with_a_warning(tmp_path, caplog):
     assert [r.message for r in caplog.records].count(
         f"{file}: no column 'id', the text itself decides the split"
     ) == 1
-
-
-def test_null_and_empty_ids_fall_back_to_the_text(tmp_path):
-    ids = [None if i % 3 == 0 else "" if i % 3 == 1 else f"id{i}" for i in range(len(MANY))]
-    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", dataset(validation=0.3))
-    check(tmp_path / "out", MANY, ids, 0.3)
-
-
-def test_integer_ids_are_hashed_in_decimal(tmp_path):
-    ids = list(range(-3, 497))
-    encode_part(write(tmp_path / "a.parquet", MANY, ids), tmp_path / "out", "000", dataset(validation=0.3))
-    check(tmp_path / "out", MANY, ids, 0.3)
 
 
 def test_repeated_ids_are_kept_and_counted_with_one_warning(tmp_path, caplog):
@@ -285,33 +262,27 @@ def left(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-def test_missing_text_column_names_file_column_and_columns(tmp_path):
-    pq.write_table(pa.table({"content": ["a"], "id": ["1"]}), tmp_path / "a.parquet")
-    with pytest.raises(
-        ValueError,
-        match=r"a\.parquet: no column 'text' \(there are: content, id\); set text_column to one of them$",
-    ):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
+@pytest.mark.parametrize(
+    ("columns", "by_url", "problem"),
+    [
+        ({"content": ["a"]}, {}, r"no column 'text' \(there are: content\); set text_column to one of them$"),
+        ({"text": [1]}, {}, "column 'text' holds int64, not strings; set text_column"),
+        ({"text": [["a"]]}, {}, "column 'text' holds list.*, not strings; set text_column"),
+        ({"text": [{"a": "x"}]}, {}, "column 'text' holds struct.*, not strings; set text_column"),
+        ({"text": pa.array([UUIDS[0].bytes], pa.binary(16))}, {}, "column 'text' holds fixed_size_binary"),
+        ({"text": ["a"], "id": [[0.5]]}, {}, "column 'id' holds list"),
+        (
+            {"text": ["a"]},
+            {"split_by": {"column": "url"}},
+            r"no column 'url' \(there are: text\); set split_by.column to .* or leave split_by out$",
+        ),
+    ],
+)
+def test_a_column_that_is_missing_or_of_another_kind_is_named(tmp_path, columns, by_url, problem):
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=rf"a\.parquet: {problem}"):
+        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset(**by_url))
     assert left(tmp_path / "out") == []
-
-
-@pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], [{"a": "x"}, {"a": "y"}], [UUIDS[0].bytes] * 2])
-def test_a_text_column_of_another_type_is_an_error(tmp_path, values):
-    values = pa.array(values, pa.binary(16) if isinstance(values[0], bytes) else None)
-    pq.write_table(pa.table({"text": values, "id": ["1", "2"]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"column 'text' holds .*, not strings; set text_column"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
-
-
-def test_an_id_column_of_another_type_is_an_error(tmp_path):
-    pq.write_table(pa.table({"text": ["a"], "id": [[0.5]]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="column 'id' holds list"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset())
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere\.parquet: no such file; download it first"):
-        encode_part(tmp_path / "nowhere.parquet", tmp_path / "out", "000", dataset())
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no footer", "flipped page", "empty"])
@@ -499,15 +470,6 @@ def test_a_document_without_a_group_is_split_by_its_id(tmp_path):
     assert sides["train"] == sides["validation"] == set(urls)
     held_out = [i for i in range(90) if is_validation(IDS[i].encode(), 0.2)]
     assert len(shard(tmp_path / "none", "validation")[1]) == len(held_out)
-
-
-def test_a_missing_column_of_split_by_is_an_error(tmp_path):
-    file = write(tmp_path / "a.parquet", MANY, IDS)
-    with pytest.raises(
-        ValueError,
-        match=r"no column 'url' \(there are: text, id\); set split_by.column to .* or leave split_by out$",
-    ):
-        encode_part(file, tmp_path, "000", dataset(split_by={"column": "url"}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.config import load_config
-from spider.data.encode import documents, encode_part, read_documents, row_counts
+from spider.data.documents import learned_texts, read_documents, row_counts
+from spider.data.encode import encode_part
 from spider.data.sources.local import import_local
 from tests.unit.small_datasets import dataset
 
@@ -101,7 +102,7 @@ def test_an_import_keeps_the_columns_of_filters(tmp_path):
     spec = dataset(cleaning={"filters": ["score >= 2", "bytes > 3"]}, validation=0)
     import_local(tmp_path / "a.jsonl", tmp_path / "a.parquet", spec)
     assert pq.read_schema(tmp_path / "a.parquet").names == ["text", "id", "score"]
-    assert list(documents(tmp_path / "a.parquet", spec)) == [b"text 2", b"text 3"]
+    assert list(learned_texts(tmp_path / "a.parquet", spec)) == [b"text 2", b"text 3"]
 
     wrong = dataset(cleaning={"filters": ["quality >= 2"]})
     with pytest.raises(ValueError, match=r"no line has 'quality' \(keys: 'other', 'score', 'text'\)"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -198,9 +197,8 @@ def test_thirty_five_sources_open_without_threads_of_their_own_and_one_file_a_sh
     folders = {f"s{i:02}": tmp_path / f"s{i:02}" for i in range(35)}
     for folder in folders.values():
         shards_of_ids(folder, [np.arange(100, dtype="<u2")])
-    before, began = set(threading.enumerate()), time.thread_time()
+    before = set(threading.enumerate())
     loader = mixed(folders, packed=False, weights=named(SETS["from 0.3 to 1e-8"]), rows=8)
-    assert time.thread_time() - began < 1
     next(loader)
     (thread,) = set(threading.enumerate()) - before
     assert thread.name.startswith("loader")

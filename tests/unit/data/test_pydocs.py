@@ -201,8 +201,3 @@ def test_the_list_and_the_constraints_name_the_same_versions():
     listed = {name: package.version for name, package in corpus.listed_packages().items()}
     listed.pop("python")
     assert listed == {name: pinned.get(name) for name in listed}
-
-
-def test_piece_out_of_range_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"piece must be between 0 and 1 \(got 2\)"):
-        write_pydocs(2, 2, tmp_path / "x")

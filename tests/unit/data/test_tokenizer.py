@@ -10,8 +10,9 @@ import pytest
 
 from spider.common.files import read_json
 from spider.config import TokenizerConfig
-from spider.data.cleaning.evidence import decisions, table, write_removed
-from spider.data.encode import documents, encode_part
+from spider.data.cleaning.evidence import removed_rows, table, write_removed
+from spider.data.documents import learned_texts
+from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata, inspect, load_metadata, verify
 from spider.data.tokenizer import learn
 from spider.evaluation.text import validation_stream
@@ -45,34 +46,27 @@ def learned(part, tmp_path_factory):
     return path
 
 
-def test_what_cleaning_removes_or_moves_to_the_held_out_split_is_not_learned(tmp_path):
+def test_what_cleaning_removes_is_not_learned(tmp_path):
     """The vocabulary is that of the documents that are kept."""
     own = texts(300)
-    planted = [f"{i} " + "qzqzqz " * 50 for i in range(60)]
-    raw = parquet(tmp_path / "raw.parquet", [*own, *planted])
+    raw = parquet(tmp_path / "raw.parquet", [*own, *(f"{i} " + "qzqzqz " * 50 for i in range(60))])
     kept = parquet(tmp_path / "kept.parquet", own)
-    everything, rows = dataset(validation=0.1), np.arange(len(own), len(own) + len(planted), dtype=np.uint32)
-    columns = {"part": "raw", "row": rows[:40], "reason": "exact", "removed": True}
-    held_out = {"part": "raw", "row": rows[40:], "reason": "near", "removed": False}
-    held_out |= {"split": np.zeros(20, np.uint64)}  # the lowest hashes are held out
-    evidence = pa.concat_tables([table(columns, 40), table(held_out, 20)])
-    write_removed(tmp_path / "removed.parquet", "raw", evidence)
-    settings = config(310)
-    expected = learn([kept], tmp_path / "a.json", "t", settings, everything)
-    found = learn(
-        [raw], tmp_path / "b.json", "t", settings, everything, [decisions(tmp_path / "removed.parquet")]
-    )
-    whole = learn([raw], tmp_path / "c.json", "t", settings, everything)
+    rows = np.arange(len(own), len(own) + 60, dtype=np.uint32)
+    evidence = tmp_path / "removed.parquet"
+    write_removed(evidence, "raw", table({"part": "raw", "row": rows, "reason": "exact"}, 60))
+
+    def learn_from(file, name, *removed):
+        path = tmp_path / f"{name}.json"
+        return learn([file], path, "t", config(310), dataset(validation=0.1), map(removed_rows, removed))
+
+    expected, found = learn_from(kept, "a"), learn_from(raw, "b", evidence)
+    whole = learn_from(raw, "c")
     assert found.merges == expected.merges != whole.merges
     assert read_json(tmp_path / "b.json")["learned_from"] == read_json(tmp_path / "a.json")["learned_from"]
-    assert (
-        learn([raw], tmp_path / "d.json", "t", settings, everything, [decisions(None)]).digest == whole.digest
-    )
-    (tmp_path / "removed.parquet").unlink()
+    assert learn_from(raw, "d", None).digest == whole.digest
+    evidence.unlink()
     with pytest.raises(ValueError, match=r"removed.parquet: is missing"):
-        learn(
-            [raw], tmp_path / "e.json", "t", settings, everything, [decisions(tmp_path / "removed.parquet")]
-        )
+        learn_from(raw, "e", evidence)
 
 
 def encoded(part, folder, learned, settings=HALF):
@@ -99,7 +93,7 @@ def test_the_merges_do_not_depend_on_order_and_threads(part, learned, tmp_path):
 def test_held_out_documents_are_not_learned_from(tmp_path):
     ordinary = [text for text in texts(60)]
     table = parquet(tmp_path / "p.parquet", [*ordinary, *["zyzzyva " * 50] * 60])
-    kept = b"".join(documents(table, HALF))
+    kept = b"".join(learned_texts(table, HALF))
     assert b"zyzzyva" in kept
     # The same word, in documents that are all held out.
     held = [i for i, text in enumerate(ordinary) if text.encode() not in kept]

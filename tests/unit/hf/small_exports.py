@@ -16,7 +16,7 @@ from tests.unit.model.small_gpt import SWITCHES, build_gpt
 
 WINDOW = 24
 BPE = BpeTokens([(116, 104), (272, 101), (32, 273), (99, 97), (275, 116)])
-TOKENIZER = StoredTokens.of(BPE, LearnedFrom(documents=1, bytes=1)).model_dump_json().encode()
+TOKENIZER = StoredTokens.of_merges(BPE, LearnedFrom(documents=1, bytes=1)).model_dump_json().encode()
 
 
 def models() -> dict[str, Model]:

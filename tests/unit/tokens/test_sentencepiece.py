@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spider.common.files import read_json, write_json
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
-from spider.tokens.stored import StoredPieces, copy_tokenizer, read_tokens, tokens_in
+from spider.tokens.stored import StoredTokens, copy_tokenizer, read_tokens, tokens_in
 from tests.unit.tokens.sentencepiece_file import (
     CONTROL,
     JOINED,
@@ -121,9 +121,9 @@ def test_a_model_that_normalizes_is_lossy(tmp_path, settings, lossless):
         (model_bytes([*PIECES, ("x", 1)]), "two equal pieces"),
         (model_bytes([*PIECES, ("", 1)]), "or an empty one"),
         (model_bytes([*PIECES, ("y" * 300, 1)]), "has 300 bytes; the most is 255"),
-        (model_bytes()[:-3], "it ends in the middle, at byte"),
+        (model_bytes()[:-3], "this SentencePiece model cannot be used"),
         (b"\xff" * 9, "this SentencePiece model cannot be used"),
-        (b"PK\x03\x04" + bytes(60), "not a protocol buffer|it holds no pieces"),
+        (b"PK\x03\x04" + bytes(60), "this SentencePiece model cannot be used"),
         (b"", "it holds no pieces"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_stored_model_is_the_same_and_an_edited_one_is_an_error(tmp_path):
         == tokens.encode("of the whole").tolist()
     )
     assert np.array_equal(stored.bytes_of, tokens.bytes_of)
-    written = StoredPieces.read(tmp_path / "tokenizer.json")
+    written = StoredTokens.read(tmp_path / "tokenizer.json")
     for change in ({"lossless": True}, {"whole": []}, {"pieces": [*written.pieces[:-1], "other"]}):
         write_json(tmp_path / "tokenizer.json", written.plain() | change)
         with pytest.raises(ValueError, match="edited, its digest"):

@@ -13,7 +13,7 @@ from spider.tokens.stored import LearnedFrom, StoredTokens, read_tokens, tokens_
 @pytest.fixture
 def path(tmp_path):
     tokens = BpeTokens([(97, 98), (BYTES.size, 99)])
-    StoredTokens.of(tokens, LearnedFrom(documents=2, bytes=10)).write(tmp_path / "tokenizer.json")
+    StoredTokens.of_merges(tokens, LearnedFrom(documents=2, bytes=10)).write(tmp_path / "tokenizer.json")
     return tmp_path / "tokenizer.json"
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spider.config import TokenizerConfig, load_config
-from spider.data.cleaning.evidence import decisions
+from spider.data.cleaning.evidence import removed_rows
 from spider.data.encode import encode_part
 from spider.data.ngram.store import build_indexes
 from spider.data.shards import build_metadata
@@ -136,7 +136,7 @@ class World:
         tokens = read_tokens(tokenizer) if tokenizer else BYTES
         for part, raw in raws.items():
             removed = results.cleaning(config.raw(name), "removed", part)
-            given = decisions(removed if config.cleaning(name) else None)
+            given = removed_rows(removed if config.cleaning(name) else None)
             encode_part(raw, results.shards(name), part, dataset, tokens, *given)
         build_metadata(results.shards(name), name, dataset, source={}, parts=[*raws], tokenizer=tokenizer)
 
