@@ -190,24 +190,25 @@ def take(files: RemoteFiles, section: Section, output: Path, origin: str) -> Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def survey(repo: str, revision: str, names: list[str], table: str | None) -> tuple[int, pa.Schema | None]:
-    """Return the size of these files of a dataset repository, and the columns of the parquet file ``table``.
+def survey(files: list[HubFile], table: HubFile | None) -> tuple[int, pa.Schema | None]:
+    """Return the size of files of one dataset repository, and the columns of the parquet file ``table``.
 
     This reads no more than the end of that file. Offline it reads the copies in the cache.
 
     Raises:
         DownloadError: the hub refuses, within seconds, because retries are for a download.
     """
-    files = {name: HubFile(repo, revision, name) for name in names}
     if constants.HF_HUB_OFFLINE:
-        paths = {name: hub.in_cache(file, hub.HURRY) for name, file in files.items()}
+        paths = {file: hub.in_cache(file, hub.HURRY) for file in files}
         return sum(map(os.path.getsize, paths.values())), pq.read_schema(paths[table]) if table else None
-    where: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
-    infos = hub.HURRY.call(files[names[0]], lambda: HfApi().get_paths_info(repo, names, **where))
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": files[0].revision}
+    names = [file.name for file in files]
+    infos = hub.HURRY.call(files[0], lambda: HfApi().get_paths_info(files[0].repo, names, **where))
     sizes = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
-    for name in files.keys() - sizes.keys():
-        hub.look_up(files[name], hub.HURRY)  # raises
-    schema = RemoteFile(files[table], None, hub.HURRY).parquet().schema_arrow if table else None
+    for file in files:
+        if file.name not in sizes:
+            hub.look_up(file, hub.HURRY)  # raises
+    schema = RemoteFile(table, None, hub.HURRY).parquet().schema_arrow if table else None
     return sum(sizes.values()), schema
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ from spider.config.block import ConfigError, wrong_key
 from spider.config.data import Dataset, Files
 from spider.config.text_files import COMMAND, Lock, TakingSource, is_pattern
 from spider.data.sources.local import import_local, imported, kind_of
+
+if TYPE_CHECKING:
+    from spider.data.hub import HubFile
 
 
 class HubSource(TakingSource):
@@ -104,42 +107,44 @@ class HubSource(TakingSource):
         return self.take is None and not self.STREAMED and kind_of(item) not in ("", ".parquet")
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
-        from spider.data.hub import HubFile, download_file
+        from spider.data.hub import download_file
         from spider.data.remote import RemoteFiles, take
 
         lock = self.locked()
-        revision = lock.commit if lock else self.revision
-        if self.take is None:
-            item = self.item(part)
-            locked = self.contents()[item] if lock else None
-            file = HubFile(self.repo, revision, item)
-            if not self._is_imported(item):
-                download_file(file, output, locked=locked)
-                return
-            folder = output.with_name(f".{output.name}.imported")  # It stays until the file is imported.
-            download_file(file, folder / Path(item).name, locked=locked)
-            try:
-                import_local(folder / Path(item).name, output, dataset)
-            except ValueError as error:
-                raise ValueError(f"{file}: {error}") from None
-            shutil.rmtree(folder)
+        if self.take is not None:
+            files = RemoteFiles(self.addresses(self.files_of_parts()), dataset, lock)
+            take(files, self.section(part), output, self.description)
             return
-        names = self.files_of_parts()
-        files = RemoteFiles([HubFile(self.repo, revision, name) for name in names], dataset, lock)
-        take(files, self.section(part), output, self.description)
+        item = self.item(part)
+        locked = self.contents()[item] if lock else None
+        (file,) = self.addresses([item])
+        if not self._is_imported(item):
+            download_file(file, output, locked=locked)
+            return
+        folder = output.with_name(f".{output.name}.imported")  # It stays until the file is imported.
+        download_file(file, folder / Path(item).name, locked=locked)
+        try:
+            import_local(folder / Path(item).name, output, dataset)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        shutil.rmtree(folder)
+
+    def addresses(self, names: list[str]) -> list[HubFile]:
+        """Return the addresses of files, at the commit of the lock file or the given revision."""
+        from spider.data.hub import HubFile
+
+        lock = self.locked()
+        return [HubFile(self.repo, lock.commit if lock else self.revision, name) for name in names]
 
     def probe(self, items: list[str], dataset: Dataset) -> int:
         from spider.data.documents import columns_in
-        from spider.data.hub import HubFile
         from spider.data.remote import survey
 
-        lock = self.locked()
-        revision = lock.commit if lock else self.revision
-        names = items if self.take is None else self.files_of_parts()
-        table = next((name for name in names if not self._is_imported(name)), None)
-        size, schema = survey(self.repo, revision, names, table)
+        files = self.addresses(items if self.take is None else self.files_of_parts())
+        table = next((file for file in files if not self._is_imported(file.name)), None)
+        size, schema = survey(files, table)
         if table:
-            columns_in(schema, HubFile(self.repo, revision, table), dataset)
+            columns_in(schema, table, dataset)
         return self.taken(size)
 
     def learned_files(self) -> Files:

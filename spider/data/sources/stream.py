@@ -22,13 +22,9 @@ class StreamSource(HubSource):
         return 0  # Nothing is stored.
 
     def batches(self, dataset: Dataset, **options: Any) -> Any:
-        from spider.data.hub import HubFile
         from spider.data.stream import StreamLoader
 
-        lock = self.locked()
-        revision = lock.commit if lock else self.revision
-        files = [HubFile(self.repo, revision, file) for file in self.files_of_parts()]
-        return StreamLoader(dataset, files, **options)
+        return StreamLoader(dataset, self.addresses(self.files_of_parts()), **options)
 
     def check(self, dataset: Dataset) -> None:
         if self.take is not None:
@@ -38,18 +34,17 @@ class StreamSource(HubSource):
             raise wrong_key("source.take", f"a stream {limits}: source.kind: hub")
         super().check(dataset)
         remedy = "leave it out, or download the text: source.kind: hub"
-        if dataset.like:
-            raise wrong_key("like", f"{dataset.like} is a stream, which is not stored; give a source")
-        if dataset.temp:
-            raise wrong_key("temp", "a stream is not stored, so nothing can be deleted; leave it out")
-        if dataset.ngram:
-            raise wrong_key("ngram", f"a stream is not stored, so it cannot be counted; {remedy}")
-        if dataset.format == "chat":
-            raise wrong_key(
-                "format", "a stream can only be text; download the conversations: source.kind: hub"
-            )
-        if dataset.tokenizer:
-            raise wrong_key("tokenizer", f"a stream is always encoded as bytes; {remedy}")
+        chat = dataset.format == "chat"
+        refused = {
+            "like": (dataset.like, f"{dataset.like} is a stream, which is not stored; give a source"),
+            "temp": (dataset.temp, "a stream is not stored, so nothing can be deleted; leave it out"),
+            "ngram": (dataset.ngram, f"a stream is not stored, so it cannot be counted; {remedy}"),
+            "format": (chat, "a stream can only be text; download the conversations: source.kind: hub"),
+            "tokenizer": (dataset.tokenizer, f"a stream is always encoded as bytes; {remedy}"),
+        }
+        for key, (is_set, problem) in refused.items():
+            if is_set:
+                raise wrong_key(key, problem)
 
     @property
     def description(self) -> str:
