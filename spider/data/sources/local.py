@@ -527,8 +527,9 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
                 opened.read(len(codecs.BOM_UTF8))
             # Without a mark, every second byte of the first two characters is 0 in most languages.
             elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or begin.count(0) > 1:
-                remedy = "export it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
-                raise ValueError(f"{path}: is UTF-16 or UTF-32; {remedy}")
+                raise ValueError(
+                    f"{path}: is UTF-16 or UTF-32; export it as UTF-8 (iconv -f UTF-16 -t UTF-8)"
+                )
             yield opened
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
