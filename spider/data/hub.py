@@ -119,10 +119,12 @@ def download_file(
     than ``locked``; disk full or not writable.
     """
     with writing(file, output):
-        if constants.HF_HUB_OFFLINE:
-            _from_cache(file, output, patience)
-        else:
+        if not constants.HF_HUB_OFFLINE:
             _from_hub(file, output, patience, locked)
+        elif not output.exists():
+            blob = cached(file, patience)
+            with replacing(output) as temporary:
+                shutil.copyfile(blob, temporary)
 
 
 @contextmanager
@@ -260,14 +262,6 @@ def _transfer(file: HubFile, size: int, expected: str, part: Path, patience: Pat
                     rate = (done - at_start) / (logged - began) / 1e6
                     log.info("%s: %.0f of %.0f MB, %.1f MB/s", file, done / 1e6, size / 1e6, rate)
         os.fsync(out.fileno())
-
-
-def _from_cache(file: HubFile, output: Path, patience: Patience) -> None:
-    if output.exists():
-        return
-    blob = cached(file, patience)
-    with replacing(output) as temporary:
-        shutil.copyfile(blob, temporary)
 
 
 def in_cache(file: HubFile, patience: Patience) -> Path:

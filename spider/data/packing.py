@@ -102,8 +102,9 @@ def plan(pieces: np.ndarray, seq_len: int) -> Plan:
     has_rows = np.zeros(slots + 1, bool)
     total = 0
     placed = 0
-    for length, count in zip(*_falling(pieces["length"]), strict=True):
-        end = placed + count
+    count_L = np.bincount(pieces["length"])
+    for length in np.flatnonzero(count_L)[::-1].tolist():
+        end = placed + int(count_L[length])
         while placed < end:
             space = length + int(np.argmax(has_rows[length:]))
             if not has_rows[space]:
@@ -124,13 +125,6 @@ def plan(pieces: np.ndarray, seq_len: int) -> Plan:
     first = np.zeros(total + 1, np.int64)
     np.cumsum(np.bincount(row_P, minlength=total), out=first[1:])
     return Plan(pieces[np.argsort(row_P, kind="stable")], first)
-
-
-def _falling(length_P: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the lengths that occur, the longest first, and the number of pieces of each."""
-    counts = np.bincount(length_P)
-    lengths = np.flatnonzero(counts)[::-1]
-    return lengths.tolist(), counts[lengths].tolist()
 
 
 def pack(folder: Path, seq_len: int) -> Packing:

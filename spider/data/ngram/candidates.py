@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from spider.config.ngram import NgramConfig
-from spider.data.ngram.contexts import appended, compiled, contexts_of, inner, mixed, power, reach
+from spider.data.ngram.contexts import compiled, contexts_of, extend_hashes, inner, mixed, power, reach
 from spider.data.ngram.layout import BEGIN, END, POSITIONS, Layout
 from spider.data.ngram.table import MATCH_LENGTH, Tables, width
 
@@ -99,13 +99,6 @@ def _read_rows(contexts, shift, first, table, rows, o, bounds):  # type: ignore[
                 for k in range(2, table.shape[1]):
                     rows[i, o, k - 2] = table[row, k]
                 break
-
-
-@compiled
-def _extend_hashes(text, hashes, lo, hi):  # type: ignore[no-untyped-def]
-    """Extend the hashes of a document's prefixes from its first ``lo`` symbols to its first ``hi``."""
-    for i in range(lo, hi):
-        hashes[i + 1] = appended(hashes[i], text[i])
 
 
 @compiled
@@ -184,15 +177,6 @@ def _document_matches(  # type: ignore[no-untyped-def]
 
 
 @inner
-def _bits(size):  # type: ignore[no-untyped-def]
-    """Return the binary logarithm of a power of two."""
-    bits = 0
-    while 1 << bits < size:
-        bits += 1
-    return bits
-
-
-@inner
 def _entry(context, symbol, shift):  # type: ignore[no-untyped-def]
     """Return the entry of a context and the next symbol among the document counts."""
     return ((context ^ np.uint64(symbol)) * _SPREAD) >> shift
@@ -209,9 +193,8 @@ def _count(text, contexts, j, change, shift, followers, seen):  # type: ignore[n
 
 
 @compiled
-def _clear(text, contexts, first, end, followers, seen):  # type: ignore[no-untyped-def]
+def _clear(text, contexts, first, end, shift, followers, seen):  # type: ignore[no-untyped-def]
     """Take the symbols from ``first`` to ``end`` out of the document counts."""
-    shift = np.uint64(64 - _bits(followers.shape[1]))
     for j in range(first, end):
         _count(text, contexts, j, -1, shift, followers, seen)
 
@@ -307,6 +290,7 @@ def _write_candidates(  # type: ignore[no-untyped-def]
     links,
     most,
     contexts,
+    shift,
     followers,
     seen,
     counted,
@@ -328,7 +312,6 @@ def _write_candidates(  # type: ignore[no-untyped-def]
     kinds = rows.shape[1]
     number_at, symbols_at, totals_at, matches_at, counts_at, bits_at = at
     followed, found, distance, slot, symbols, line = scratch
-    shift = np.uint64(64 - _bits(followers.shape[1]))
     for j in range(len(out)):
         i = first + j
         while counted < i:
@@ -440,7 +423,8 @@ class Document:
         """Clear the document counts, so that another document can use their memory."""
         if self._counted:
             first = max(0, self._counted - self._most)
-            _clear(self._text, self._contexts, first, self._counted, *self._counts)
+            shift = _shift(self._counts[0].shape[1])
+            _clear(self._text, self._contexts, first, self._counted, shift, *self._counts)
         self._counted = 0
 
     def _append(self, text: np.ndarray) -> None:
@@ -473,7 +457,7 @@ class Document:
             self._contexts = np.zeros((K, size + 1), np.uint64)
         text = self._text[: self._size]
         lo, hi = self._chained + 1, self._size + 1
-        _extend_hashes(text, self._hashes, lo - 1, hi - 1)
+        extend_hashes(text, self._hashes, lo - 1, hi - 1)
         shift = _shift(buckets)
         for p, kind in enumerate(self._kinds):
             contexts = contexts_of(text, self._hashes, kind, lo, hi)
@@ -490,6 +474,7 @@ class Document:
         start = self._size - len(out_NW) + 1
         contexts = [contexts_of(text, self._hashes, kind, start, self._size + 1) for kind in tables.kinds]
         columns = max(map(width, tables.kinds)) - 2
+        entry_shift = _shift(self._counts[0].shape[1])
         for a in range(0, len(out_NW), _BLOCK):
             out = out_NW[a : a + _BLOCK]
             first = start + a
@@ -503,8 +488,8 @@ class Document:
             shift = _shift(len(tables.last))
             _index_matches(text, self._hashes, first, shift, tables.last, tables.text, after, lengths)
             self._counted = _write_candidates(
-                text, self._links, self._most, self._contexts, *self._counts, self._counted, first, rows,
-                after, lengths, out, self._at, self._scratch,
+                text, self._links, self._most, self._contexts, entry_shift, *self._counts, self._counted,
+                first, rows, after, lengths, out, self._at, self._scratch,
             )  # fmt: skip
 
 

@@ -67,15 +67,19 @@ def appended(hash_: np.uint64, value: np.uint64) -> np.uint64:
 
 
 @compiled
+def extend_hashes(text: np.ndarray, hashes: np.ndarray, lo: int, hi: int) -> None:
+    """Extend the hashes of a text's prefixes from its first ``lo`` symbols to its first ``hi``."""
+    for i in range(lo, hi):
+        hashes[i + 1] = appended(hashes[i], text[i])
+
+
 def prefix_hashes(text: np.ndarray) -> np.ndarray:
     """Return the polynomial hashes of all prefixes of N symbols: (N + 1,) uint64.
 
     The hash of any stretch of the text then costs one subtraction (`mixed`).
     """
-    hashes = np.empty(len(text) + 1, np.uint64)
-    hashes[0] = np.uint64(0)
-    for i in range(len(text)):
-        hashes[i + 1] = appended(hashes[i], text[i])
+    hashes = np.zeros(len(text) + 1, np.uint64)
+    extend_hashes(text, hashes, 0, len(text))
     return hashes
 
 
