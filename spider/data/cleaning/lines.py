@@ -48,9 +48,7 @@ class Counts:
 def lines(found: Words) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash of each line that has words, (L,) uint64, and the number of its first word, int64."""
     first_L = np.flatnonzero(np.diff(found.line_W, prepend=-1))
-    hash_L = np.empty(len(first_L), np.uint64)
-    _hash_lines(found.hash_W, np.append(first_L, len(found.hash_W)), hash_L)
-    return hash_L, first_L
+    return _hash_lines(found.hash_W, np.append(first_L, len(found.hash_W))), first_L
 
 
 def without(found: Words, templates: np.ndarray) -> Words:
@@ -71,12 +69,14 @@ def without(found: Words, templates: np.ndarray) -> Words:
 
 
 @compiled
-def _hash_lines(hash_W: np.ndarray, bounds_L: np.ndarray, hash_L: np.ndarray) -> None:
+def _hash_lines(hash_W: np.ndarray, bounds_L: np.ndarray) -> np.ndarray:
+    hash_L = np.empty(len(bounds_L) - 1, np.uint64)
     for line in range(len(hash_L)):
         value = np.uint64(0)
         for w in range(bounds_L[line], bounds_L[line + 1]):
             value = value * FACTORS[1] + hash_W[w]
         hash_L[line] = finalized(value)
+    return hash_L
 
 
 @compiled

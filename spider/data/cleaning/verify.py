@@ -52,8 +52,8 @@ def _are_long(found: Words, chosen: np.ndarray) -> np.ndarray:
 
 
 def _containment(documents: Words, others: Words, pairs: np.ndarray) -> np.ndarray:
-    of_words = _shares(_sorted(documents, LENGTH), _sorted(others, LENGTH), pairs, 0)
-    of_numbers = _shares(_numbers(documents), _numbers(others), pairs, 1)
+    of_words = _shares(*_sorted(documents, LENGTH), *_sorted(others, LENGTH), pairs, 0)
+    of_numbers = _shares(*_numbers(documents), *_numbers(others), pairs, 1)
     return np.minimum(of_words, of_numbers)
 
 
@@ -76,17 +76,6 @@ def _numbers(found: Words) -> tuple[np.ndarray, np.ndarray]:
     return hash_G, bounds_D
 
 
-def _shares(
-    documents: tuple[np.ndarray, np.ndarray],
-    others: tuple[np.ndarray, np.ndarray],
-    pairs: np.ndarray,
-    forgiven: int,
-) -> np.ndarray:
-    shares = np.empty(len(pairs))
-    _intersect(*documents, *others, pairs, forgiven, shares)
-    return shares
-
-
 @compiled
 def _sort(hash_G: np.ndarray, bounds_D: np.ndarray) -> None:
     for d in range(len(bounds_D) - 1):
@@ -94,16 +83,16 @@ def _sort(hash_G: np.ndarray, bounds_D: np.ndarray) -> None:
 
 
 @compiled
-def _intersect(
+def _shares(
     hash_G: np.ndarray,
     bounds_D: np.ndarray,
     other_G: np.ndarray,
     other_bounds_D: np.ndarray,
     pairs: np.ndarray,
     forgiven: int,
-    shares: np.ndarray,
-) -> None:
-    """Compute the share of a document's sequences that the other document has; of no sequences it is 1."""
+) -> np.ndarray:
+    """Return the share of a document's sequences that the other document has; of no sequences it is 1."""
+    shares = np.empty(len(pairs))
     for p in range(len(pairs)):
         begin, end = bounds_D[pairs[p, 0]], bounds_D[pairs[p, 0] + 1]
         at, last = other_bounds_D[pairs[p, 1]], other_bounds_D[pairs[p, 1] + 1]
@@ -113,3 +102,4 @@ def _intersect(
                 at += 1
             missing += at == last or other_G[at] != hash_G[g]
         shares[p] = 1 - max(0, missing - forgiven) / max(1, end - begin)
+    return shares

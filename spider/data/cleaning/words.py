@@ -91,12 +91,7 @@ def words(texts: pa.Array, *, marks: bool = False) -> Words:
     """
     pieces = [_composed(text, "" if marks else _TYPOGRAPHIC) for text in as_bytes(texts)]
     data, offsets = np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)])
-    most = (len(data) + len(texts)) // 2 + 1
-    hash_W, begin_W, line_W = np.empty(most, np.uint64), np.empty(most, np.uint32), np.empty(most, np.int32)
-    bounds_D = np.zeros(len(texts) + 1, np.int64)
-    symbols = _MARKED if marks else SYMBOLS
-    count = _find_words(data, offsets, symbols, SYMBOLS > 0, hash_W, begin_W, line_W, bounds_D)
-    return Words(hash_W[:count], begin_W[:count], line_W[:count], bounds_D, data)
+    return Words(*_find_words(data, offsets, _MARKED if marks else SYMBOLS, SYMBOLS > 0), data=data)
 
 
 def _composed(text: bytes, blanks: str) -> bytes:
@@ -117,27 +112,20 @@ def sequences(found: Words, length: int) -> tuple[np.ndarray, np.ndarray]:
 
     A document with fewer words has none. Both arrays are (G,), uint64 and int64.
     """
-    hashes = np.empty(len(found.hash_W), np.uint64)
-    firsts = np.empty(len(found.hash_W), np.int64)
-    count = _hash_sequences(found.hash_W, found.bounds_D, length, hashes, firsts)
-    return hashes[:count], firsts[:count]
+    return _hash_sequences(found.hash_W, found.bounds_D, length)
 
 
 @compiled
 def _find_words(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    symbols: np.ndarray,
-    is_word: np.ndarray,
-    hash_W: np.ndarray,
-    begin_W: np.ndarray,
-    line_W: np.ndarray,
-    bounds_D: np.ndarray,
-) -> int:
-    """Fill the arrays of `Words`, and return the number of words.
+    data: np.ndarray, offsets: np.ndarray, symbols: np.ndarray, is_word: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the arrays of `Words`, without the text.
 
     A word's hash is complete at the first byte of the next word, or at the end of the line.
     """
+    most = (len(data) + len(offsets)) // 2 + 1
+    hash_W, begin_W, line_W = np.empty(most, np.uint64), np.empty(most, np.uint32), np.empty(most, np.int32)
+    bounds_D = np.zeros(len(offsets), np.int64)
     count, line = 0, 0
     for d in range(len(offsets) - 1):
         hash_ = _NONE
@@ -170,14 +158,13 @@ def _find_words(
             hash_W[count] = finalized(hash_)
             count += 1
         bounds_D[d + 1] = count
-    return count
+    return hash_W[:count], begin_W[:count], line_W[:count], bounds_D
 
 
 @compiled
-def _hash_sequences(
-    hash_W: np.ndarray, bounds_D: np.ndarray, length: int, hashes: np.ndarray, firsts: np.ndarray
-) -> int:
-    """Hash each sequence of words by a rolling polynomial, and return the number of sequences."""
+def _hash_sequences(hash_W: np.ndarray, bounds_D: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hash each sequence of words by a rolling polynomial."""
+    hashes, firsts = np.empty(len(hash_W), np.uint64), np.empty(len(hash_W), np.int64)
     count = 0
     top = np.uint64(1)
     for _ in range(length):
@@ -193,4 +180,4 @@ def _hash_sequences(
                 hashes[count] = finalized(rolling)
                 firsts[count] = w - length + 1
                 count += 1
-    return count
+    return hashes[:count], firsts[:count]
