@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from google.protobuf.empty_pb2 import Empty
@@ -184,28 +185,23 @@ def read_model(path: Path) -> Model:
         raise ValueError(f"{path}: {error.strerror}; give the SentencePiece model of the shards") from None
     try:
         return _model(raw)
-    except (ValueError, DecodeError) as error:
+    except (ValueError, TypeError, DecodeError) as error:
         raise ValueError(f"{path}: this SentencePiece model cannot be used: {error}") from None
 
 
 def _model(raw: bytes) -> Model:
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
-    entries = []
+    parts: dict[int, list[dict[int, Any]]] = {1: [], 2: [], 3: []}
     for number, value in _fields(raw):
-        if number not in (1, 2, 3):
-            continue
-        fields = dict(_fields(_bytes(value)))
-        if number == 1:
-            score = struct.unpack("<f", int(fields.get(2, 0)).to_bytes(4, "little"))[0]
-            entries.append((_bytes(fields.get(1, b"")).decode(), score, fields.get(3, _NORMAL)))
-        elif number == 2:
-            trainer.update(fields)
-        else:
-            normalizer.update(fields)
+        if number in parts:
+            parts[number].append(dict(_fields(value)))
+    trainer, normalizer = ({key: one[key] for one in parts[number] for key in one} for number in (2, 3))
+    entries = []
+    for piece in parts[1]:
+        (score,) = struct.unpack("<f", piece.get(2, 0).to_bytes(4, "little"))
+        entries.append((piece.get(1, b"").decode(), score, piece.get(3, _NORMAL)))
     if not entries:
         raise ValueError("it holds no pieces")
-    model_type = int(trainer.get(3, 1))
+    model_type = trainer.get(3, 1)
     if model_type != 2:
         raise ValueError(f"it is of type {_MODEL_TYPES.get(model_type, model_type)}, only bpe is supported")
     if normalizer.get(3, 1):
@@ -236,13 +232,7 @@ def _model(raw: bytes) -> Model:
     return Model(tokens, [name for name, *_ in entries], np.array(ids, np.int32))
 
 
-def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each field of a message: an integer, or bytes."""
     for field in UnknownFieldSet(Empty.FromString(raw)):
         yield field.field_number, field.data
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise ValueError("a message is missing")
-    return value
