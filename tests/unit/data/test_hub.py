@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import REPO, REVISION, Hub, closed_port, serving
+from hub_server import REPO, REVISION, Hub, serving
 
 from tests.forkserver import python
 
@@ -135,11 +135,6 @@ def test_a_hub_that_is_unavailable_twice_is_retried(hub, tmp_path, where):
     assert hub.unavailable == 0
 
 
-def test_a_hub_that_stays_unavailable_is_an_error(hub, tmp_path):
-    hub.unavailable = -1
-    assert "still responds 503; run again later" in fails(hub, tmp_path / "f")
-
-
 def test_a_hub_that_demands_to_wait_a_day_is_an_error(hub, tmp_path):
     hub.unavailable, hub.unavailable_for, hub.retry_after = -1, "content", "86400"
     assert "still responds 503; run again later" in fails(hub, tmp_path / "f")
@@ -178,23 +173,6 @@ def test_an_output_with_other_content_is_replaced(hub, tmp_path):
 def test_missing_file_names_the_nearest(hub, tmp_path):
     message = fails(hub, tmp_path / "f", file="sample/00.parquet")
     assert "no such file in the repository; did you mean sample/00" in message
-
-
-def test_missing_revision_and_repository(hub, tmp_path):
-    assert "no such revision; take a commit from" in fails(hub, tmp_path / "f", revision="2" * 40)
-    assert "no such dataset repository, or a private one" in fails(hub, tmp_path / "f", repo="acme/nothing")
-
-
-def test_gated_repository_asks_for_a_token_and_opens_with_one(hub, tmp_path):
-    hub.gated, hub.token = True, "hf_secret"
-    message = fails(hub, tmp_path / "f")
-    assert f"accept the terms at {hub.endpoint}/datasets/{REPO} and set HF_TOKEN" in message
-    assert download(hub, tmp_path / "f", env={"HF_TOKEN": "hf_secret"})[0] == 0
-
-
-def test_no_network_at_all(tmp_path):
-    endpoint = f"http://127.0.0.1:{closed_port()}"
-    assert f"cannot reach {endpoint}" in fails(endpoint, tmp_path / "f")
 
 
 def test_offline_uses_the_cache_or_is_an_error(hub, tmp_path):

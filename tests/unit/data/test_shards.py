@@ -124,13 +124,6 @@ def test_an_empty_split_is_an_error_where_it_is_needed(tmp_path, validation, ngr
         Loader(Shards(tmp_path / "s", empty), seq_len=32, rows=1, seed=0)
 
 
-def test_a_missing_part_is_an_error(folder):
-    with pytest.raises(
-        ValueError, match=r"train/003\.json: part 003 of the train split is missing; encode it"
-    ):
-        build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=[*PARTS, "003"])
-
-
 @pytest.mark.parametrize("file", ["train/001.bin", "validation/000.idx"])
 def test_a_shard_of_another_size_than_its_record_is_an_error(folder, file):
     poke(folder / file, 10**6, b"x")
@@ -153,11 +146,6 @@ def test_a_description_of_another_version_is_an_error(folder, change, message):
     (folder / "metadata.json").write_text(json.dumps(metadata))
     with pytest.raises(ValueError, match=message):
         Shards(folder, "train")
-
-
-def test_a_folder_without_a_dataset_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"the dataset is not encoded; run `snakemake datasets/"):
-        load_metadata(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------- view
