@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -42,13 +42,17 @@ from spider.config import Dataset
 from spider.config.cleaning import SIZE, Filter
 from spider.data import chat
 
-if TYPE_CHECKING:
-    from spider.data.remote import RemoteFile
-
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 1 << 20
 """Text decoded at a time: it fits the second-level cache, and is large enough to hide the cost of a call."""
+
+
+class RemoteParquet(Protocol):
+    """A parquet file that is not on this machine. Its text form is its address."""
+
+    def parquet(self) -> pq.ParquetFile:
+        """Return the opened file."""
 
 
 class Documents(NamedTuple):
@@ -90,7 +94,7 @@ def row_counts() -> dict[str, Any]:
 
 
 def read_documents(
-    parquet: Path | RemoteFile,
+    parquet: Path | RemoteParquet,
     dataset: Dataset,
     counts: dict[str, Any],
     rows: np.ndarray | None = None,
@@ -153,7 +157,7 @@ def read_documents(
 
 
 def placed_documents(
-    parquet: Path | RemoteFile,
+    parquet: Path | RemoteParquet,
     dataset: Dataset,
     counts: dict[str, Any],
     removed: Mapping[str, np.ndarray] | None = None,
@@ -228,7 +232,7 @@ def text_bytes(group: pq.RowGroupMetaData, dataset: Dataset) -> int:
     return size
 
 
-def _opened(parquet: Path | RemoteFile) -> pq.ParquetFile:
+def _opened(parquet: Path | RemoteParquet) -> pq.ParquetFile:
     if isinstance(parquet, Path):
         return pq.ParquetFile(parquet, pre_buffer=False, buffer_size=1 << 20)
     return parquet.parquet()

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,12 +41,9 @@ import pyarrow.compute as pc
 from spider.common.files import replacing, write_bytes, write_json
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.documents import as_bytes, placed_documents, row_counts, truncate
+from spider.data.documents import RemoteParquet, as_bytes, placed_documents, row_counts, truncate
 from spider.data.shards import BLOCKS_KEY, COUNTS, DTYPE, MOST_DOCUMENTS, NAME_BYTES, BlockWriter
 from spider.tokens import BYTES, Tokens
-
-if TYPE_CHECKING:
-    from spider.data.remote import RemoteFile
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +108,7 @@ class Encoded(NamedTuple):
 
 
 def encoded(
-    parquet: Path | RemoteFile,
+    parquet: Path | RemoteParquet,
     dataset: Dataset,
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
