@@ -62,7 +62,8 @@ class Words:
     @classmethod
     def load(cls, file: IO[bytes]) -> Words:
         """Read the next words of a file."""
-        return cls(*(np.load(file) for _ in range(4)), data=np.empty(0, np.uint8))
+        hash_W, begin_W, line_W, bounds_D = (np.load(file) for _ in range(4))
+        return cls(hash_W, begin_W, line_W, bounds_D, np.empty(0, np.uint8))
 
 
 def text_hashes(texts: pa.Array) -> np.ndarray:
@@ -91,7 +92,9 @@ def words(texts: pa.Array, *, marks: bool = False) -> Words:
     """
     pieces = [_composed(text, "" if marks else _TYPOGRAPHIC) for text in as_bytes(texts)]
     data, offsets = np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)])
-    return Words(*_find_words(data, offsets, _MARKED if marks else SYMBOLS, SYMBOLS > 0), data=data)
+    symbols = _MARKED if marks else SYMBOLS
+    hash_W, begin_W, line_W, bounds_D = _find_words(data, offsets, symbols, SYMBOLS > 0)
+    return Words(hash_W, begin_W, line_W, bounds_D, data)
 
 
 def _composed(text: bytes, blanks: str) -> bytes:
