@@ -137,7 +137,7 @@ class World:
         for part, raw in raws.items():
             removed = results.cleaning(config.raw(name), "removed", part)
             given = removed_rows(removed if config.cleaning(name) else None)
-            encode_part(raw, results.shards(name), part, dataset, tokens, *given)
+            encode_part(raw, results.shards(name), part, dataset, tokens, given)
         build_metadata(results.shards(name), name, dataset, source={}, parts=[*raws], tokenizer=tokenizer)
 
     def index(self, name: str = "text") -> Path:
