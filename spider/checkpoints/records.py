@@ -351,7 +351,7 @@ class Step(BaseModel, frozen=True):
 
 
 class Compiled(BaseModel, frozen=True):
-    """The archive of compiled code (`spider.training.compilecache`)."""
+    """The archive of compiled code (`spider.training.compilation`)."""
 
     cache: str
     bytes: int

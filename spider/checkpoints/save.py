@@ -19,40 +19,56 @@ every job. Their default storage keeps its index in a pickle, and reading a pick
 A checkpoint is a sealed folder (`spider.common.sealed`). A process can be killed at any moment: a folder
 named ``step-...`` was complete once. Its hashes show whether it is still complete.
 
-Writing takes seconds, and training continues meanwhile with its own tensors and with the interpreter. Files
-are hashed while they are written. The digest of the weights is another hash of the same bytes. So weights and
-their average are hashed twice, and the optimizer's state once.
+Writing takes seconds, and training continues meanwhile with its own tensors and with the interpreter:
+``safetensors`` writes without a copy and without Python's lock. The digest of the weights is another hash of
+the same bytes. So weights and their average are hashed twice, and the optimizer's state once.
 
 Training waits only while `Saver` copies the state and looks for numbers that are not finite. The copy takes
 its size once more in host memory, which is reused for the next save. It is pinned for a GPU, because copies
 into pinned memory are several times as fast. The first save of a training is slower, because it allocates
 this memory, rounded up to a power of two for each tensor.
+
+One process at a time trains in a stage's folder (`hold`), and only the spec that began it (`claim`).
+``origin.json`` is written before the first step. It identifies the training that the folder's checkpoints and
+metrics belong to: its spec, the digest of its data, and the digest of its initial weights. What happens to a
+stage that starts with another origin depends on the old training:
+
+- It *finished*: its checkpoints, metrics and samples are moved to ``superseded-{identity}-{n}/``, and the
+  stage starts at its beginning. The user changed the configuration and requested the run again.
+- It is *unfinished* and has checkpoints: the stage is refused, and each field that differs is named. A typo
+  must not discard days of work.
+- It lacks a checkpoint: the stage starts at its beginning, because nothing is lost.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import filelock
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
-from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, best, step_of, steps
+from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, Origin, best, step_of, steps
 from spider.common import files, sealed
-from spider.common.errors import CheckpointError, Diverged
-from spider.config import StageSettings
-from spider.model.interface import raw_bytes, weights_digest
+from spider.common.errors import CheckpointError, Diverged, TrainingError
+from spider.common.results import StageFolder
+from spider.config import StageSettings, StageSpec
+from spider.config.spec import recut
+from spider.model.interface import weights_digest
 from spider.processes.parallel import full_tensor
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER
@@ -165,24 +181,25 @@ def save(
             hashed = _write_tensors(beside, tensors)
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, beside / TOKENIZER)
-            fields = {"format": Manifest.FORMAT, **record, **_digests(tensors), "files": hashed}
+            averaged = {
+                n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)
+            }
+            fields = {
+                "format": Manifest.FORMAT,
+                **record,
+                "weights": weights_digest(tensors),
+                "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
+                "files": hashed,
+            }
             plain = sealed.seal(beside, MANIFEST, fields, digest=True)
             manifest = Manifest.parse(plain, beside / MANIFEST)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise CheckpointError(
-            f"{folder}: saving failed: {error.strerror or error}; {space_needed(tensors, root)}. "
+            f"{folder}: saving failed: {reason}; {space_needed(tensors, root)}. "
             f"Earlier checkpoints are intact: free some space and run again to continue"
         ) from error
     return Checkpoint(folder, manifest)
-
-
-def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
-    """Return the digests of the weights and of the averaged weights, if there are any."""
-    averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
-    return {
-        "weights": weights_digest(tensors),
-        "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
-    }
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, sealed.SealedFile]:
@@ -202,36 +219,12 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, sea
     hashed: dict[str, sealed.SealedFile] = {}
     for number, part in enumerate(parts, 1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        hashed[file] = _write_file(folder / file, part)
+        save_file({name: tensor.contiguous() for name, tensor in part.items()}, folder / file)
+        hashed[file] = sealed.SealedFile.of(folder / file)
         file_of |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     files.write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
     return hashed
-
-
-def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> sealed.SealedFile:
-    """Write the bytes that `safetensors.torch.save` returns, and hash them on the way.
-
-    That function would hold the interpreter for seconds while it copies the tensors twice. It gives the order
-    of the tensors and the names of their types here, from one value of each.
-    """
-    example = safetensors.torch.save({name: tensor.new_zeros(1) for name, tensor in tensors.items()})
-    entries = json.loads(example[8 : 8 + int.from_bytes(example[:8], "little")])
-    end = 0
-    for name, entry in entries.items():
-        begin, end = end, end + tensors[name].nbytes
-        entry |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % 8)
-    head = len(header).to_bytes(8, "little") + header
-    h = hashlib.sha256(head)
-    with open(path, "wb") as file:
-        file.write(head)
-        for name in entries:
-            content = raw_bytes(tensors[name])
-            file.write(content)
-            h.update(content)
-    return sealed.SealedFile(size=len(head) + end, sha256=h.hexdigest())
 
 
 def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
@@ -289,3 +282,142 @@ def clean(root: Path) -> None:
     """Remove the hidden folders of a killed process. Only the holder of the folder's lock may call it."""
     for path in root.glob(".step-[0-9]*.*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold the lock on ``folder``, so that only this process trains in it.
+
+    The kernel releases the lock when the process ends in any way.
+
+    Raises:
+        TrainingError: another process holds the lock (the message names it), or the folder cannot be written.
+    """
+    stage = StageFolder(folder)
+    lock = filelock.FileLock(stage.lock, timeout=0)
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        files.write_json(stage.holder, holder)
+    except filelock.Timeout:
+        raise TrainingError(f"{_holder(stage)}; wait for it, or stop it, and run again") from None
+    except OSError as error:
+        lock.release(force=True)
+        raise TrainingError(
+            f"{folder}: cannot be written: {error.strerror}; free some space or name another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def wait_for(folder: Path) -> None:
+    """Wait until no process trains in ``folder``.
+
+    The trainer of a killed workflow may still run. The next workflow continues from its checkpoints.
+    """
+    stage = StageFolder(folder)
+    if not stage.lock.exists():
+        return
+    lock = filelock.FileLock(stage.lock)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        log.warning("%s; waiting for it to end", _holder(stage))
+        lock.acquire()
+    lock.release()
+
+
+def _holder(stage: StageFolder) -> str:
+    """Return a message that names the process that holds the lock."""
+    message = f"{stage.path}: another trainer is at work here"
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # its file may not be written yet
+        holder = files.read_json(stage.holder)
+        message += f": process {holder['pid']} on {holder['host']}, since {holder['since']}"
+    return message
+
+
+def claim(folder: Path, origin: Origin) -> Checkpoint | None:
+    """Return the checkpoint to continue from, or None to start at the beginning of the stage.
+
+    Only the holder of the lock may call this. The module's docstring has the rule.
+
+    Raises:
+        TrainingError: the folder holds an unfinished training of another origin, or another version wrote it.
+    """
+    stage = StageFolder(folder)
+    clean(stage.checkpoints)
+    if stage.origin.exists():
+        before = Origin.read(stage.origin)
+        if changed := _changed(before.fields, origin.fields):
+            _retire(stage, before.identity, changed)
+    elif steps(stage.checkpoints):
+        raise TrainingError(
+            f"{stage.checkpoints}: checkpoints without {stage.origin.name}, so their training is unknown; "
+            "move the folder away"
+        )
+    good, bad = Checkpoint.newest_good(stage.checkpoints)
+    for path in bad:
+        log.warning("%s: damaged, kept as %s", path, set_aside(path, "corrupt").name)
+    link_best(stage.checkpoints)
+    if good is not None:
+        log.info("%s: going on from %s", folder, good.path.name)
+    elif bad:
+        log.warning("%s: no checkpoint is usable, starting at the beginning of the stage", folder)
+    if good is not None:  # a digest of the same settings may be another one in another version
+        origin = origin.model_copy(update={"identity": good.training.identity})
+    origin.write(stage.origin)
+    return good
+
+
+def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
+    """Move a finished training of another origin to a folder of its own.
+
+    Raises:
+        TrainingError: the training is not finished.
+    """
+    folder = stage.path
+    saved = steps(stage.checkpoints)
+    differing = "\n  ".join(changed)
+    finished = not saved
+    with contextlib.suppress(CheckpointError):  # an unreadable manifest does not show that it finished
+        finished = finished or Manifest.read(saved[-1] / MANIFEST).final
+    if not finished:
+        raise TrainingError(
+            f"{folder}: holds unfinished training (up to {saved[-1].name}) under other settings:\n"
+            f"  {differing}\n"
+            f"Restore these settings to continue it, move {folder} away to start again, or train in "
+            "another folder (--ckpt-dir)."
+        )
+    candidates = (folder / f"superseded-{identity}-{n}" for n in count())
+    aside = next(path for path in candidates if not path.exists())
+    aside.mkdir()
+    # The origin is moved last, so that the next start after a kill in between moves the rest.
+    for path in (stage.checkpoints, stage.metrics, stage.samples, stage.receipt, stage.origin):
+        if path.exists():
+            os.rename(path, aside / path.name)
+    files.fsync(folder)
+    log.warning(
+        "%s: settings changed, starting again; the old training is in %s:\n  %s",
+        folder, aside.name, differing,
+    )  # fmt: skip
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the `differences` between two origins, with the defaults that the files leave out."""
+    with contextlib.suppress(ValueError):  # compare them as written if this version lacks one of their keys
+        before, now = StageSpec.with_defaults(recut(before)), StageSpec.with_defaults(now)
+    # Without `strict_code` any code may continue a training.
+    before = {key: value for key, value in before.items() if key in now or key != "code"}
+    # The origin has the windows of a step there, so that another cut of the same windows continues.
+    return [line.replace(".micro_batch:", ".micro_batch x grad_accum:") for line in differences(before, now)]
+
+
+def differences(before: Any, now: Any, at: str = "") -> list[str]:
+    """Return the leaves that differ between two JSON values, as ``settings.lr: 0.0003 -> 0.0002``."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = {key: f"{at}.{key}" if at else key for key in {**before, **now}}
+        return [leaf for k, to in keys.items() for leaf in differences(before.get(k), now.get(k), to)]
+    return [] if before == now else [f"{at}: {before} -> {now}"]

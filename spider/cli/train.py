@@ -156,7 +156,7 @@ def train(context: click.Context, threads: int | None, processes: int, nodes: in
 
         gpus = changed.run(run).resources.gpus
         sys.exit(launch(processes, ["-m", "spider.cli", *sys.argv[1:]], nodes, threads, gpus))
-    from spider.checkpoints.claim import wait_for
+    from spider.checkpoints.save import wait_for
     from spider.processes.world import World, join
     from spider.training.stage import Places, plan, train
 

@@ -100,6 +100,17 @@ class Inspector(Protocol):
         ...
 
 
+def histogram(title: str, unit: str, things: str, counts: Mapping[int, int]) -> dict[str, Any]:
+    """Return a figure of `Inspector.figures`: how many things have each size in units."""
+    listed = [counts.get(n, 0) for n in range(max(counts, default=-1) + 1)]
+    return {"kind": "histogram", "title": title, "unit": unit, "things": things, "counts": listed}
+
+
+def note(title: str, text: str) -> dict[str, Any]:
+    """Return a text in the place of a figure."""
+    return {"kind": "note", "title": title, "text": text}
+
+
 class _SkipRandomInit(TorchFunctionMode):
     """Skip random initialisation.
 
@@ -412,10 +423,5 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(n for n in tensors if n.startswith("model.")):
         t = tensors[name].detach()
         h.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
-        h.update(raw_bytes(t))
+        h.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()[:16]
-
-
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -25,17 +25,15 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-import torch._functorch.config
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
-from spider.model.interface import Model
 from spider.processes.world import World
 
 if TYPE_CHECKING:
@@ -95,21 +93,6 @@ def sum_gradients(model: nn.Module) -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     for handle in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         handle.wait()
-
-
-def compile_forward(model: Model, **options: Any) -> None:
-    """Compile the forward pass of the model inside FSDP or DDP; ``options`` are those of `torch.compile`."""
-    # DDP would cut the graph at the ends of its buckets; the warm-up compiled one graph.
-    torch._dynamo.config.optimize_ddp = False
-    # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
-    torch._functorch.config.backward_pass_autocast = "off"
-    from spider.processes.fusion import fuse_mixed_orders_first  # which imports the compiler
-
-    fuse_mixed_orders_first()
-    # Of one function for all layers, this many kinds of layers may have a graph of their own.
-    torch._dynamo.config.recompile_limit = 32
-    for module, name in model.parts_to_compile():
-        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **options))
 
 
 def local(tensor: Tensor) -> Tensor:

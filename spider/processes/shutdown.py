@@ -25,7 +25,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NamedTuple, Self
+from typing import Self
 
 from spider.common.errors import RESUME_ME
 
@@ -53,11 +53,6 @@ class StopSignals(contextlib.ExitStack):
         log.warning("%s: saving after this step, then leaving", signal.Signals(signum).name)
 
 
-class _Watch(NamedTuple):
-    what: str
-    patience: int
-
-
 class Watchdog:
     """End the process with `RESUME_ME` when a `watch` takes more than ``minutes`` (None: no limit).
 
@@ -67,7 +62,7 @@ class Watchdog:
     def __init__(self, minutes: float | None) -> None:
         self._minutes = minutes
         self._known: set[str] = set()
-        self._now: _Watch | None = None
+        self._now: tuple[str, int] | None = None  # what is watched, and the limits that it may take
         self._left = threading.Event()
 
     @contextlib.contextmanager
@@ -76,7 +71,7 @@ class Watchdog:
 
         The time between watches (a checkpoint) is not limited.
         """
-        self._now = _Watch(f"{kind} {number}", 1 if kind in self._known else FIRST)
+        self._now = f"{kind} {number}", 1 if kind in self._known else FIRST
         try:
             yield
         finally:
@@ -98,8 +93,8 @@ class Watchdog:
             now = self._now
             waited = waited + tick if now is watched else 0.0
             watched = now
-            if now is not None and waited >= limit * now.patience:
-                _end(now.what, waited)
+            if now is not None and waited >= limit * now[1]:
+                _end(now[0], waited)
 
 
 def _end(what: str, waited: float) -> None:

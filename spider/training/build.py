@@ -19,11 +19,12 @@ from spider.config import StageSpec
 from spider.data.packing import most_documents
 from spider.model import build_model, choose_kernels
 from spider.model.interface import Model
-from spider.processes.device import choose_attention, choose_tf32, make_deterministic
-from spider.processes.parallel import compile_forward, replicate, shard
+from spider.processes.device import choose_tf32, make_deterministic
+from spider.processes.parallel import replicate, shard
 from spider.processes.world import World
 from spider.tokens import Tokens
-from spider.training import compilecache
+from spider.training import compilation
+from spider.training.compilation import compile_forward
 from spider.training.optim import Optimizer, build_optimizer, narrow_weights
 from spider.training.passes import Passes, why_eager
 from spider.training.precision import Precision, compiles
@@ -49,7 +50,6 @@ class Built(NamedTuple):
 def choose_arithmetic(spec: StageSpec, device: torch.device) -> None:
     """Make this process multiply and add as a stage is configured; call it before `build`."""
     make_deterministic(device, spec.deterministic)
-    choose_attention(device, deterministic=spec.deterministic)
     choose_kernels(spec.kernels)
     choose_tf32(spec.tf32)
 
@@ -58,9 +58,9 @@ def build(
     spec: StageSpec,
     precision: Precision,
     world: World,
-    *,
-    processes: int,
     data: Path | None,
+    *,
+    processes: int | None = None,
     tokens: Tokens | None = None,
     indexes: tuple[NgramIndex, NgramIndex] | None = None,
     warmup: Path | None = None,
@@ -69,15 +69,17 @@ def build(
 
     Args:
         world: the processes that share this model.
-        processes: the processes that will train it. The warm-up alone builds what several train.
         data: shards folder of the stage's data, which bounds the documents of a row.
+        processes: the processes that will train it (default: all of ``world``). The warm-up alone builds
+            what several train.
         tokens: vocabulary of the data (default: only sizes matter).
         indexes: n-gram indexes without and with the training text.
         warmup: record of the warm-up, beside which its compiled code lies.
     """
     device = world.device
     model = build_model(spec.model, tokens).to(device)
-    model.most_documents = documents_in_a_row(spec, data)
+    if data is not None and spec.settings.attend != "row":
+        model.most_documents = most_documents(spec.folders(data).values(), spec.settings.seq_len)
     full_lookup = None
     if spec.model.ngram is not None and indexes is not None:
         from spider.data.ngram.lookup import NgramLookup  # numba: half a second of each start
@@ -87,7 +89,7 @@ def build(
     precision.prepare(model, sharded=sharded)
     narrow_weights(model, spec.optimizer)
     compiled = compiles(spec, precision.kind, device)
-    eager = why_eager(spec, device, processes, compiled=compiled)
+    eager = why_eager(spec, device, processes or world.size, compiled=compiled)
     wrapped: nn.Module = model
     if sharded:
         shard(model, world)
@@ -95,7 +97,7 @@ def build(
         wrapped = replicate(model, world)
     if compiled:
         if warmup is not None:
-            compilecache.load(warmup, device)
+            compilation.load(warmup, device)
         compile_forward(model)
     passes = Passes(wrapped, spec, precision, world, graphed=eager is None)
     if device.type == "cuda":
@@ -103,10 +105,3 @@ def build(
     lr, compute = spec.settings.lr, precision.compute
     optimizer = build_optimizer(model, spec.optimizer, lr, compute, compiled=compiled, world=world)
     return Built(model, full_lookup, passes, optimizer, compiled)
-
-
-def documents_in_a_row(spec: StageSpec, data: Path | None) -> int | None:
-    """Return a bound on the documents of a row; None where attention does not end at documents."""
-    if data is None or spec.settings.attend == "row":
-        return None
-    return most_documents(spec.folders(data).values(), spec.settings.seq_len)

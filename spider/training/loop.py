@@ -41,15 +41,15 @@ from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.data.loader import Batch, Batches, Loader, MixedLoader, batch_digest, digest_text
 from spider.data.mixture import anew
-from spider.data.packing import Opened, open_rows
+from spider.data.packing import open_rows
 from spider.model.layers import has_offsets
 from spider.processes.parallel import full_tensor
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
-from spider.tokens import BYTES
+from spider.tokens import BYTES, Tokens
 from spider.tokens.stored import TOKENIZER
-from spider.training import compilecache
-from spider.training.build import build, choose_arithmetic
+from spider.training import compilation
+from spider.training.build import Built, build, choose_arithmetic
 from spider.training.memory import check_fits, out_of_memory, ran_out
 from spider.training.metrics import MetricsLog
 from spider.training.passes import side_stream
@@ -102,71 +102,30 @@ class Trainer:
         world: World = ALONE,
         indexes: tuple[NgramIndex, NgramIndex] | None = None,
     ) -> None:
-        self.spec = spec
-        self.settings = spec.settings
-        self.world = world
-        self.device = world.device
-        self.origin = origin
+        self.spec, self.settings = spec, spec.settings
+        self.world, self.device = world, world.device
+        self.origin, self.good = origin, good
         self.identity = good.training.identity if good else identity or spec.identity
-        self.good = good
-        micro_batch = world.from_first(lambda: spec.micro_batch(world.size))
-        self.windows = spec.windows_per_step // world.size
-        self.micro_batches = self.windows // micro_batch
-        self.precision = world.from_first(lambda: self._decide_precision(warmup))
-
+        self._decide_shares(warmup)
         check_fits(spec, self.precision.kind, self.device, world.size)
         choose_arithmetic(spec, self.device)
-        self._opened = {} if spec.stream else self._open_datasets(data)
-        tokens = next((one.shards.vocabulary for one in self._opened.values()), BYTES)
+
+        tokens = self._open_datasets(data)
         torch.manual_seed(seed_of(spec.seed, "weights"))
-        built = build(
-            spec,
-            self.precision,
-            world,
-            processes=world.size,
-            data=data,
-            tokens=tokens,
-            indexes=indexes,
-            warmup=warmup,
-        )
-        self.model, full_lookup, self.passes, self.optimizer, compiled = built
+        built = build(spec, self.precision, world, data, tokens=tokens, indexes=indexes, warmup=warmup)
+        self.model, self.passes, self.optimizer = built.model, built.passes, built.optimizer
         self.ema = Ema(self.model, self.settings.ema) if self.settings.ema else None
         self.state = State(spec, origin, self.model, self.optimizer, self.ema)
+
         self.progress = self._load_start(parent)
         self.means = Means.restore(self.progress.means, self.device)
         self._finite: Later | None = None  # of the last step
-        self.sampler: Sampler | None = None
-        self.answers: AnswerValidation | None = None
-        if self.settings.rollouts:
-            seeds = partial(seed_of, spec.seed, "rollouts", spec.index)
-            self.sampler = Sampler(self.model, spec, seeds, partial(self.precision.autocast, self.device))
-            if self.settings.val_every:
-                self.answers = AnswerValidation(data, self.sampler, world.rank, world.size)
+        self.sampler, self.answers = self._start_sampler(data)
         self.loader = self._start_loader()
-        self.metrics = MetricsLog(StageFolder(folder).metrics) if world.first else None
-        tokenizer = data / TOKENIZER if tokens.digest else None
-        self.saver = Saver(StageFolder(folder).checkpoints, self.settings, good, world, tokenizer)
-        flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops)
-        self.telemetry = Telemetry(
-            self.device,
-            device_name(self.device),
-            self.precision.kind,
-            flops_per_token=flops / world.size,
-            learned=tokens.digest is not None,
-        )
-        self.validation = Validation(
-            spec=spec,
-            data=data,
-            model=self.model,
-            world=world,
-            precision=self.precision,
-            ema=self.ema,
-            full_lookup=full_lookup,
-            compiled=compiled,
-        )
-        samples = StageFolder(folder).samples
-        self.probes = Probes(self.validation, samples, origin.get("conversations") is not None)
-        self._announce(micro_batch)
+
+        self._start_records(StageFolder(folder), data, tokens)
+        self._start_measurements(StageFolder(folder), data, built)
+        self._announce()
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
         """Train to the stage's end. The first process returns the final checkpoint, the others None."""
@@ -276,7 +235,7 @@ class Trainer:
             if ran_out(error):
                 where = f"at step {progress.global_step}"
                 raise TrainingError(out_of_memory(self.spec, self.world.size, where, error)) from error
-            if failed := compilecache.compiler_failed(error):
+            if failed := compilation.compiler_failed(error):
                 raise TrainingError(failed) from error
             raise
         self.model.after_step(updated=finite)
@@ -502,9 +461,9 @@ class Trainer:
         progress.batches = self.metrics.write(progress.global_step, row | validated, batches)
         show(row, progress.step, progress.step + left, bar, {**self.model.shown, "reward": "reward {:.3f}"})
 
-    def _announce(self, micro_batch: int) -> None:
+    def _announce(self) -> None:
         """Log the model, the optimizer, the batch, the attention, the checkpoints and the steps to train."""
-        spec, world = self.spec, self.world
+        spec, world, micro_batch = self.spec, self.world, self.windows // self.micro_batches
         parts = "; ".join(f"{name} {count:,}" for name, count in self.model.parameters_by_part().items())
         log.info("parameters: %s (%s)", f"{self.model.num_parameters():,}", parts)
         log.info("fp8: %s", fp8_layers(self.model))
@@ -532,6 +491,21 @@ class Trainer:
         end = "max_hours" if self.progress.end is None else f"step {self.progress.end:,}"
         log.info("training from step %s to %s", f"{self.progress.step:,}", end)
 
+    def _decide_shares(self, warmup: Path | None) -> None:
+        """Decide the windows of this process, its micro-batches and the precision, as all processes do."""
+        micro_batch = self.world.from_first(lambda: self.spec.micro_batch(self.world.size))
+        self.windows = self.spec.windows_per_step // self.world.size
+        self.micro_batches = self.windows // micro_batch
+        self.precision = self.world.from_first(lambda: self._decide_precision(warmup))
+
+    def _open_datasets(self, data: Path) -> Tokens:
+        """Open the training text of each dataset, packed if the stage reads packed rows; return its
+        vocabulary."""
+        packed = self.settings.seq_len if self.settings.packing == "best_fit" else None
+        folders = {} if self.spec.stream else self.spec.folders(data)
+        self._opened = {name: open_rows(folder, packed) for name, folder in folders.items()}
+        return next((one.shards.vocabulary for one in self._opened.values()), BYTES)
+
     def _decide_precision(self, warmup: Path | None) -> Precision:
         """Return the configured precision; a resumed stage keeps the one that it began with."""
         measured = Warmup.read(warmup) if warmup else None
@@ -552,10 +526,15 @@ class Trainer:
         before = self.world.from_first(lambda: read_parent(self.spec, parent, self.model.tokens))
         return self.state.start(before, end)
 
-    def _open_datasets(self, data: Path) -> dict[str, Opened]:
-        """Open the training text of each dataset, packed if the stage reads packed rows."""
-        packed = self.settings.seq_len if self.settings.packing == "best_fit" else None
-        return {name: open_rows(folder, packed) for name, folder in self.spec.folders(data).items()}
+    def _start_sampler(self, data: Path) -> tuple[Sampler | None, AnswerValidation | None]:
+        """Return what samples answers in a stage with ``rollouts``, and what scores them."""
+        if not self.settings.rollouts:
+            return None, None
+        seeds = partial(seed_of, self.spec.seed, "rollouts", self.spec.index)
+        sampler = Sampler(self.model, self.spec, seeds, partial(self.precision.autocast, self.device))
+        if not self.settings.val_every:
+            return sampler, None
+        return sampler, AnswerValidation(data, sampler, self.world.rank, self.world.size)
 
     def _start_loader(self) -> Batches:
         """Return the stage's batches, from its position on."""
@@ -582,6 +561,30 @@ class Trainer:
             position = anew(position)
         (_, weights), *switches = spec.mixture.mixes
         return MixedLoader(sources, weights, switches, rows=self.windows, **share, position=position)
+
+    def _start_records(self, folder: StageFolder, data: Path, tokens: Tokens) -> None:
+        """Open what is written on the way: metrics, checkpoints and the log line."""
+        learned = tokens.digest is not None
+        self.metrics = MetricsLog(folder.metrics) if self.world.first else None
+        tokenizer = data / TOKENIZER if learned else None
+        self.saver = Saver(folder.checkpoints, self.settings, self.good, self.world, tokenizer)
+        flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / self.world.size
+        self.telemetry = Telemetry(self.device, self.precision.kind, flops, learned)
+
+    def _start_measurements(self, folder: StageFolder, data: Path, built: Built) -> None:
+        """Open what is measured on the way: held-out text, tasks and samples."""
+        self.validation = Validation(
+            spec=self.spec,
+            data=data,
+            model=self.model,
+            world=self.world,
+            precision=self.precision,
+            ema=self.ema,
+            full_lookup=built.full_lookup,
+            compiled=built.compiled,
+        )
+        converses = self.origin.get("conversations") is not None
+        self.probes = Probes(self.validation, folder.samples, converses)
 
 
 def seed_of(*parts: object) -> int:

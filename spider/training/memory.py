@@ -22,8 +22,8 @@ another micro-batch draws other noise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from itertools import product
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import psutil
@@ -93,44 +93,45 @@ def _size(tensors: Iterable[Any]) -> int:
 
 
 def check_fits(spec: StageSpec, kind: Kind, device: torch.device, processes: int = 1) -> None:
-    """Check that this training fits into the GPU's memory, and log a warning if it may not fit.
+    """Check that this training fits into the device's memory, and log a warning if it may not fit.
 
     On a CPU other programs may free memory. There a training is refused only if its estimate is more than
     twice all memory and swap of the machine.
 
     Raises:
-        TrainingError: the training does not fit; the message names a change that fits.
+        TrainingError: the training does not fit; the message names what needs less.
     """
     spec = spec.model_copy(update={"processes": processes})
+    least, likely = _needs(spec, kind, device.type)
     if device.type != "cuda":
-        _check_machine(spec, kind)
+        total = memory_bytes() + psutil.swap_memory().total
+        if likely > 2 * total:
+            s = spec.settings
+            raise TrainingError(
+                f"this training needs about {decimal(likely)} of memory, and this machine has "
+                f"{decimal(total)} with swap; lower seq_len ({s.seq_len}) or micro_batch "
+                f"({s.micro_batch}), or take a smaller model"
+            )
         return
     free, total = torch.cuda.mem_get_info(device)
-    least, likely = _needs(spec, kind, "cuda")
     has = f"{device_name(device)} has {decimal(total)}"
     if total - free > total // 20:
         taken = decimal(total - free)
         has += f", of which another process holds {taken} (nvidia-smi says which; end it)"
     if least > free:
-        raise TrainingError(
-            f"this training needs {decimal(likely)} of GPU memory, {decimal(least)} at least, "
-            f"and {has}; {_what_fits(spec, kind, free)}"
-        )
+        smaller = {}
+        if spec.micro_batch(processes) > 1:
+            smaller = {"windows_per_step": spec.windows_per_step, "micro_batch": "auto"}
+        if spec.model.recomputing():
+            smaller[f"model.{spec.model.RECOMPUTE}"] = spec.model.most_recomputed
+        remedy = "take optimizer.kind: adamw8bit, a smaller model, or a larger GPU"
+        if smaller:
+            settings = ", ".join(f"{key}: {value}" for key, value in smaller.items())
+            remedy = f"set {settings}; or {remedy}"
+        needs = f"{decimal(likely)} of GPU memory, {decimal(least)} at least"
+        raise TrainingError(f"this training needs {needs}, and {has}; {remedy}")
     if likely > free:
         log.warning("memory: this training may need %s, and %s", decimal(likely), has)
-
-
-def _check_machine(spec: StageSpec, kind: Kind) -> None:
-    """Raise `TrainingError` if a training needs far more than the memory and swap of this machine."""
-    _, likely = _needs(spec, kind, "cpu")
-    total = memory_bytes() + psutil.swap_memory().total
-    if likely > 2 * total:
-        s = spec.settings
-        raise TrainingError(
-            f"this training needs about {decimal(likely)} of memory, and this machine has "
-            f"{decimal(total)} with swap; lower seq_len ({s.seq_len}) or micro_batch "
-            f"({s.micro_batch}), or take a smaller model"
-        )
 
 
 def _needs(spec: StageSpec, kind: Kind, device_type: str) -> tuple[int, int]:
@@ -141,30 +142,6 @@ def _needs(spec: StageSpec, kind: Kind, device_type: str) -> tuple[int, int]:
     if spec.windows_per_step == spec.processes * spec.micro_batch(spec.processes):
         spare += memory["gradients"]
     return int(memory["total"] - spare), memory["total"]
-
-
-def _what_fits(spec: StageSpec, kind: Kind, free: int) -> str:
-    """Return the smallest change whose estimate fits into the free memory.
-
-    The changes in order: fewer windows at once (a step is then the same windows in more pieces),
-    recomputation, a quantized optimizer.
-    """
-    held = spec.micro_batch(spec.processes)
-    micro_batches = [n for n in range(held, 0, -1) if held % n == 0]
-    optimizers: list[dict[str, Any]] = [{}, {"kind": "adamw8bit"}]
-    blocks = [{}, spec.model.recomputing()]
-    for optimizer, block, micro in product(optimizers, blocks, micro_batches):
-        batch = spec.cut(micro)
-        settings = {"optimizer": optimizer, "model": block, "settings": batch}
-        changed = StageSpec.model_validate(merged(spec.model_dump(), settings))
-        likely = training_memory(meta_model(changed), changed, kind, "cuda")["total"]
-        if likely <= free:
-            changes = [f"{name}: {value}" for name, value in batch.items()]
-            if block:
-                changes.append(f"model.{spec.model.RECOMPUTE}: {spec.model.most_recomputed}")
-            changes += [f"optimizer.{name}: {value}" for name, value in optimizer.items()]
-            return f"what would fit: {', '.join(changes)} ({decimal(likely)})"
-    return "no change that keeps the model would fit: take a smaller model, or a larger GPU"
 
 
 def ran_out(error: RuntimeError) -> bool:
@@ -281,7 +258,9 @@ def choose(spec: StageSpec, processes: int, kind: Kind, device_type: str, memory
             alone = changed.model_copy(update={"settings": changed.settings.model_copy(update=only)})
             return training_memory(model, alone, kind, device_type)["total"] <= SHARE * memory
 
-        return _largest(most, fits) if is_auto else most * fits(most)
+        if not is_auto:
+            return most * fits(most)
+        return bisect_left(range(1, most + 1), True, key=lambda windows: not fits(windows))
 
     limits = list(map(limit, ways))
     cuts = [largest_divisor(share, max(1, limit)) for limit in limits]
@@ -299,18 +278,6 @@ def choose(spec: StageSpec, processes: int, kind: Kind, device_type: str, memory
     return Choice(cuts[chosen] if is_auto else most, ways[chosen])
 
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``most`` that fits; 0 if 1 does not."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
 def memory_of(device: torch.device) -> int:
     """Return the bytes of memory of a device, or of the machine or the container for a CPU."""
-    if device.type != "cuda":
-        return memory_bytes()
-    _, total = torch.cuda.mem_get_info(device)
-    return int(total)
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()

@@ -121,10 +121,6 @@ class Optimizer:
                     self.state[p]["second_moment"] = no_moment(p, dtype)
         self.set_lr(1.0)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._parameters())).device
-
     def set_lr(self, factor: float) -> None:
         for group in self.param_groups:
             group["lr"] = group["peak_lr"] * factor
@@ -170,7 +166,8 @@ class Optimizer:
             finite: scalar bool on the device. Where it is False, parameters and state stay as they are.
             factor: scalar that the gradients are multiplied by first.
         """
-        finite = torch.ones((), dtype=torch.bool, device=self._device) if finite is None else finite
+        if finite is None:
+            finite = torch.ones((), dtype=torch.bool, device=self._parameters()[0].device)
         if factor is not None and any(group["decay"] == "l2" for group in self.param_groups):
             torch._foreach_mul_(_gradients(self._parameters()), factor)
             factor = None

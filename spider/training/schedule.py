@@ -91,21 +91,16 @@ def scheduled(
     values = {}
     if optimizer.weight_decay_end is not None:
         change = optimizer.weight_decay_end - optimizer.weight_decay
-        values["weight_decay"] = optimizer.weight_decay + change * _weight_decay_progress(
-            step, steps, settings
-        )
+        progress = 0.0
+        if steps is not None:
+            start = 0 if settings.max_hours is None else _decay_start(steps, settings)
+            progress = _progress(step, start, steps)
+        values["weight_decay"] = optimizer.weight_decay + change * progress
     if optimizer.muon_momentum_start is not None:
         change = optimizer.muon_momentum - optimizer.muon_momentum_start
         progress = min(1.0, run_step / optimizer.muon_momentum_steps)
         values["muon_momentum"] = optimizer.muon_momentum_start + change * progress
     return values
-
-
-def _weight_decay_progress(step: int, steps: int | None, settings: StageSettings) -> float:
-    """Return how far weight decay has moved to its end, from 0 to 1."""
-    if steps is None:
-        return 0.0
-    return _progress(step, 0 if settings.max_hours is None else _decay_start(steps, settings), steps)
 
 
 def _progress(step: int, start: int, end: int) -> float:
@@ -121,26 +116,15 @@ def end_in_time(step: int, seconds: float, steps: int | None, settings: StageSet
     """
     if settings.max_hours is None or step < _warmup(steps, settings):
         return None
-    share = _share_before_decay(settings)
+    share = 1 - settings.decay_fraction if settings.schedule == "wsd" else 1.0
     decaying = steps is not None and step >= _decay_start(steps, settings)
     if decaying or seconds < share * settings.max_hours * 3600:
         return None
-    return _steps_that_decay_from(step, settings)
-
-
-def _share_before_decay(settings: StageSettings) -> float:
-    return 1 - settings.decay_fraction if settings.schedule == "wsd" else 1.0
-
-
-def _steps_that_decay_from(step: int, settings: StageSettings) -> int:
-    """Return the most steps of a stage that begins to decay at ``step``: the inverse of `_decay_start`.
-
-    It is ``step / (1 - decay_fraction)`` up to rounding.
-    """
-    steps = int(step / _share_before_decay(settings))
-    while _decay_start(steps + 1, settings) <= step:
-        steps += 1
-    return steps
+    # The most steps of a stage that begins to decay now: ``step / share`` up to rounding.
+    end = int(step / share)
+    while _decay_start(end + 1, settings) <= step:
+        end += 1
+    return end
 
 
 def _decay_start(steps: int, settings: StageSettings) -> int:

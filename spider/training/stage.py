@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from spider.checkpoints.claim import claim, hold
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt, Warmup
+from spider.checkpoints.save import claim, hold
 from spider.common import files
 from spider.common.errors import TrainingError
 from spider.common.results import Results, StageFolder

@@ -18,9 +18,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from spider.checkpoints.claim import differences
 from spider.checkpoints.load import AVERAGE, Checkpoint
 from spider.checkpoints.records import Manifest
+from spider.checkpoints.save import differences
 from spider.common.errors import TrainingError
 from spider.config import EmaConfig, StageSpec
 from spider.config.spec import largest_divisor

@@ -26,6 +26,8 @@ from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from spider.training.precision import device_name
+
 log = logging.getLogger(__name__)
 
 
@@ -61,14 +63,14 @@ class Telemetry:
     """Compute the rows of one training.
 
     Args:
-        name: device name, for the peak FLOP/s.
-        flops_per_token: FLOPs of forward and backward.
+        flops_per_token: FLOPs of forward and backward of this process.
         learned: whether the vocabulary is learned; a byte rate then counts the bytes that ids stand for.
     """
 
     def __init__(
-        self, device: torch.device, name: str, precision: str, flops_per_token: float, learned: bool = False
+        self, device: torch.device, precision: str, flops_per_token: float, learned: bool = False
     ) -> None:
+        name = device_name(device)
         self.device = device
         self.flops_per_token = flops_per_token
         self.learned = learned

@@ -52,7 +52,7 @@ from spider.model.interface import Model
 from spider.model.reading import Scoring
 from spider.processes.parallel import is_sharded
 from spider.processes.world import World
-from spider.tokens import IGNORED, Tokens
+from spider.tokens import IGNORED
 from spider.training.precision import Precision
 from spider.training.state import Ema, Progress
 
@@ -97,7 +97,7 @@ class Validation:
             return
         for name, folder in spec.folders(self.data).items():
             try:
-                text = HeldOut(spec, name, folder, model, self.world, self.full_lookup)
+                text = HeldOut(self, name, folder)
             except DamagedShard:
                 raise
             except ValueError as error:
@@ -117,11 +117,6 @@ class Validation:
         self.cost = validation / step
         self.every = settings.val_every or _interval(self.cost, settings)
 
-    def text(self) -> np.ndarray:
-        """Return the ids of the first dataset that the evaluation scores; raises like `held_out_ids`."""
-        name, folder = next(iter(self.spec.folders(self.data).items()))
-        return held_out_ids(self.spec, name, folder, self.model.tokens)
-
     def is_due(self, progress: Progress, *, saved: bool) -> bool:
         """Return whether to validate after this step: every `every` steps, after the last one, and with each
         checkpoint that ``ckpt_minutes`` saves. By default a stage shorter than `every` is not validated."""
@@ -138,7 +133,8 @@ class Validation:
         """
         began = time.perf_counter()
         scores = self._score()
-        bpb = self._weighted(scores)
+        shares = {name: self.spec.weights[name] for name in scores}
+        bpb = sum(share * scores[name] for name, share in shares.items()) / sum(shares.values())
         took = time.perf_counter() - began
         progress.validation_seconds += took
         if not math.isfinite(bpb):
@@ -149,11 +145,6 @@ class Validation:
         log.info("step %d: %.4f bits per byte of %s held-out bytes", progress.step, bpb, scored)
         by_source = {f"val/bpb_{name}": one for name, one in scores.items()} if self.spec.mixed else {}
         return {"val/bpb": bpb, **by_source, "system/validation_seconds": took}
-
-    def _weighted(self, scores: dict[str, float]) -> float:
-        """Return the mean of the scores, each with its dataset's share of the mixture."""
-        shares = {name: self.spec.weights[name] for name in scores}
-        return sum(share * scores[name] for name, share in shares.items()) / sum(shares.values())
 
     def _digest(self) -> str:
         """Return the digest of what the figure is of: windows, and the shares of a mixture."""
@@ -192,7 +183,7 @@ class Validation:
     def _score(self) -> dict[str, float]:
         """Return the bits per byte of each dataset's text."""
         for text in self.texts.values():
-            text.load(self.n_loops)
+            text.load()
         with self.measuring():
             nats = {name: self._nats(text.batches) for name, text in self.texts.items()}
             if is_sharded(self.model):
@@ -215,67 +206,49 @@ class Validation:
         return nats
 
 
-def held_out_ids(spec: StageSpec, name: str, folder: Path, tokens: Tokens) -> np.ndarray:
-    """Return the ids of a dataset that the evaluation scores.
-
-    Raises:
-        ValueError: they are less than one window, or the dataset is a stream.
-    """
-    limit = spec.evaluation.max_bytes
-    is_scored = spec.evaluation.data in (None, name)
-    largest = spec.evaluation.largest_group if is_scored else None
-    if spec.stream is not None:
-        raise ValueError(f"{spec.data} is a stream and has no validation split")
-    tokens_N, _ = validation_stream(folder, limit, tokens, largest)
-    ids = len(tokens_N) - 1
-    if ids < spec.window:
-        raise ValueError(
-            f"{folder}: the validation text (of which evaluation.max_bytes takes {limit:,} bytes) is {ids:,} "
-            f"ids, less than one window of {spec.window:,}; hold more out, or shorten the window"
-        )
-    return tokens_N
-
-
-@dataclass(eq=False)
 class HeldOut:
     """The windows of one dataset that validations score: its share of ``val_bytes``, at least one window.
 
     Raises:
-        ValueError: the held-out text is less than one window.
+        ValueError: the held-out text is less than one window, or the dataset is a stream.
     """
 
-    spec: StageSpec
-    name: str
-    folder: Path
-    model: Model
-    world: World
-    full_lookup: NgramLookup | None
-
-    def __post_init__(self) -> None:
-        spec, tokens = self.spec, self.model.tokens
+    def __init__(self, of: Validation, name: str, folder: Path) -> None:
+        spec, tokens = of.spec, of.model.tokens
+        if spec.stream is not None:
+            raise ValueError(f"{spec.data} is a stream and has no validation split")
+        limit, is_scored = spec.evaluation.max_bytes, spec.evaluation.data in (None, name)
+        largest = spec.evaluation.largest_group if is_scored else None
+        self.tokens_N, _ = validation_stream(folder, limit, tokens, largest)
+        ids = len(self.tokens_N) - 1
+        if ids < spec.window:
+            raise ValueError(
+                f"{folder}: the validation text (of which evaluation.max_bytes takes {limit:,} bytes) is "
+                f"{ids:,} ids, less than one window of {spec.window:,}; hold more out, or shorten the window"
+            )
+        self._of = of
         self.batches: list[_Batch] = []
-        self.tokens_N = held_out_ids(spec, self.name, self.folder, tokens)
         bytes_ = int(tokens.bytes_of[self.tokens_N[1:]].sum(dtype=np.int64))
         reading = Scoring(spec.window, spec.evaluation.overlap)
         available = len(spans(self.tokens_N, reading, tokens.bos)[0])
-        share = spec.settings.val_bytes * spec.weights[self.name]
+        share = spec.settings.val_bytes * spec.weights[name]
         self.windows = min(available, max(1, math.ceil(available * share / max(1, bytes_))))
 
-    def load(self, n_loops: int) -> None:
+    def load(self) -> None:
         """Put this process's share of the windows on its device for the whole stage, once."""
         if self.batches:
             return
-        model, spec, size = self.model, self.spec, self.world.size
-        model_input = ModelInput(model, self.tokens_N, self.full_lookup)
+        model, spec, size = self._of.model, self._of.spec, self._of.world.size
+        model_input = ModelInput(model, self.tokens_N, self._of.full_lookup)
         reading = Scoring(spec.window, spec.evaluation.overlap, batch=self.windows)
         inputs_BT, labels_BT, candidates_BTW = model_input.evenly(reading)
         scored_BT = labels_BT != IGNORED
         bytes_BT = model.tokens.bytes_of[np.where(scored_BT, labels_BT, model.tokens.pad)] * scored_BT
         self.bytes = int(bytes_BT.sum(dtype=np.int64))
-        reading_settings = [spec.window, spec.evaluation.overlap, n_loops]
+        reading_settings = [spec.window, spec.evaluation.overlap, self._of.n_loops]
         self.digest = files.digest([reading_settings, inputs_BT.tolist(), labels_BT.tolist()])
         # Each process has equally many windows; those that another process has too count as no text.
-        number_B = self.world.rank + size * np.arange(-(-self.windows // size))
+        number_B = self._of.world.rank + size * np.arange(-(-self.windows // size))
         own_B = number_B % self.windows
         text_BT = (bytes_BT[own_B] > 0) & (number_B < self.windows)[:, None]
         arrays = {"inputs_BT": inputs_BT[own_B], "labels_BT": labels_BT[own_B], "text_BT": text_BT}

@@ -13,7 +13,7 @@ kind (`ModelConfig.shallow`), and multiplies its seconds by the ratio of the FLO
 is that of the small model.
 
 A compiled run's first step starts with nothing compiled, so its time is cold. The compiled code is kept in an
-archive beside the record (``compilecache.py``). A training stage of this shape on the same kind of processor
+archive beside the record (``compilation.py``). A training stage of this shape on the same kind of processor
 reads it and compiles nothing. One process measures for all that train together, because each of them
 compiles the forward pass of a single device.
 """
@@ -43,7 +43,7 @@ from spider.data.loader import Batch
 from spider.model.interface import Model
 from spider.processes.device import available
 from spider.processes.world import ALONE
-from spider.training import compilecache
+from spider.training import compilation
 from spider.training.build import build, choose_arithmetic
 from spider.training.memory import check_fits, fitted, meta_model, out_of_memory, ran_out
 from spider.training.passes import side_stream
@@ -87,12 +87,12 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     archive = output.with_suffix(".compile-cache")
     compiled = any(compiles(spec, kind, device) for kind in kinds)
     step: dict[Kind, Step] = {}
-    with compilecache.saved_to(archive) if compiled else contextlib.nullcontext():
+    with compilation.saved_to(archive) if compiled else contextlib.nullcontext():
         for kind in kinds:
             try:
                 step[kind] = _time_steps(spec, Precision(kind, "measured", plan), device, data)
             except RuntimeError as error:
-                if failed := compilecache.compiler_failed(error):
+                if failed := compilation.compiler_failed(error):
                     raise TrainingError(f"in the warm-up, a step: {failed}") from error
                 if not ran_out(error):
                     raise
@@ -101,7 +101,11 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
     if not step:
         raise TrainingError(out_of_memory(spec, spec.processes, "in the warm-up, a step", out))
     costs = [f"{k} {1000 * s.seconds:.0f} ms, {s.peak_memory_mb / 1000:.2f} GB" for k, s in step.items()]
-    chosen = "" if configured == "auto" else "configured, "
+    exact, *others = step
+    fastest = min(others, key=lambda kind: step[kind].seconds, default=exact)
+    is_faster = step[fastest].seconds < _CLEARLY * step[exact].seconds
+    chosen = (fastest if is_faster else exact) if configured == "auto" else configured
+    how = "" if configured == "auto" else "configured, "
     of = "one micro-batch" + ", from fewer layers" * (_measured_model(spec) != spec.model)
     return Warmup(
         format=Warmup.FORMAT,
@@ -111,11 +115,11 @@ def warm_up(spec: StageSpec, output: Path, data: Path | None = None) -> Warmup:
         micro_batch=spec.micro_batch(spec.processes),
         checkpointing=spec.model.recomputes,
         versions={"python": python_version(), "torch": torch.__version__, "torchao": version("torchao")},
-        precision=_fastest(step) if configured == "auto" else configured,
-        reason=f"{chosen}measured on {device_name(device)}, a step of {of}: {'; '.join(costs)}",
+        precision=chosen,
+        reason=f"{how}measured on {device_name(device)}, a step of {of}: {'; '.join(costs)}",
         fp8_layers=large,
         step=step,
-        compile=compilecache.describe(archive, device) if compiled else None,
+        compile=compilation.describe(archive, device) if compiled else None,
         seconds=round(time.perf_counter() - began, 2),
     ).write(output)
 
@@ -132,13 +136,6 @@ def _candidates(spec: StageSpec, device: torch.device, large: list[str]) -> list
         narrow: list[Kind] = ["bf16", "fp8"] if large else ["bf16"]
         kinds = narrow if has_bf16(device) else ["fp32"]
     return [kind for kind in kinds if not spec.model.problems(kind, spec.compile)] or kinds
-
-
-def _fastest(step: dict[Kind, Step]) -> Kind:
-    """Return the first and most exact candidate, unless another one is clearly faster."""
-    first, *others = step
-    best = min(others, key=lambda kind: step[kind].seconds, default=first)
-    return best if step[best].seconds < _CLEARLY * step[first].seconds else first
 
 
 def _measured_model(spec: StageSpec) -> ModelConfig:
@@ -168,7 +165,7 @@ def _time_steps(spec: StageSpec, precision: Precision, device: torch.device, dat
     gc.collect()  # earlier measurements hold memory in reference cycles
     torch.manual_seed(spec.seed)
     measured = spec.model_copy(update={"model": _measured_model(spec)})
-    model, _, passes, optimizer, _ = build(measured, precision, ALONE, processes=spec.processes, data=data)
+    model, _, passes, optimizer, _ = build(measured, precision, ALONE, data, processes=spec.processes)
     batch, length = _random_batch(spec, model), (spec.settings.seq_len, spec.settings.n_loops)
     ratio = meta_model(spec).flops_per_token(*length) / model.flops_per_token(*length)
     forget_peak(device)

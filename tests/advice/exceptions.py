@@ -43,8 +43,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # GPU memory: tests/unit/cli/test_train.py
     # test_the_remedy_for_running_out_of_memory_continues_the_stage.
     "training/memory.py": ("set {}. The stage then goes on from its last checkpoint",),
-    # A compiler that fails: tests/unit/training/test_compilecache.py.
-    "training/compilecache.py": ("cannot compile this model here ({}); set compile: false",),
+    # A compiler that fails: tests/unit/training/test_compilation.py.
+    "training/compilation.py": ("cannot compile this model here ({}); set compile: false",),
     # A GPU: tests/unit/training/test_passes.py::test_passes_that_cannot_be_captured_name_the_switch.
     "training/passes.py": ("cannot be captured here ({}); set graphs: off",),
     # A diverged training with a checkpoint:

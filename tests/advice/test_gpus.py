@@ -7,14 +7,14 @@ import torch
 
 from spider.processes.world import ALONE, join
 from spider.training import memory
-from spider.training.memory import check_fits, out_of_memory
+from spider.training.memory import SHARE, check_fits, choose, out_of_memory, with_choice
 from tests.unit.processes.test_device import GPU, gpu, needed  # noqa: F401 (fixtures)
 
 from .followed import advised, refused
 
 
 def test_a_training_fits_when_the_other_process_has_ended(gpu, needed):  # noqa: F811
-    spec, least, likely, _ = needed
+    spec, least, likely = needed
     gpu(0.9 * least, 2 * likely)
     with refused("training/memory.py", "(nvidia-smi says which; end it)"):
         check_fits(spec, "bf16", GPU)
@@ -22,15 +22,21 @@ def test_a_training_fits_when_the_other_process_has_ended(gpu, needed):  # noqa:
     check_fits(spec, "bf16", GPU)
 
 
-def test_a_smaller_model_or_a_larger_gpu_is_taken(gpu, make_spec):  # noqa: F811
-    small, large = (make_spec(micro_batch=1, model={"hidden": hidden}) for hidden in (32, 256))
-    fits, too_small = (memory._needs(spec, "bf16", "cuda")[1] for spec in (large, small))
-    gpu(too_small, too_small)
-    with refused("training/memory.py", "take a smaller model, or a larger GPU"):
+def test_what_needs_less_is_taken(gpu, make_spec):  # noqa: F811
+    recomputing = {"recurrence": {"checkpointing": "full"}}
+    large = make_spec(micro_batch=64, model={"recurrence": {"checkpointing": False}})
+    less = make_spec(windows_per_step=64, micro_batch="auto", grad_accum=1, model=recomputing)
+    has = memory._needs(make_spec(micro_batch=4, grad_accum=16, model=recomputing), "bf16", "cuda")[1] / SHARE
+    gpu(has, has)
+    with refused(
+        "training/memory.py",
+        "set {}; or {}",
+        "take optimizer.kind: adamw8bit, a smaller model, or a larger GPU",
+    ):
         check_fits(large, "bf16", GPU)
+    check_fits(with_choice(less, choose(less, 1, "bf16", "cuda", int(has))), "bf16", GPU)
+    small = make_spec(micro_batch=1, model={"hidden": 32, **recomputing})
     check_fits(small, "bf16", GPU)
-    gpu(fits, fits)
-    check_fits(large, "bf16", GPU)
 
 
 def test_recomputation_makes_a_step_smaller(make_spec):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from spider import load_model
-from spider.checkpoints.claim import hold
 from spider.checkpoints.inventory import below
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import steps
+from spider.checkpoints.save import hold
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.packing import PackedRows, pack
@@ -21,7 +21,7 @@ from spider.data.shards import Shards, build_metadata, load_metadata
 from spider.data.tokenizer import learn
 from spider.evaluation.generate import generate
 from spider.tokens.stored import read_tokens
-from spider.training.compilecache import unpack
+from spider.training.compilation import unpack
 from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan, train
 from tests.unit.records import saved_again
@@ -48,9 +48,9 @@ def test_a_trainer_waits_for_another_and_writes_into_a_folder_that_it_can(tmp_pa
     (tmp_path / "file").touch()
     with ExitStack() as other:
         other.enter_context(hold(tmp_path / "a"))
-        with refused("checkpoints/claim.py", "{}; wait for it, or stop it, and run again"):
+        with refused("checkpoints/save.py", "{}; wait for it, or stop it, and run again"):
             other.enter_context(hold(tmp_path / "a"))
-    with refused("checkpoints/claim.py", "cannot be written: {}; free some space or name another folder"):
+    with refused("checkpoints/save.py", "cannot be written: {}; free some space or name another folder"):
         ExitStack().enter_context(hold(tmp_path / "file/a"))
     with hold(tmp_path / "a"):
         pass
@@ -64,7 +64,7 @@ def test_an_unfinished_training_goes_on_with_its_settings_or_starts_in_another_f
         train(make_spec(max_steps=8, val_every=0), folder, shards, on_step=stop_at(6))
     other = make_spec(max_steps=8, val_every=0, lr=1e-3)
     with refused(
-        "checkpoints/claim.py",
+        "checkpoints/save.py",
         "Restore these settings to continue it, move {} away to start again, or train in another folder",
     ):
         train(other, folder, shards)
@@ -79,7 +79,7 @@ def test_an_unfinished_training_goes_on_with_its_settings_or_starts_in_another_f
 def test_checkpoints_of_an_unknown_training_are_moved_away(stage, make_spec, shards, damage):
     stage.origin.unlink() if damage is None else stage.origin.write_text(damage)
     if damage is None:
-        with refused("checkpoints/claim.py", "so their training is unknown; move the folder away"):
+        with refused("checkpoints/save.py", "so their training is unknown; move the folder away"):
             train(make_spec(**SHORT), stage.path, shards)
         stage.checkpoints.rename(stage.path.with_name("aside"))
     else:
@@ -314,7 +314,7 @@ def test_a_damaged_archive_of_compiled_code_is_deleted(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     (archive := tmp_path / "warmup.compile-cache").write_bytes(b"damaged")
-    with refused("training/compilecache.py", "{}: damaged ({}); delete it and warm up again"):
+    with refused("training/compilation.py", "{}: damaged ({}); delete it and warm up again"):
         unpack(archive)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from kernels.aux_fi import _scale_counts, aux_fi, aux_fi_torch
+from kernels.aux_fi import aux_fi, aux_fi_torch
 from kernels.get_fused_mapping import BLOCK
 from tests.kernels.maps import choices
 from tests.kernels.twins import Pair
@@ -37,18 +37,3 @@ LOAD = Pair(
 
 def test_even_load_is_one():
     assert aux_fi(torch.arange(12).view(6, 2) % 4, 4, 2).tolist() == [1.0] * 4
-
-
-def test_torch_library_finds_nothing_wrong():
-    torch.library.opcheck(aux_fi, (torch.tensor([[0, 2], [2, -1]]), 3, 2))
-
-
-def test_other_arguments_are_refused():
-    with pytest.raises(ValueError, match="aux_fi"):
-        aux_fi(torch.zeros(3, 2, dtype=torch.int64), 2, 0)
-
-
-@pytest.mark.parametrize("E", [32, 256])
-def test_compiles(compiles, E):
-    numbers = dict(scale="fp32", E="i32", blocks="i32", WIDE_E=E, STEP=4096 // E)
-    compiles(_scale_counts, counts="*i32", out="*fp32", **numbers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,13 +19,10 @@ from kernels.cast_fp8 import (
     LARGEST,
     STEP,
     TILE,
-    _cast_columns,
-    _cast_rows,
     cast_columns_fp8,
     cast_columns_fp8_torch,
     cast_rows_fp8,
     cast_rows_fp8_torch,
-    layout,
 )
 from tests.kernels.twins import Pair
 
@@ -94,27 +90,3 @@ def test_an_outlier_a_nan_and_an_infinity_stay_in_their_rows():
     hurt_RC[1, 3], hurt_RC[2, 4], hurt_RC[3, 5] = 1e30, torch.nan, torch.inf
     for a, b in zip(readable(cast_rows_fp8)(x_RC), readable(cast_rows_fp8)(hurt_RC), strict=True):
         assert torch.equal(a[[0, 4]], b[[0, 4]])
-
-
-def test_torch_library_finds_nothing_wrong():
-    torch.library.opcheck(cast_rows_fp8, (torch.randn(3, 16),))
-    torch.library.opcheck(cast_columns_fp8, (torch.randn(2, 3, 16),))
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"must be \(R, C\)"):
-        cast_rows_fp8(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"must be \(E, K, N\)"):
-        cast_columns_fp8(torch.zeros(3, 3))
-
-
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
-@pytest.mark.parametrize("C", [512, 2048, 8192])
-def test_rows_compile(compiles, dtype, C):
-    compiles(_cast_rows, x=dtype, q="*fp8e4nv", inverse="*fp32", R="i32", C="i32", **layout(C))
-
-
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
-def test_columns_compile(compiles, dtype):
-    sizes = dict(K="i32", N="i32", COLUMNS=COLUMNS, STEP=STEP)
-    compiles(_cast_columns, w=dtype, q="*fp8e4nv", inverse="*fp32", **sizes)

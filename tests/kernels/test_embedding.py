@@ -91,14 +91,6 @@ def test_the_gradient_is_that_of_finite_differences_also_of_one_that_is_not_cont
     assert torch.autograd.gradcheck(lambda table: embedding(ids, table).transpose(0, 2), table_VD)
 
 
-def test_torch_library_finds_nothing_wrong():
-    arguments = torch.tensor([[1, 3], [1, 0]]), torch.randn(4, 3, requires_grad=True)
-    torch.library.opcheck(module._embedding, arguments)
-    torch.library.opcheck(module._embedding_backward, (torch.randn(2, 2, 3), arguments[0], 4))
-    ids, *order = module._sort(arguments[0], 4)
-    torch.library.opcheck(module._embedding, (ids, arguments[1], *order))
-
-
 def test_ids_are_sorted_only_where_a_gpu_needs_them_for_a_gradient(on_gpu, monkeypatch):
     ids, table_VD = torch.tensor([3, 1]), torch.randn(4, 3)
     assert isinstance(sort_once(ids, table_VD), module.Sorted)

@@ -14,12 +14,9 @@ from torch import Tensor
 from kernels.engram_conv import (
     BACKWARD,
     FORWARD,
-    _conv_backward,
-    _conv_forward,
     engram_conv,
     engram_conv_backward,
     engram_conv_torch,
-    sizes,
 )
 from tests.kernels.maps import DTYPES
 from tests.kernels.twins import Pair
@@ -118,27 +115,3 @@ def test_gradients_of_op_and_twin(windows):
     arguments = [x.requires_grad_() for x in (v + 0.1, taps, weight)]
     for op in (engram_conv, engram_conv_torch):
         assert torch.autograd.gradcheck(lambda v, t, w, op=op: op(v, number, t, w, eps), arguments)
-
-
-def test_torch_library_finds_nothing_wrong():
-    v, number, taps, weight, eps = case((2, 1), 2, 4)
-    torch.library.opcheck(
-        engram_conv, (v.requires_grad_(), number, taps.requires_grad_(), weight.requires_grad_(), eps)
-    )
-
-
-@pytest.mark.parametrize("place, shape", [(0, (6,)), (1, (5,)), (2, (4, 19)), (3, (6, 20))])
-def test_other_shapes_are_refused(place, shape):
-    made = list(case((6,), 4, 20))
-    made[place] = torch.zeros(shape)
-    with pytest.raises(ValueError, match="engram_conv"):
-        engram_conv(*made)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiles(compiles, dtype):
-    rows = dict(v=f"*{dtype}", number="*i64", taps="*fp32", weight="*fp32")
-    numbers, fixed = dict(N="i32", D="i32", eps="fp32"), sizes(4, 2048)
-    compiles(_conv_forward, **rows, out=f"*{dtype}", **numbers, **fixed, ROWS=FORWARD)
-    gradients = dict(grad=f"*{dtype}", **rows, dv=f"*{dtype}", sums="*fp32")
-    compiles(_conv_backward, **gradients, **numbers, **fixed, ROWS=BACKWARD)

@@ -12,16 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.engram_gate import (
-    BACKWARD,
     FLOOR,
-    FORWARD,
     ROWS,
-    _backward,
-    _forward,
     engram_gate,
     engram_gate_backward,
     engram_gate_torch,
-    sizes,
 )
 from tests.kernels.maps import DTYPES
 from tests.kernels.twins import Pair
@@ -118,30 +113,3 @@ def test_no_gradient_below_the_floor():
     made = case((6, 20))
     dh, dkey, dvalue, _ = engram_gate_backward(torch.ones(6, 20), *made)
     assert (dh[2:4] == 0).all() and (dkey[2:4] == 0).all() and (dvalue[2:4] == 0.5).all()
-
-
-def test_torch_library_finds_nothing_wrong():
-    made = case((3, 4), torch.float32, torch.bfloat16)
-    torch.library.opcheck(engram_gate, (*(x.requires_grad_() for x in made[:4]), EPS))
-
-
-@pytest.mark.parametrize("place, shape", [(0, (6,)), (1, (5, 20)), (2, (6, 19)), (3, (6, 20))])
-def test_other_shapes_are_refused(place, shape):
-    made = list(case((6, 20)))
-    made[place] = torch.zeros(shape)
-    with pytest.raises(ValueError, match="engram_gate"):
-        engram_gate(*made)
-
-
-@pytest.mark.parametrize("D", [2048, 4096])
-@pytest.mark.parametrize("rows", ["fp32 fp32 fp32", "fp32 fp32 bf16", "bf16 bf16 bf16"])
-def test_compiles(compiles, rows, D):
-    """The second case has the dtypes of h, key and value in the model under autocast."""
-    names = "h", "key", "value", "weight"
-    inputs = {name: f"*{dtype}" for name, dtype in zip(names, [*rows.split(), "fp32"], strict=True)}
-    fixed = dict(D="i32", scale="fp32", eps="fp32", FLOOR=FLOOR)
-    compiles(_forward, **inputs, out="*fp32", **fixed, **sizes(D, FORWARD))
-    gradients = {f"d{name}": kind for name, kind in inputs.items()}
-    compiles(
-        _backward, grad="*fp32", **inputs, **gradients, N="i32", **fixed, ROWS=ROWS, **sizes(D, BACKWARD)
-    )

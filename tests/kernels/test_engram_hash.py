@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.engram_hash import BLOCK, _hash, constants, engram_hash, engram_hash_torch
+from kernels.engram_hash import BLOCK, engram_hash, engram_hash_torch
 from spider.model.spider.engram import multiplier, primes_from
 from spider.tokens import BYTES
 from tests.kernels.twins import Pair
@@ -92,30 +91,3 @@ def test_no_ngram_reaches_across_a_document():
     ids = torch.tensor([[97, 98, BYTES.bos, 99, 100], [1, 2, BYTES.bos, 99, 100]])
     first, second = engram_hash(*case(ids, [6], 2, 81_307))
     assert torch.equal(first[2:], second[2:]) and (first[:2] != second[:2]).all()
-
-
-def test_torch_library_finds_nothing_wrong():
-    torch.library.opcheck(engram_hash, AS_CONFIGURED._replace(ids=LONG[:, :5]))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ids": LONG[0]},
-        {"ids": LONG.float()},
-        {"orders": []},
-        {"orders": [0, 1, 2, 3]},
-        {"orders": [3, 4, 5, 7]},
-        {"primes": [5, 7, 11]},
-        {"primes": [0, 5, 7, 11]},
-    ],
-)
-def test_other_arguments_are_refused(wrong):
-    with pytest.raises(ValueError, match="engram_hash"):
-        engram_hash(*AS_CONFIGURED._replace(**wrong))
-
-
-@pytest.mark.parametrize("dtype", ["i32", "i64"])
-def test_compiles(compiles, dtype):
-    fixed = constants(*AS_CONFIGURED[1:4])
-    compiles(_hash, ids=f"*{dtype}", out="*i64", T="i32", **fixed, BOS=BYTES.bos, PAD=BYTES.pad, BLOCK=BLOCK)

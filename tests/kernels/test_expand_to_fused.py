@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.expand_reduce import _expand, expand_to_fused, expand_to_fused_torch, reduce_fused
+from kernels.expand_reduce import expand_to_fused, expand_to_fused_torch
 from tests.kernels.maps import DTYPES, SOME, WIDTHS, Maps, maps
 from tests.kernels.twins import Pair
 
@@ -49,48 +48,9 @@ EXPAND = Pair(
 )
 
 
-@settings(max_examples=25)
-@given(maps())
-def test_reduce_is_its_adjoint(made):
-    generator = torch.Generator().manual_seed(1)
-    x_ND = torch.randn(len(made.token_to_pos), 4, generator=generator, dtype=torch.float64)
-    y_PD = torch.randn(len(made.pos_to_expert), 4, generator=generator, dtype=torch.float64)
-    expanded = (expand_to_fused(x_ND, *made[:2]) * y_PD).sum()
-    reduced = (x_ND * reduce_fused(y_PD, None, *made[:2])).sum()
-    torch.testing.assert_close(expanded, reduced)
-
-
 @settings(max_examples=10)
 @given(maps(max_tokens=4))
 def test_gradients_of_op_and_twin(made):
     x_ND = torch.randn(len(made.token_to_pos), 3, dtype=torch.float64, requires_grad=True)
     for op in (expand_to_fused, expand_to_fused_torch):
         assert torch.autograd.gradcheck(lambda x, op=op: op(x, *made[:2]), x_ND)
-
-
-def test_torch_library_finds_nothing_wrong():
-    x_ND = torch.randn(2, 3, requires_grad=True)
-    torch.library.opcheck(expand_to_fused, (x_ND, torch.tensor([[0], [2]]), torch.tensor([0, -1, 1])))
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match="N is 3 in x_ND and 2 in token_to_pos_NK"):
-        expand_to_fused(torch.zeros(3, 2), torch.zeros(2, 1, dtype=torch.int32), torch.zeros(4))
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("K", [2, 8])
-def test_compiles(compiles, dtype, K):
-    compiles(
-        _expand,
-        x=f"*{dtype}",
-        token_to_pos="*i32",
-        pos_to_expert="*i32",
-        out=f"*{dtype}",
-        N="i32",
-        P="i32",
-        D="i32",
-        K=K,
-        TILE=2048,
-        PLACES=32,
-    )

@@ -11,7 +11,6 @@ from torch import Tensor
 from kernels.normalize_weight import (
     ROWS,
     TINY,
-    _normalize,
     normalize_weight,
     normalize_weight_torch,
 )
@@ -50,27 +49,3 @@ def test_gradients_of_op_and_twin():
     w_NK = torch.rand(5, 3, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(normalize_weight, w_NK)
     assert torch.autograd.gradcheck(normalize_weight_torch, w_NK)
-
-
-def test_torch_library_finds_nothing_wrong():
-    torch.library.opcheck(normalize_weight, (torch.rand(3, 2, requires_grad=True),))
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"must be \(N, K\)"):
-        normalize_weight(torch.zeros(3))
-
-
-@pytest.mark.parametrize("K", [2, 8])
-def test_compiles(compiles, K):
-    compiles(
-        _normalize,
-        w="*fp32",
-        total="*fp32",
-        normal="*fp32",
-        N="i32",
-        TINY=TINY,
-        K=K,
-        WIDE_K=K,
-        ROWS=ROWS,
-    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.expand_reduce import (
-    _reduce,
-    _reduce_backward,
     reduce_fused,
     reduce_fused_backward,
     reduce_fused_backward_torch,
@@ -103,19 +100,6 @@ BACKWARD = Pair(
 )
 
 
-@settings(max_examples=25)
-@given(maps())
-def test_weighted_adjoint(made):
-    generator = torch.Generator().manual_seed(1)
-    y_PD = rows(made, 4, torch.float64).nan_to_num().requires_grad_()
-    x_ND = torch.randn(len(made.token_to_pos), 4, generator=generator, dtype=torch.float64)
-    w_NK = made.weights.double()
-    out_ND = reduce_fused(y_PD, w_NK, *made[:2])
-    (adjoint_PD,) = torch.autograd.grad(out_ND, y_PD, x_ND)
-    torch.testing.assert_close((out_ND * x_ND).sum(), (y_PD * adjoint_PD).sum())
-    assert (adjoint_PD[made.pos_to_expert < 0] == 0).all()
-
-
 @settings(max_examples=15)
 @given(maps(max_tokens=4), st.booleans(), st.booleans())
 def test_gradients_of_op_and_twin(made, weighted, added):
@@ -136,35 +120,3 @@ def test_each_gradient_has_the_dtype_of_its_term():
     dy_PD, dw_N1 = reduce_fused_backward(grad_ND.bfloat16(), y_PD.detach(), w_N1.detach(), *maps)
     assert torch.equal(narrow.grad, grad_ND.bfloat16()) and torch.equal(wide.grad, grad_ND)
     assert torch.equal(y_PD.grad, dy_PD) and torch.equal(w_N1.grad, dw_N1)
-
-
-@pytest.mark.parametrize("weighted, added", [(True, True), (False, False)])
-def test_torch_library_finds_nothing_wrong(weighted, added):
-    y_PD = torch.randn(3, 2, requires_grad=True)
-    w_NK = torch.rand(2, 1, requires_grad=True) if weighted else None
-    more = [torch.randn(2, 2, requires_grad=True) for _ in range(2 * added)]
-    torch.library.opcheck(
-        reduce_fused, (y_PD, w_NK, torch.tensor([[2], [0]]), torch.tensor([0, -1, 1]), *more)
-    )
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match="K is 2 in w_NK and 1 in token_to_pos_NK"):
-        reduce_fused(torch.zeros(3, 2), torch.zeros(2, 2), torch.zeros(2, 1), torch.zeros(3))
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("K, weighted", [(2, True), (2, False), (8, True)])
-def test_forward_compiles(compiles, dtype, K, weighted):
-    weights, added = ("*fp32", f"*{dtype}") if weighted else (None, None)
-    places = {"token_to_pos": "*i32", "shared": added, "residual": added}
-    compiles(_reduce, y=f"*{dtype}", w=weights, **places, out=f"*{dtype}", D="i32", K=K, TILE=2048)
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("K", [1, 2, 4, 8])
-def test_backward_compiles(compiles, dtype, K):
-    rows = {name: f"*{dtype}" for name in ("grad", "y")} | {"w": "*fp32"}
-    places = {"token_to_pos": "*i32", "pos_to_expert": "*i32", "dy": f"*{dtype}", "dw": "*fp32"}
-    sizes = dict(N="i32", P="i32", D="i32", K=K, WIDE_K=K, TILE=4096 // K, PLACES=32)
-    compiles(_reduce_backward, num_warps=8, **rows, **places, **sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from kernels.get_fused_mapping import get_fused_mapping
 from kernels.normalize_weight import TINY
-from kernels.route import TILE, TILE_BACKWARD, Routing, _route, _route_backward, route, route_torch
+from kernels.route import Routing, route, route_torch
 from tests.kernels.maps import DTYPES, scores
 from tests.kernels.twins import Pair
 
@@ -73,13 +72,6 @@ def test_choices_are_different_experts_whatever_the_logits(logits_NE):
     chosen_NK = route(logits_NE, None, k).chosen_NK
     assert ((chosen_NK >= 0) & (chosen_NK < logits_NE.shape[1])).all()
     assert all(len(set(row)) == k for row in chosen_NK.tolist())
-
-
-def test_bias_selects_but_does_not_weigh():
-    logits = torch.tensor([[1.0, 1.0, 3.0]])
-    out = route(logits, torch.tensor([0.0, 2.0, 0.0]), 2)
-    assert out.chosen_NK.tolist() == [[1, 2]]
-    torch.testing.assert_close(out.gates_NK, torch.tensor([[1.0, 3.0]]).softmax(1))
 
 
 @settings(max_examples=50)
@@ -152,38 +144,3 @@ def test_gradients_of_op_and_twin(case):
             return out.gates_NK, out.scores_NE, out.logsumexp_N
 
         assert torch.autograd.gradcheck(differentiable, logits_NE.double().requires_grad_())
-
-
-def test_torch_library_finds_nothing_wrong():
-    arguments = (
-        torch.randn(3, 4, requires_grad=True),
-        torch.rand(4),
-        2,
-        torch.tensor([True, False, True]),
-        4,
-    )
-    torch.library.opcheck(torch.ops.spider.route.default, arguments)
-
-
-@pytest.mark.parametrize(
-    "change, problem",
-    [({"k": 5}, "must be in"), ({"bias_E": torch.zeros(3)}, "bias"), ({"alignment": 0}, "alignment 0")],
-)
-def test_other_arguments_are_refused(change, problem):
-    with pytest.raises(ValueError, match=problem):
-        route(**{"logits_NE": torch.zeros(2, 4), "bias_E": None, "k": 2} | change)
-
-
-@pytest.mark.parametrize("E, K", [(32, 2), (256, 8)])
-def test_compiles(compiles, E, K):
-    sizes = dict(TINY=TINY, K=K, WIDE_E=E)
-    names = {name: "*fp32" for name in ("logits", "bias")} | {
-        "valid": "*i1",
-        "gates": "*fp32",
-        "chosen": "*i64",
-    }
-    names |= {"counts": "*i32", "scores": "*fp32", "logsumexp": "*fp32", "N": "i32", "E": "i32"}
-    compiles(_route, num_warps=8, **names, WIDE_K=K, ROWS=TILE // E, **sizes)
-    names = {name: "*fp32" for name in ("grad_gates", "grad_scores", "grad_logsumexp", "logits", "gates")}
-    names |= {"chosen": "*i64", "logsumexp": "*fp32", "out": "*fp32", "N": "i32", "E": "i32"}
-    compiles(_route_backward, **names, ROWS=TILE_BACKWARD // E, **sizes)

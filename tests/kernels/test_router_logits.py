@@ -73,11 +73,6 @@ def test_a_state_that_would_have_to_be_rounded_is_multiplied_as_it_is(on_gpu, dt
     assert torch.equal(router_logits(x_ND, w_ED), x_ND @ w_ED.to(dtype).T)
 
 
-def test_on_a_cpu_nothing_is_cut():
-    x_ND, w_ED, _ = operands()
-    assert torch.equal(router_logits(x_ND, w_ED), x_ND.float() @ w_ED.T)
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_it_compiles_without_a_break_to_the_same_numbers(on_gpu, backend):
     torch.compiler.reset()

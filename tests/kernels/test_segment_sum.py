@@ -15,8 +15,6 @@ from torch import Tensor
 
 from kernels.segment_sum import (
     ROWS,
-    _expand,
-    _sum,
     segment_expand,
     segment_expand_torch,
     segment_sum,
@@ -115,23 +113,3 @@ def test_a_sum_of_narrow_rows_is_rounded_once():
     ones = torch.ones(1000, 1, dtype=torch.bfloat16)
     made = segments([0, 1000], 1000)
     assert segment_sum(ones, *made) == segment_sum_torch(ones, *made) == 1000
-
-
-def test_torch_library_finds_nothing_wrong():
-    torch.library.opcheck(segment_sum, (rows(9, 4).requires_grad_(), *NINE))
-    torch.library.opcheck(segment_expand, (rows(3, 4).requires_grad_(), *NINE))
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"segment_sum: N is 8 in x_ND and 9 in segment_N"):
-        segment_sum(rows(8, 4), *NINE)
-    with pytest.raises(ValueError, match=r"segment_expand: 4 edges do not fit z_MD \(4, 4\)"):
-        segment_expand(rows(4, 4), *NINE)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiles(compiles, dtype):
-    for ordered in (False, True):
-        constants = dict(ORDERED=ordered, ROWS=ROWS, TILE=1024)
-        compiles(_sum, x=f"*{dtype}", order="*i64", edge="*i64", out=f"*{dtype}", D="i32", **constants)
-    compiles(_expand, z=f"*{dtype}", segment="*i64", out=f"*{dtype}", M="i32", D="i32", TILE=2048)

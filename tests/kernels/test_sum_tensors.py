@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.sum_tensors import TILE, _sum, sum_tensors, sum_tensors_torch
+from kernels.sum_tensors import TILE, sum_tensors, sum_tensors_torch
 from tests.kernels.maps import DTYPES
 from tests.kernels.twins import Pair
 
@@ -43,15 +43,3 @@ def test_the_sum_of_narrow_numbers_is_exact_to_float32(dtype):
 def test_float64_stays_float64():
     x_RN = parts(3, 10, torch.float64)
     assert torch.equal(sum_tensors(list(x_RN), torch.float64), x_RN[0] + x_RN[1] + x_RN[2])
-
-
-@pytest.mark.parametrize(
-    "wrong", [[], [torch.zeros(2), torch.zeros(3)], [torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)]]
-)
-def test_what_differs_is_refused(wrong):
-    with pytest.raises(ValueError, match="sum_tensors: the tensors must have one shape"):
-        sum_tensors(wrong, torch.float32)
-
-
-def test_kernel_compiles_for_a_gpu(compiles):
-    compiles(_sum, parts=("*bf16",) * 6, out="*fp32", N="i32", COUNT=6, TILE=TILE)

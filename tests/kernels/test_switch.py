@@ -11,7 +11,6 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from kernels import switch
-from kernels.expand_reduce import reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping_torch
 from kernels.route import route_torch
 from kernels.topk_gate import topk_gate
@@ -65,17 +64,6 @@ def test_twins_never_wait_for_the_device():
 def test_arguments_are_checked_where_an_op_is_traced():
     with FakeTensorMode(), pytest.raises(ValueError, match="k = 4 must be in"):
         topk_gate(torch.zeros(2, 3), 4)
-
-
-def test_shapes_that_fit_are_checked_once_and_others_each_time():
-    switch._check.cache_clear()
-    y_PD, place = torch.zeros(3, 2), (torch.zeros(2, 1, dtype=torch.int64), torch.zeros(3))
-    for _ in range(3):
-        reduce_fused(y_PD, torch.zeros(2, 1), *place)
-        with pytest.raises(ValueError, match="K is 2 in w_NK and 1 in token_to_pos_NK"):
-            reduce_fused(y_PD, torch.zeros(2, 2), *place)
-    remembered = switch._check.cache_info()
-    assert (remembered.hits, remembered.currsize) == (2, 1)
 
 
 def test_sizes_of_a_compiler_are_checked():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.topk_gate import _topk, topk_gate, topk_gate_torch
+from kernels.topk_gate import topk_gate, topk_gate_torch
 from tests.kernels.maps import scores
 from tests.kernels.twins import Pair
 
@@ -42,18 +41,3 @@ GATE = Pair(
     st.builds(lambda scores_NE, k: (scores_NE, min(k, scores_NE.shape[1])), scores(), st.integers(1, 8)),
     [(SPECIAL, 3), (torch.randn(65, 32), 2), (torch.randn(3, 3000), 8), (torch.zeros(0, 5), 2)],
 )
-
-
-@pytest.mark.parametrize("k", [0, 4])
-def test_other_k_is_refused(k):
-    with pytest.raises(ValueError, match=r"must be in 1\.\.E"):
-        topk_gate(torch.zeros(2, 3), k)
-
-
-def test_torch_library_finds_nothing_wrong():
-    torch.library.opcheck(topk_gate, (torch.randn(3, 4), 2))
-
-
-@pytest.mark.parametrize("E, K", [(32, 2), (256, 8)])
-def test_compiles(compiles, E, K):
-    compiles(_topk, scores="*fp32", chosen="*i64", N="i32", E="i32", K=K, WIDE_E=E, ROWS=2048 // E)

@@ -1,8 +1,6 @@
 """Test the questions to a GPU: rehearse them at tiny sizes on a CPU, and check what is kept and refused."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -67,13 +65,6 @@ def test_a_gpt_on_packed_rows_of_made_up_ids_is_measured(everything, monkeypatch
     assert (row["unit"], row["compiled_again"], row["shape"]) == ("tokens", 0, "2 x 2 x 64")
 
 
-def test_a_way_that_fails_says_why(everything):
-    import train_throughput
-
-    with pytest.raises(Exception, match="precision: fp8 cannot run on cpu"):
-        next(train_throughput.measure("smoke", {"precision": "fp8", "compile": False}))
-
-
 def test_every_op_that_the_model_calls_is_timed_forward_and_backward(everything, monkeypatch):
     import kernel_speed
 
@@ -94,14 +85,6 @@ def test_the_host_and_a_warm_up_are_measured(everything, monkeypatch):
     assert row["ns_of_a_turn"] > 0 and row["tflops"] > 0
     (row,) = others.measure("warm-up", what="smoke", changes={"compile": False})
     assert row["precision"] == "fp32" and "a micro-batch" in row["line"]
-
-
-def test_a_test_that_fails_on_the_device_is_named(everything, tmp_path):
-    import others
-
-    (tmp_path / "test_it.py").write_text("def test_that(): assert 1 == 2\ndef test_fine(): pass\n")
-    (found,) = others.measure("tests", where=str(tmp_path), workers=1)
-    assert "1 failed, 1 passed" in found["line"] and "test_it.py::test_that" in found["error"]
 
 
 def test_every_row_can_be_trained_with_its_settings(everything):
@@ -128,25 +111,6 @@ def test_every_row_can_be_trained_with_its_settings(everything):
     assert (spec.model.vocab_size, spec.model.windows, spec.model.short_window) == (32_768, "SSSL", 1024)
     with pytest.raises(SystemExit, match=r"nothing: no preset; choose headline or one of .*spider-1b"):
         trainings.config_of("nothing")
-
-
-def test_goals_are_told_beside_the_figures_that_decide_them(gpu_benchmarks):
-    import rows
-
-    def row(speed, **more):
-        return {"tokens_per_second": speed, "peak_memory": 25e9, "described_memory": 24e9, **more}
-
-    found = {
-        "headline": row(150e3, weights=7),
-        "headline, other": row(50e3),
-        "headline, again": row(1, weights=8),
-    }
-    told = list(rows.goals_of(found))
-    assert "headline: 200,000 bytes/s: missed (1.5e+05)" in told
-    assert "headline: 2.5 times the other checkout's: met (3)" in told
-    assert "headline, again: the same weights as headline: missed" in told
-    assert "headline: peak within 5% of described: met (1.042)" in told
-    assert not any("gpt" in line or "fp8" in line for line in told) and not list(rows.goals_of({}))
 
 
 # ------------------------------------------------------------------------------------------- what is kept
@@ -214,37 +178,6 @@ def test_a_row_that_outlasts_its_time_is_killed_with_what_it_started_and_keeps_i
     pytest.fail("what the row started still runs")
 
 
-def test_what_a_row_leaves_running_is_ended_with_it(machine, tmp_path):
-    """A compiler's worker, for example, which keeps the row's output open."""
-    assert machine({"a": f"import subprocess\nsubprocess.Popen(['sleep', '100'])\n{GOOD}"}) == 0
-    assert kept(tmp_path)["a"]["line"] == "one" and kept(tmp_path)["a"]["took"] < 60
-
-
-def test_if_all_is_killed_the_row_is_too_and_the_figures_so_far_are_kept(machine, tmp_path):
-    told = f"open({str(tmp_path / 'row')!r}, 'w').write(str(os.getpid()))\n{GOOD}\nsys.stdout.flush()\n"
-    told += "time.sleep(99)"
-    if (parent := os.fork()) == 0:
-        machine({"a": told})
-        os._exit(0)
-    while not ((tmp_path / "f.json").exists() and "line" in kept(tmp_path)["a"]):
-        time.sleep(0.05)
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    stat = Path("/proc") / (tmp_path / "row").read_text() / "stat"
-    for _ in range(200):
-        if not stat.exists() or "Z" in stat.read_text().split():
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the row still runs")
-    assert kept(tmp_path)["a"]["line"] == "one"
-
-
-def test_a_row_that_would_not_end_in_time_is_left_for_another_call(machine, capsys):
-    assert machine({"long": GOOD}, "--minutes", "0.5") == 75
-    assert "long: left for another call, it takes up to 170 s" in capsys.readouterr().out
-
-
 def test_another_checkout_is_trained_right_behind(machine, tmp_path):
     told = 'import json; print("FIGURES", json.dumps({"line": os.environ["GPU_TREE"]}))'
     other = tmp_path / "other"
@@ -252,24 +185,6 @@ def test_another_checkout_is_trained_right_behind(machine, tmp_path):
     rows = kept(tmp_path)
     assert [(name, row["line"]) for name, row in rows.items()] == [("a", str(ROOT)), ("a, other", str(other))]
     assert rows["a"]["code"] != rows["a, other"]["code"]
-
-
-def test_a_row_that_needs_more_memory_is_left_out(machine, capsys):
-    assert machine({"a": GOOD}, gigabytes=60) == 0
-    assert "a: left out, it needs 60 GB" in capsys.readouterr().out
-
-
-def test_rows_of_two_devices_never_share_a_file(machine, tmp_path):
-    (tmp_path / "f.json").write_text(json.dumps({"machine": {"device": "NVIDIA H200"}, "rows": {}}))
-    with pytest.raises(SystemExit, match="holds figures of NVIDIA H200, this is a GPU; move it away or name"):
-        machine({"a": GOOD})
-
-
-def test_without_a_gpu_all_says_why_and_what_to_do(tmp_path):
-    environment = {**os.environ, "PATH": "/nowhere", "GPU_FOLDER": str(tmp_path)}
-    command = [sys.executable, str(GPU / "all.py"), "--minutes", "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "finds no GPU" in done.stderr and "--nodevice rehearses" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------ the bundle
@@ -305,53 +220,6 @@ def test_a_bundle_is_unpacked_once_and_found(bundle, tmp_path):
     there.write_bytes(b"mine")
     bundle.unpack(packed)
     assert there.read_bytes() == b"mine"
-
-
-def test_wheels_stay_packed_where_their_packages_are_here(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle, "MODULES", ["pydantic"])
-    packed = small_bundle(bundle, tmp_path, python="3.7")
-    assert "site" not in bundle.unpack(packed)[-1]
-    assert (tmp_path / "gpu/results/shards/pydocs/train/000.bin").exists()
-    assert not (tmp_path / "gpu/site").exists()
-
-
-def test_without_a_bundle_nothing_is_unpacked(bundle, tmp_path):
-    assert str(ROOT) in bundle.unpack(tmp_path / "none")
-    assert not (tmp_path / "gpu").exists()
-
-
-def test_a_bundle_for_another_python_is_refused_in_words(bundle, tmp_path):
-    packed = small_bundle(bundle, tmp_path, python="3.7")
-    here = ".".join(map(str, sys.version_info[:2]))
-    said = rf"holds wheels for Python 3\.7 on .*make gpu-bundle GPU_PYTHON={here} .*call this with python3\.7"
-    with pytest.raises(SystemExit, match=said):
-        bundle.unpack(packed)
-
-
-def test_a_bundle_that_is_cut_short_is_refused(bundle, tmp_path):
-    packed = small_bundle(bundle, tmp_path)
-    (packed / "text.tar.xz").write_bytes(b"half")
-    with pytest.raises(SystemExit, match=r"text\.tar\.xz: missing or cut short; bring the bundle here again"):
-        bundle.unpack(packed)
-
-
-def test_compiled_code_is_unpacked_for_its_device_and_torch_alone(bundle, tmp_path, monkeypatch, capsys):
-    for_h200 = {"device": "NVIDIA H200", "torch": "2.11.0"}
-    packed = small_bundle(bundle, tmp_path, compiled=for_h200)
-    (tmp_path / "code/fxgraph").mkdir(parents=True)
-    for name in ("graph", "choice.best_config"):
-        (tmp_path / "code/fxgraph" / name).write_text("compiled")
-    with bundle.tarfile.open(packed / "compiled.tar.xz", "w:xz") as tar:
-        tar.add(tmp_path / "code/fxgraph", "fxgraph", filter=bundle.without_choices)
-    monkeypatch.setattr(bundle, "version", lambda package: "2.11.0")
-    there = tmp_path / "gpu/compiled/inductor/fxgraph"
-    bundle.unpack(packed)
-    bundle.unpack(packed, device="NVIDIA H100 80GB HBM3")
-    assert not there.exists()
-    said = capsys.readouterr().out
-    assert "is for NVIDIA H200 and torch 2.11.0, this is NVIDIA H100 80GB HBM3 and torch 2.11.0" in said
-    bundle.unpack(packed, device="NVIDIA H200")
-    assert [path.name for path in there.iterdir()] == ["graph"] and not capsys.readouterr().out
 
 
 def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):

@@ -163,7 +163,7 @@ def targets(number: int) -> list[str]:
     return [f"results/runs/r{i}/{stage}/{name}" for i in range(number) for stage in "ab" for name in names]
 
 
-@pytest.mark.parametrize("machine", [1, 2, 8], indirect=True)
+@pytest.mark.parametrize("machine", [2, 8], indirect=True)
 def test_jobs_of_one_gpu_use_all_gpus_and_share_none(machine: Machine) -> None:
     number = 8 if machine.environment["MADE_GPUS"] == "8" else 2
     machine.run(runs(number), *targets(number))

@@ -88,10 +88,8 @@ class GPTInspector:
     def figures(self) -> list[dict[str, Any]]:
         """Return the lengths in bytes, or a note if the model reads bytes."""
         if self.uncut:
-            return [{"kind": "note", "title": _TITLE, "text": "it reads bytes:\neach is its own token"}]
-        listed = [self.lengths[n] for n in range(max(self.lengths, default=-1) + 1)]
-        figure = {"kind": "histogram", "title": _TITLE, "unit": "bytes", "things": "tokens"}
-        return [figure | {"counts": listed}]
+            return [interface.note(_TITLE, "it reads bytes:\neach is its own token")]
+        return [interface.histogram(_TITLE, "bytes", "tokens", self.lengths)]
 
     def cut(self, tokens_BT: Tensor) -> tuple[np.ndarray, None]:
         """Cut after every token."""

@@ -56,10 +56,9 @@ from torch import Tensor, nn
 
 from kernels.embedding import embedding
 from spider.model import interface
-from spider.model.interface import Fp8Parts, ModelOutput, Reader
+from spider.model.interface import Fp8Parts, ModelOutput, Reader, histogram, note
 from spider.model.layers import RMSNorm, Rope, cross_entropy, rms_norm, rope_table, streamed, wide
 from spider.model.ngram_head import NgramHead
-from spider.model.spider.activation_memory import kept, kept_compiled
 from spider.model.spider.attention import LayerCache
 from spider.model.spider.chunking import Chunker, Patches, Stream, equal_windows
 from spider.model.spider.config import SpiderConfig
@@ -102,15 +101,15 @@ class SpiderInspector:
         off."""
         title, patches = "Bytes per patch", "patches are switched off:\nevery byte is its own"
         return [
-            _note(title, patches) if self.uncut else _histogram(title, "bytes", self.lengths),
-            _histogram("Loops a patch uses", "loops", self.loops),
+            note(title, patches) if self.uncut else histogram(title, "bytes", "patches", self.lengths),
+            histogram("Loops a patch uses", "loops", "patches", self.loops),
             self._experts(),
         ]
 
     def _experts(self) -> dict[str, Any]:
         title = "Expert load (1 = equal share)"
         if self.load_NRE is None:
-            return _note(title, "experts are switched off:\none dense layer instead")
+            return note(title, "experts are switched off:\none dense layer instead")
         total_NR1 = self.load_NRE.sum(-1, keepdims=True)
         share_NRE = self.load_NRE * self.load_NRE.shape[-1] / np.maximum(total_NR1, 1)
         layers, loops, experts = share_NRE.shape
@@ -146,15 +145,6 @@ class SpiderInspector:
             return f"No patches (boundary.kind is none): each of {total:,} bytes stands alone."
         mean = f", {sum(closed) / len(closed):.2f} bytes a patch" if closed else ""
         return f"{self.kind.capitalize()} boundaries: {len(closed):,} in {total:,} bytes{mean}."
-
-
-def _histogram(title: str, unit: str, counts: Counter[int]) -> dict[str, Any]:
-    listed = [counts[n] for n in range(max(counts, default=-1) + 1)]
-    return {"kind": "histogram", "title": title, "unit": unit, "things": "patches", "counts": listed}
-
-
-def _note(title: str, text: str) -> dict[str, Any]:
-    return {"kind": "note", "title": title, "text": text}
 
 
 def _host(x: torch.Tensor) -> np.ndarray:
@@ -398,15 +388,63 @@ class Spider(interface.Model):
     def activation_bytes(
         self, windows: int, length: int, n_loops: int | None, *, narrow: bool, compiled: bool
     ) -> int:
-        size = 2 if narrow else 4
-        counted = kept_compiled(self.config, size) if compiled else kept(self.config, size)
-        rows, R = self.chunker.rows(windows, length), self.loops(n_loops)
-        total = counted.of(windows * length, rows, R)
-        if narrow and self.config.recurrence.of_core != "full":
+        """Estimate the bytes of a pass, as counted in the traced step of spider-1b (docs/LOG.md).
+
+        Elements that a layer keeps of a position, a byte or in each loop a row of the core::
+
+            stream   D                                   its input
+            narrow   3 D + 2 H (nope + rope + v) + 2 kv  attention: input and output, queries, keys, values
+                     D + 3 F                             SwiGLU
+                     K (2 D + 3 F) + 3 F_shared          experts, and D wide for the router of a wide stream
+
+        Wide elements are float32. Narrow ones take 2 bytes under autocast, else 4. A recomputed layer keeps
+        its input, and selectively what its products return. One layer at a time has the rest. Around the
+        layers are each loop's state, what Engram has looked up, boundaries, and the logits with their
+        gradient. Code that is not compiled keeps a third more, and half more where it widens for norms.
+        """
+        c, a, r, moe = self.config, self.config.attention, self.config.recurrence, self.config.moe
+        D, size, loops = c.hidden, 2 if narrow else 4, self.loops(n_loops)
+        stream = size if c.stream == "narrow" else 4
+        engrams = len(c.engram.layers)
+        attention = 3 * D + 2 * a.heads * (a.nope_dim + a.rope_dim + a.v_dim) + 2 * a.kv_lora_rank
+        attended = a.heads * (2 * a.nope_dim + a.rope_dim + 2 * a.v_dim) + a.kv_lora_rank + a.rope_dim + D
+        fed = c.ffn_hidden
+        experts, chosen, router, cut = 3 * fed, 2 * fed, 0, 0
+        if moe is not None:
+            experts = moe.top_k * (2 * D + 3 * moe.expert_hidden) + 3 * moe.shared_hidden
+            chosen = moe.top_k * (D + 2 * moe.expert_hidden) + 2 * moe.shared_hidden
+            router = D * 4 if stream > size else 0
+            cut = 3 * moe.experts * 4 if stream == 2 else 0
+        dense = {
+            "none": (attention + D + 3 * fed) * size,
+            "selective": (attended + 2 * fed) * size,
+            "full": 0,
+        }
+        core = {
+            "none": (attention + experts) * size + router + 3 * D * stream * engrams / r.layers,
+            "selective": (attended + chosen) * size + cut,
+            "full": 0,
+        }
+        looked_up = len(c.engram.ORDERS) * c.engram.HEADS * c.engram.head_dim
+        a_loop = D * 4 + (D * size if r.lora_rank else 0)
+        a_row = 2 * D * 4 + (3 * D + looked_up) * size * engrams
+        a_byte = D * 4 + 2 * D * stream + 2 * (D + c.boundary.hidden) * size + 2 * self.tokens.size * 4
+        bytes_, rows = windows * length, self.chunker.rows(windows, length)
+        around = bytes_ * (a_byte + (c.prelude_layers + c.coda_layers) * (D * stream + dense[r.of_blocks]))
+        around += rows * a_row
+        kept = loops * (a_loop + r.layers * (D * stream + core[r.of_core]))
+        again = max(
+            bytes_ * (dense["none"] - dense[r.of_blocks] + D * 4) if r.of_blocks != "none" else 0,
+            rows * (core["none"] - core[r.of_core] + D * 4) if r.of_core != "none" else 0,
+        )
+        total = around + rows * kept + again
+        if narrow and r.of_core != "full":
             # As activations are freed, the gradients of the core's weights accumulate, one for each loop.
             weights = sum(p.numel() for name, p in self.core.named_parameters() if ".tables." not in name)
-            total = max(total, counted.of(windows * length, rows, 0) + R * size * weights)
-        return total + windows * length * (self.ngram.activation_bytes() if self.ngram else 0)
+            total = max(total, around + again + loops * size * weights)
+        if not compiled:
+            total *= 1.5 if narrow else 4 / 3
+        return round(total) + bytes_ * (self.ngram.activation_bytes() if self.ngram else 0)
 
 
 def _multiplies(modules: Iterable[nn.Module]) -> int:

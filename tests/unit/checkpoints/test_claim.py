@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from spider.checkpoints.claim import differences, wait_for
+from spider.checkpoints.save import differences, wait_for
 
 HOLDER = """
 import os, sys
 from pathlib import Path
-from spider.checkpoints.claim import hold
+from spider.checkpoints.save import hold
 folder = Path(sys.argv[1])
 with hold(folder):
     print(os.getpid(), flush=True)
@@ -37,7 +37,7 @@ def test_waiting_for_a_folder_ends_with_its_trainer(tmp_path, start_python):
         holder.stdin.write("\n")
         holder.stdin.flush()
 
-    log, handler = logging.getLogger("spider.checkpoints.claim"), Handler(end_holder)
+    log, handler = logging.getLogger("spider.checkpoints.save"), Handler(end_holder)
     log.addHandler(handler)
     try:
         wait_for(tmp_path)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from spider.checkpoints.inventory import render
 from spider.checkpoints.save import save
 from spider.cli import cli
 from spider.common.errors import CheckpointError
@@ -105,40 +104,3 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path, command):
         said = say(command, path)
         assert isinstance(said.exception, CheckpointError)
         assert "no checkpoint there or below" in str(said.exception)
-
-
-@pytest.mark.parametrize("long", [False, True])
-def test_a_list_keeps_stages_and_steps_at_80_columns(long, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    stage = "a-sweep-of-learning-rates-lr-0.004/annealing" if long else "chat/anneal"
-    entry = {
-        "path": "p",
-        "stage": stage,
-        "step": 4_500_000,
-        "bytes": 28_500_000_000,
-        "size": 11_955_000_000,
-        "final": True,
-        "best_loss": 1.2345,
-        "val_bpb": 0.98765,
-        "best": True,
-        "problems": [],
-        "good": True,
-    }
-    render(
-        [entry, entry | {"step": 100, "good": False}, entry | {"val_bpb": None, "best": False, "bytes": None}]
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "…" not in "".join(lines) and "..." not in "".join(lines)
-    assert "".join(line.split("  ")[0].strip() for line in lines).count(stage) == 3
-    for needed in (
-        "4,500,000",
-        "100 ",
-        "28,500",
-        "11,955",
-        "1.234",
-        "0.9877",
-        "good, final, best",
-        "damaged",
-    ):
-        assert any(needed in line for line in lines), needed

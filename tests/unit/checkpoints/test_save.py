@@ -1,31 +1,19 @@
 import os
 import pickle
-import shutil
-import threading
-import time
-from itertools import pairwise
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import safetensors.torch
 import torch
 
 import spider
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import read_manifest, steps
 from spider.checkpoints.save import clean, retain, save
-from spider.common import files, sealed
+from spider.common import files
 from spider.common.errors import CheckpointError
-from spider.config import TokenizerConfig
-from spider.data.tokenizer import learn
 from spider.model import build_model
 from spider.model.interface import model_tensors, weights_digest
 from spider.training.stage import train
 from tests.unit.records import saved
-from tests.unit.small_datasets import dataset
-from tests.unit.tokens.texts import texts
 
 
 def write(root, step, value=0.0):
@@ -35,64 +23,15 @@ def write(root, step, value=0.0):
 
 def test_a_saved_checkpoint_verifies_and_loads_without_change(tmp_path):
     given = {"model.w": torch.randn(5, 3), "model.n": torch.tensor(7), "optimizer.w.step": torch.tensor(2.0)}
+    given |= {
+        "model.t": torch.randn(3, 5).T,
+        "model.e": torch.zeros(2, 0),
+        "model.b": torch.ones(2).bfloat16(),
+    }
     good = save(tmp_path, given, saved())
     loaded = {name: torch.zeros_like(t) for name, t in given.items()}
     Checkpoint.at(good.path).load_into(loaded)
     assert all(torch.equal(loaded[name], given[name]) for name in given)
-
-
-def test_a_file_has_the_bytes_and_the_hash_that_safetensors_gives_it(tmp_path):
-    dtypes = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-    given = {f"model.{i}.{name}": torch.arange(6).to(getattr(torch, name)) for i, name in enumerate(dtypes)}
-    given |= {
-        "model.näme": torch.zeros(2, 0),
-        "model.scalar": torch.tensor(3.0),
-        "model.a.turned": torch.randn(3, 5).T,
-    }
-    good = save(tmp_path, given, saved())
-    (file,) = good.path.glob("*.safetensors")
-    contiguous = {name: tensor.contiguous() for name, tensor in given.items()}
-    assert file.read_bytes() == safetensors.torch.save(contiguous)
-    assert good.manifest.files[file.name] == sealed.SealedFile.of(file)
-
-
-def test_saving_reads_no_tensor_back(tmp_path, monkeypatch):
-    read, sha256 = [], files.sha256
-    monkeypatch.setattr(files, "sha256", lambda path: read.append(path.name) or sha256(path))
-    write(tmp_path, 1)
-    assert read == ["model.safetensors.index.json"]
-
-
-def longest_gap(work):
-    """Return the longest time between two ticks of a thread that ticks each millisecond beside ``work``."""
-    ticks, done = [time.perf_counter()], threading.Event()
-
-    def tick():
-        while not done.wait(0.001):
-            ticks.append(time.perf_counter())
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    work()
-    ticks.append(time.perf_counter())
-    done.set()
-    thread.join()
-    return max(after - before for before, after in pairwise(ticks))
-
-
-def test_saving_holds_neither_the_interpreter_nor_a_copy(tmp_path):
-    """`safetensors.torch.save` does both: its gap is the measure, so a slow machine changes nothing."""
-    tensors = {f"model.{i}": torch.ones(1 << 23) for i in range(4)}  # 128 MiB
-    stops = longest_gap(lambda: safetensors.torch.save(tensors))
-    status = Path("/proc/self/status")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, *gaps = (
-        status.read_text(),
-        *(longest_gap(lambda: save(tmp_path, tensors, saved())) for _ in range(3)),
-    )
-    peaks = [int(text.partition("VmHWM:")[2].split()[0]) for text in (before, status.read_text())]
-    assert min(gaps) < stops / 4
-    assert peaks[1] - peaks[0] < (32 << 10), "a quarter of the tensors, in kB"
 
 
 def test_equal_states_give_equal_files(tmp_path):
@@ -188,34 +127,6 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
         pickle.loads((good.path / ".metadata").read_bytes())
 
 
-def test_a_checkpoint_keeps_its_tokenizer(tmp_path):
-    pq.write_table(pa.table({"text": texts(100), "id": [str(i) for i in range(100)]}), tmp_path / "0.parquet")
-    learned = tmp_path / "learned.json"
-    config = TokenizerConfig(data="text", vocab_size=300)
-    learn([tmp_path / "0.parquet"], learned, "t", config, dataset(validation=0.1))
-    tensors = {"model.w": torch.zeros(3, 2)}
-    with_one = save(tmp_path / "a", tensors, saved(), learned)
-    without = save(tmp_path / "b", tensors, saved())
-    meaning = [bytes([i]) for i in range(256)] + [b""] * 16  # the bytes, the special ids; the merges follow
-    for merge in files.read_json(learned)["merges"]:
-        left, right = map(int, merge.split())
-        meaning.append(meaning[left] + meaning[right])
-    learned.unlink()  # the checkpoint has a copy
-
-    text = texts(101)[-1]
-    tokens = Checkpoint.at(with_one.path).tokens
-    ids = tokens.encode(text)[1:-1].tolist()
-    assert tokens.size == len(meaning) == 300 and max(ids) > 271
-    assert b"".join(meaning[i] for i in ids) == text.encode() and tokens.decode(range(300)) == (
-        b"".join(meaning).decode(errors="replace")
-    )
-    assert Checkpoint.at(without.path).tokens.size == 272
-
-    (with_one.path / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Checkpoint(with_one.path, with_one.manifest).tokens  # noqa: B018
-
-
 def not_finite(root, step):
     """Save a checkpoint as a version that did not look for diverged weights could."""
     tensors = {"model.w": torch.tensor([1.0, float("inf")]), "optimizer.w.momentum": torch.zeros(2)}
@@ -232,27 +143,6 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
         Checkpoint.at(bad).load_into({"model.w": torch.zeros(2)})
     good, passed_over = Checkpoint.newest_good(tmp_path)
     assert good is not None and good.manifest.step == 1 and passed_over == [bad]
-
-
-def test_only_files_that_are_opened_are_hashed_and_each_once(tmp_path, monkeypatch):
-    """Weights and their average are read, and not the moments, which are most of a checkpoint."""
-    hashed, sha256 = [], files.sha256
-    weights = {"model.w": torch.ones(3, 2), "ema.w": torch.zeros(3, 2)}
-    root = tmp_path / "checkpoints"
-    path = save(root, {**weights, "optimizer.w.momentum": torch.ones(3, 2)}, saved(1)).path
-    index = files.read_json(path / "model.safetensors.index.json")["weight_map"]
-    monkeypatch.setattr(files, "sha256", lambda file: hashed.append(file.name) or sha256(file))
-    for given in (path, tmp_path):  # a stage's folder too
-        hashed.clear()
-        checkpoint = Checkpoint.at(given)
-        for _ in range(2):
-            checkpoint.load_into({"model.w": torch.zeros(3, 2)})
-            checkpoint._copy_into({"ema.w": torch.zeros(3, 2)})
-        assert sorted(hashed) == sorted(["model.safetensors.index.json", index["model.w"], index["ema.w"]])
-    for everything in (lambda: Checkpoint.newest_good(root), lambda: Checkpoint.at(path, whole=True)):
-        hashed.clear()
-        everything()
-        assert sorted(hashed) == sorted(file.name for file in path.iterdir() if file.name != "manifest.json")
 
 
 def test_a_damaged_file_is_refused_when_it_is_opened(tmp_path):
@@ -285,21 +175,6 @@ def test_load_model_takes_a_checkpoint_a_stage_or_a_receipt(stage, given):
     tokens_BT = torch.randint(0, 256, (1, 32))
     torch.manual_seed(0)
     assert not torch.equal(model(tokens_BT).logits, build_model(config).eval()(tokens_BT).logits)
-
-
-@pytest.mark.parametrize("given", ["", "train.json"])
-@pytest.mark.parametrize("deleted", ["checkpoints", "checkpoints/step-00000004"])
-def test_a_deleted_checkpoint_is_named_with_the_remedy(stage, given, deleted):
-    _, folder, receipt = stage
-    if deleted != "checkpoints" and not given:
-        deleted = "checkpoints/*"
-    for path in folder.glob(deleted):
-        shutil.rmtree(path)
-    with pytest.raises(CheckpointError) as refused:
-        Checkpoint.at(folder / given)
-    message = str(refused.value)
-    assert f"{folder / receipt.checkpoint}: this checkpoint is gone" in message
-    assert f"delete {folder / 'train.json'} and run `snakemake '{folder / 'train.json'}'`" in message
 
 
 def test_load_model_names_a_missing_or_damaged_file(stage, tmp_path):

@@ -7,11 +7,9 @@ import torch
 from small import train
 from small_gpt import SWITCHES, build_gpt, text
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spider.config import merged
-from spider.model import interface
-from spider.processes.parallel import compile_forward
+from spider.training.compilation import compile_forward
 
 EVERYTHING = {
     "engram": {"layers": [0], "byte_orders": [2]},
@@ -44,42 +42,6 @@ def test_training_steps_are_one_graph_and_never_recompile(make, backend, options
 
 
 # ------------------------------------------------------------------------------------------------- the GPT
-
-
-class Ops(TorchDispatchMode):
-    """Count the operations that run."""
-
-    run = 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.run += 1
-        return op(*args, **(kwargs or {}))
-
-
-def first_gradient(model, x):
-    """Return the share of the backward pass's operations that run before the first gradient is ready."""
-    ops, ready = Ops(), []
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda _: ready.append(ops.run))
-    model(x[:, :-1], x[:, 1:]).loss.backward()  # compiles
-    loss = model(x[:, :-1], x[:, 1:]).loss
-    ready.clear()
-    with ops:
-        loss.backward()
-    assert len(ready) == len(list(model.parameters()))
-    return ready[0] / ops.run
-
-
-def test_the_first_gradient_of_a_compiled_gpt_is_ready_early(monkeypatch):
-    """Processes exchange gradients from then on."""
-    model, x = build_gpt(layers=5, value_embeddings="none"), text(2, 41)
-    torch.compiler.reset()
-    compile_forward(model, fullgraph=True, backend="aot_eager")
-    assert first_gradient(model, x) < 0.1
-    whole = build_gpt(layers=5, value_embeddings="none")
-    monkeypatch.setattr(type(whole), "parts_to_compile", interface.Model.parts_to_compile)
-    compile_forward(whole, fullgraph=True, backend="aot_eager")
-    assert first_gradient(whole, x) > 0.9
 
 
 @pytest.mark.parametrize(

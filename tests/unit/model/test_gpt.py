@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,17 +16,14 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels import embedding as kernel
-from spider.config import ConfigError, OptimizerConfig, load_config, merged
-from spider.describe import describe
+from spider.config import ConfigError, load_config, merged
 from spider.model import build_model
 from spider.model.gpt import model as gpt
 from spider.model.gpt.config import PRESETS, GPTConfig
 from spider.model.gpt.model import GPT
 from spider.model.layers import NORM_EPS, Linear
-from spider.processes.parallel import compile_forward
 from spider.tokens import IGNORED
-from spider.training.optim import build_optimizer
+from spider.training.compilation import compile_forward
 from spider.training.precision import eligible
 
 PLAIN = SWITCHES["plain"]
@@ -99,27 +94,6 @@ def test_gpt_flops_per_token_agree_with_the_flop_counter(switch):
     assert model.flops_per_token(128) == pytest.approx(counted, rel=1e-3)
 
 
-def test_a_window_costs_what_it_shows():
-    full, short = on_meta(windows="L"), on_meta(windows="S", short_window=100)
-    spared = full.flops_per_token(128) - short.flops_per_token(128)
-    assert spared == 12 * 768 * 28 * 11 and short.flops_per_token(64) == full.flops_per_token(64)
-
-
-def test_it_is_described_by_its_parts():
-    file = {
-        "datasets": {"d": {"source": {"kind": "pydocs"}}},
-        "runs": {
-            "r": {"data": "d", "model": "gpt-cpu", "stages": [{"name": "s", "tokens_per_parameter": 2}]}
-        },
-    }
-    told = describe(load_config(file), "r")
-    assert list(told["parameters_by_part"]) == ["embedding", "head", "matrices", "scalars"]
-    s = load_config(file).stage("r", "s")
-    multiplied = told["parameters_by_part"]["matrices"] + told["parameters_by_part"]["head"]
-    assert told["stages"][0]["steps"] == 2 * multiplied // s.tokens_per_step
-    assert s.loops == 1
-
-
 @pytest.mark.parametrize(
     ("switch", "narrow", "compiled"),
     [
@@ -157,44 +131,6 @@ def test_activations_are_estimated_within_a_fifth(switch, narrow, compiled):
 
 
 # --------------------------------------------------------------------------------------------- the equations
-
-
-def reference(weights: dict[str, Tensor], tokens_BT: Tensor, layers: int, heads: int, cap: float) -> Tensor:
-    """Return the logits of nanochat's model without value embeddings, scalars and windows, written out."""
-
-    def rms(x):
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-
-    def turned(x_BHTK):
-        T, K = x_BHTK.shape[-2:]
-        angle = torch.outer(torch.arange(T), 10_000.0 ** (-2 * torch.arange(K // 2) / K)).to(x_BHTK.dtype)
-        first, second = x_BHTK[..., : K // 2], x_BHTK[..., K // 2 :]
-        real = first * angle.cos() - second * angle.sin()
-        return torch.cat([real, first * angle.sin() + second * angle.cos()], -1)
-
-    x = rms(weights["embedding"][tokens_BT])
-    B, T, D = x.shape
-    later = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
-    for layer in range(layers):
-        own = {k.split(".", 2)[2]: w for k, w in weights.items() if k.startswith(f"blocks.{layer}.")}
-        h = rms(x)
-        q, k, v = (
-            (h @ own[f"attention.{name}.weight"].T).view(B, T, heads, D // heads).transpose(1, 2)
-            for name in "qkv"
-        )
-        q, k = turned(rms(q)), turned(rms(k))
-        scores = (q @ k.mT / (D // heads) ** 0.5).masked_fill(later, -torch.inf)
-        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D)
-        x = x + y @ own["attention.out.weight"].T
-        z = (rms(x) @ own["ffn.up.weight"].T).clamp(min=0)
-        x = x + (z * z) @ own["ffn.down.weight"].T
-    return cap * torch.tanh(rms(x) @ weights["head.weight"].T / cap)
-
-
-def test_logits_are_those_of_a_model_written_out():
-    model, x = build_gpt(**{**PLAIN, "softcap": 15.0}), text(2, 40)
-    expected = reference(dict(model.named_parameters()), x, layers=4, heads=4, cap=15.0)
-    assert (model(x).logits - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
 @pytest.mark.parametrize("groups", [4, 2])
@@ -235,19 +171,6 @@ def test_a_fresh_models_gates_are_one_and_its_layers_add_nothing():
     no_layers.load_state_dict(model.state_dict(), strict=False)
     mixed = model(x).logits  # x <- x + 0.1 x0 four times, normed again
     torch.testing.assert_close(mixed, no_layers(x).logits)
-
-
-def test_a_mix_of_one_and_zero_is_none_to_the_bit():
-    for kind in ("scalar", "vector"):
-        mixed, x = build_gpt(residual_mix=kind), text(2, 30)
-        for block in mixed.blocks:
-            torch.nn.init.zeros_(block.mix.embedded)
-            for factor in (block.mix.stream, block.attention_scale, block.ffn_scale):
-                if factor is not None:
-                    torch.nn.init.ones_(factor)
-        without = build_gpt(residual_mix="none")
-        without.load_state_dict(mixed.state_dict(), strict=False)
-        assert torch.equal(mixed(x).logits, without(x).logits)
 
 
 def test_every_switch_changes_the_model():
@@ -374,21 +297,6 @@ def test_gradients_reach_every_parameter(switch):
     assert [name for name, p in model.named_parameters() if not p.grad.any()] == []
 
 
-def test_parameters_are_dealt_to_muon_and_adamw_by_name():
-    everything = merged(SWITCHES["golf"], {"value_embeddings": "alternate", "tied": False})
-    for model in (build_gpt(), build_gpt(**everything)):
-        names = {id(p): name for name, p in model.named_parameters()}
-        groups = build_optimizer(model, OptimizerConfig(kind="muon"), 0.004).param_groups
-        muon = {names[id(p)] for group in groups if group["muon"] for p in group["params"]}
-        kinds = ("attention.q", "attention.k", "attention.v", "attention.out", "attention.gate")
-        matrices = {f"{kind}.weight" for kind in (*kinds, "ffn.up", "ffn.down")}
-        assert {name.split(".", 2)[2] for name in muon} == matrices
-        rest = {name.rsplit(".")[-1] for name in set(names.values()) - muon - {"head.weight"}}
-        extra = {"gain", "scale", "gate", "attention_scale", "ffn_scale"} if model.skips else set()
-        assert rest == {"embedding", "values", "stream", "embedded"} | extra
-        assert all(group["weight_decay"] == 0 for group in groups if not group["muon"])
-
-
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_a_narrow_table_does_not_narrow_the_stream(autocast, dtype):
     model = build_gpt()
@@ -470,29 +378,6 @@ def test_matrices_may_begin_orthogonal():
 # -------------------------------------------------------------------------------------- arithmetic and loss
 
 
-def test_angles_are_float32_under_autocast_and_not_in_checkpoints():
-    model = build_gpt()
-    with torch.autocast("cpu", torch.bfloat16):
-        rope = model.rope(4096)
-    assert rope.cos.dtype == torch.float32
-    exact = torch.outer(torch.arange(4096.0).double(), 1e4 ** (-torch.arange(0, 8, 2).double() / 8)).cos()
-    torch.testing.assert_close(rope.cos[:, 0].double(), exact, rtol=0, atol=5e-4)
-    assert not [name for name in model.state_dict() if "rope" in name or "cos" in name]
-
-
-def test_angles_are_at_least_float32_whatever_the_weights_are():
-    exact = torch.outer(torch.arange(4096.0).double(), 1e4 ** (-torch.arange(0, 8, 2).double() / 8))
-    for dtype, expected, error in (
-        (torch.bfloat16, torch.float32, 5e-4),
-        (torch.float32, torch.float32, 5e-4),
-        (torch.float64, torch.float64, 1e-12),
-    ):
-        rope = build_gpt().to(dtype).rope(4096)
-        assert rope.cos.dtype == rope.sin.dtype == expected
-        torch.testing.assert_close(rope.cos[:, 0].double(), exact.cos(), rtol=0, atol=error)
-        torch.testing.assert_close(rope.sin[:, 0].double(), exact.sin(), rtol=0, atol=error)
-
-
 def test_bf16_weights_see_2048_positions_as_float32_does():
     """The same weights, rounded to bfloat16 once, run in both types.
 
@@ -562,18 +447,6 @@ def test_a_compiled_loss_of_many_ids_keeps_the_product_and_equals_that_of_pieces
             torch.testing.assert_close(other, pieces, rtol=1e-5, atol=1e-6)
 
 
-def test_ids_are_sorted_once_for_all_tables(monkeypatch):
-    x, sorts, real, found = text(2, 20), [], kernel._sort, []
-    for on_gpu in (False, True):
-        monkeypatch.setattr(kernel, "_is_on_gpu", lambda table, on_gpu=on_gpu: on_gpu)
-        monkeypatch.setattr(kernel, "_sort", lambda ids, V: sorts.append(V) or real(ids, V))
-        model = build_gpt(layers=4)
-        model(x, x.roll(-1, 1)).loss.backward()
-        found.append([p.grad for p in model.parameters()])
-    assert len(sorts) == 1
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_an_index_corrects_the_logits_behind_the_cap():
     memory = {"contexts": [1, 2], "matches": [2], "hidden": 8, "state": 8}
     model, x = build_gpt(ngram=memory), text(2, 9)
@@ -593,22 +466,6 @@ def test_fp8_leaves_gates_and_head_wide():
         *(f"attention.{name}" for name in ("q", "k", "v", "out")),
         *("ffn.up", "ffn.down"),
     }
-
-
-def test_nothing_of_a_step_imports_the_compiler():
-    code = """
-import sys, torch
-from spider.model import build_model
-from spider.model.gpt.config import PRESETS, GPTConfig
-block = {**PRESETS["gpt-cpu"], "windows": "SL", "short_window": 5, "layers": 2, "family": "gpt"}
-model, x = build_model(GPTConfig(**block)), torch.randint(0, 256, (2, 17))
-model(x[:, :-1], x[:, 1:], document_BT=torch.ones(2, 16, dtype=torch.int64)).loss.backward()
-model.eval().incremental(9).extend([1, 2, 3])
-with torch.device("meta"):
-    build_model(GPTConfig(**block))
-print("torch._dynamo" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 # ------------------------------------------------------------------------------------- inspector, bad input
@@ -661,26 +518,6 @@ def test_a_wrong_value_is_told_with_its_key(changes, message):
     run = {"data": "d", "model": block, "stages": [{"name": "s", "max_steps": 3}]}
     with pytest.raises(ConfigError, match=message):
         load_config({"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}})
-
-
-def test_loops_are_for_a_model_that_has_them():
-    def loaded(block: dict[str, Any]) -> int:
-        run = {"data": "d", "model": block, "stages": [{"name": "s", "max_steps": 3, "n_loops": 2}]}
-        file = {"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
-        return load_config(file).stage("r", "s").loops
-
-    assert loaded({"preset": "gpt-cpu", "recurrence": {"layers": [0, 1], "loops": 3}}) == 2
-    with pytest.raises(ConfigError, match="n_loops: this model of family gpt has no loops"):
-        loaded({"preset": "gpt-cpu"})
-
-
-def test_a_block_that_names_nothing_is_still_the_spiders():
-    run = {"data": "d", "model": {"hidden": 64}, "stages": [{"name": "s", "max_steps": 3}]}
-    file = {"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}}
-    assert load_config(file).run("r").model.preset == "spider-1b"
-    file["runs"]["r"] = {**run, "model": {"family": "gpt"}}
-    assert load_config(file).run("r").model.preset == "gpt-d12"
-    assert isinstance(build_gpt().head, Linear)
 
 
 def test_small_numbers_act_on_a_narrow_stream():

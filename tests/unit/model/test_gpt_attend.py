@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from spider.config import merged
 from spider.model.gpt import attend as attending
 from spider.model.gpt.attend import Cache, View, attend, causal_mask, document_offsets, view, view_behind
-from spider.processes.parallel import compile_forward
+from spider.training.compilation import compile_forward
 
 CPU = torch.device("cpu")
 #: Two rows of 20: documents of 6, 1 and 9 tokens and 4 of padding; one document of 20.
@@ -158,17 +158,3 @@ def test_steps_are_the_same_graphs_over_batches_and_documents():
     assert counters["stats"]["unique_graphs"] == 5
     for (name, p), (_, q) in zip(eager.named_parameters(), model.named_parameters(), strict=True):
         assert (p.grad - q.grad).norm() <= 0.05 * p.grad.norm(), name
-
-
-@pytest.mark.inductor
-@pytest.mark.long
-def test_steps_are_compiled_to_machine_code():
-    torch.compiler.reset()
-    eager, model = build_gpt(layers=2), build_gpt(layers=2)
-    compile_forward(model, fullgraph=True, options={"cpp.simdlen": 1})
-    for n in range(3):
-        x = text(2, 41, seed=n)
-        with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
-            losses = [one(x[:, :-1], x[:, 1:]).loss for one in (eager, model)]
-            losses[1].backward()
-        assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-4)

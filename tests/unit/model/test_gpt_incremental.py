@@ -24,16 +24,6 @@ def test_every_cut_has_the_logits_of_a_whole_pass(switch, sizes):
         torch.testing.assert_close(got, model(x).logits[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("switch", ["nanochat", "golf"])
-def test_every_cut_has_them_in_float32_within_1e_5(switch):
-    model, x = build_gpt(**SWITCHES[switch]).eval(), text(1, 40)
-    stream = model.incremental(40)
-    got = torch.cat([stream.extend(piece) for piece in pieces(x[0].tolist(), [3, 1])])
-    with torch.no_grad():
-        whole = model(x).logits[0]
-    assert (got - whole).abs().max() < 1e-5 * whole.abs().max()
-
-
 def test_loops_of_a_stream_may_differ_from_the_trained_ones():
     model, x = build_gpt(**SWITCHES["looped_skips"]).double().eval(), text(1, 20)
     for n_loops in (1, 2, 5):

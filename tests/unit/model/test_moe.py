@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from functorch.compile import make_boxed_func
@@ -17,7 +15,7 @@ from spider.model.spider import chunking, engram
 from spider.model.spider import moe as experts
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
-from spider.processes.parallel import compile_forward
+from spider.training.compilation import compile_forward
 
 
 def moe(**changes: object) -> MoE:
@@ -133,28 +131,6 @@ def test_no_part_of_the_model_by_ops_has_a_graph_break(ops):
     train(model, model)
 
 
-def test_no_product_adds_the_stream_that_the_experts_add_to(ops):
-    """Inductor turns ``x + product`` into one product if an op reads the sum, and a GPU copies x for it."""
-    torch.compiler.reset()
-    summed: list[str] = []
-
-    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
-        for node in graph.graph.nodes:
-            if str(node.target) == "spider.reduce_fused.default":
-                add = node.args[5]
-                while add.target != torch.ops.aten.add.Tensor:
-                    add = add.all_input_nodes[0]
-                summed.extend(str(of.target) for of in add.all_input_nodes)
-        return make_boxed_func(graph.forward)
-
-    model = build(engram={"layers": []}, recurrence={"layers": 1, "loops": 1}, stream="narrow")
-    backend = aot_autograd(fw_compiler=look, inference_compiler=look)
-    compile_forward(model, backend=backend, fullgraph=True)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(torch.randint(97, 123, (2, 40)))
-    assert summed and "aten.mm.default" not in summed
-
-
 def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
     """Find the ops that Inductor turns into float atomics on a GPU: sums into indexed rows."""
     monkeypatch.setattr(embedding, "_is_on_gpu", lambda table: True)
@@ -182,36 +158,6 @@ def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monke
         model(x[:, :-1], x[:, 1:]).loss.backward()
     print(*found, sep="\n----\n")
     assert found == []
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_fp8_casts_a_weight_once_however_often_it_is_used(checkpointing, monkeypatch):
-    torch.compiler.reset()
-    graphs: list[Counter[str]] = []
-
-    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
-        graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
-        return make_boxed_func(graph.forward)
-
-    once = {"layers": 1, "loops": 2, "checkpointing": checkpointing}
-    model = build(recurrence=once, engram={"layers": []}).train()
-    for layer in model.core.layers:
-        layer.ffn.experts.fp8 = True
-    partition = min_cut_rematerialization_partition
-    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=partition)
-    compile_forward(model, backend=backend, fullgraph=True)
-    casts, real = [], experts.cast_weights_fp8
-    monkeypatch.setattr(experts, "cast_weights_fp8", lambda weight: casts.append(weight) or real(weight))
-    x = torch.randint(97, 123, (2, 41))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(x[:, :-1], x[:, 1:]).loss.backward()
-    assert len(casts) == 2 * len(model.core.layers)
-    assert any(graph["spider.grouped_mm_fp8.default"] for graph in graphs)
-    assert not any(graph["spider.cast_columns_fp8.default"] for graph in graphs)
-    # Rows of x and dy of two products, and of a recomputed x, but of no weight.
-    rows = {graph["spider.cast_rows_fp8.default"] for graph in graphs} - {0}
-    assert rows == ({2, 4} if checkpointing else {2})
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.core.layers.parameters())
 
 
 def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager():

@@ -13,8 +13,8 @@ from spider.config.ngram import NgramConfig
 from spider.data.ngram.layout import BEGIN, END, Layout
 from spider.model.ngram_head import NgramHead
 from spider.model.spider.model import Incremental
-from spider.processes.parallel import compile_forward
 from spider.tokens import BYTES
+from spider.training.compilation import compile_forward
 from tests.families.toy.config import Config as ToyConfig
 from tests.families.toy.model import Toy
 
@@ -135,37 +135,6 @@ def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
     assert sum(different) > 10
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"hidden": 8, "state": 12, "contexts": [1, 2, 4], "matches": [2, 5]},
-        {"hidden": 1, "state": 1, "contexts": list(range(1, 17)), "matches": [2]},
-        {"hidden": 300, "state": 1, "contexts": [1], "matches": [2]},
-        {"hidden": 1, "state": 4000, "contexts": [1], "matches": [2]},
-        {"hidden": 1, "state": 1, "contexts": [1], "matches": [2]},
-    ],
-)
-def test_the_estimate_of_activations_is_what_a_forward_pass_keeps(shape):
-    """In each shape another part dominates: features, hidden units, the state, the logits."""
-    places, part = 50, NgramHead(D, NgramConfig.model_validate(shape), BYTES)
-    part.init_weights()
-    h, logits = torch.randn(places, D), torch.randn(places, BYTES.size, requires_grad=True) * 1
-    # Weights are not activations, and the network keeps its state with or without this head.
-    own = {t.untyped_storage().data_ptr() for t in [*part.parameters(), *part.buffers(), h]}
-    kept = {}
-
-    def keep(saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        kept[storage.data_ptr()] = storage
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        output = part(logits, h, torch.zeros(places, part.layout.width, dtype=torch.uint8))
-    assert output.requires_grad
-    real = sum(storage.nbytes() for match, storage in kept.items() if match not in own)
-    assert part.activation_bytes() * places == real
-
-
 # ------------------------------------------------------------------------------------------------- in a model
 
 
@@ -178,14 +147,6 @@ def test_a_model_with_an_index_is_not_read_without_what_that_proposes(make, toke
         ):
             model(tokens)
         assert model(tokens, **model.empty_candidates(tokens)).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", ["small", "toy"])
-def test_parts_sum_to_all_and_the_index_is_one_of_them(make, kind):
-    model = make(ngram=NGRAM) if kind == "small" else Toy(ToyConfig(width=8, ngram=CONFIG))
-    parts = model.parameters_by_part()
-    assert sum(parts.values()) == model.num_parameters()
-    assert parts["ngram"] == sum(p.numel() for p in model.ngram.parameters()) > 500
 
 
 def test_a_new_model_with_index_predicts_what_the_one_without_would(make, tokens):

@@ -14,8 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spider.config import merged
-from spider.model.gpt.config import GPTConfig
-from spider.processes.parallel import compile_forward
+from spider.training.compilation import compile_forward
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
 LAYERS = {"layers": 1, "loops": 1, "lora_rank": 0}
@@ -92,12 +91,3 @@ def test_a_gpts_gradients_are_the_same_bits_with_recomputation(switch, narrow):
         assert torch.equal(one, other)
     for one, other in zip(gradients["none"], gradients["selective"], strict=True):
         assert (one - other).norm() <= (0.02 * one.norm() if switch == "golf" and narrow else 0)
-
-
-def test_a_gpts_setting_is_also_a_switch():
-    ways = {way: GPTConfig(checkpointing=way) for way in (False, True, "none", "selective", "full")}
-    assert ways[False] == ways["none"] == GPTConfig() and ways[True] == ways["full"]
-    assert ways["none"].recomputing() == ways["selective"].recomputing() == {"checkpointing": "full"}
-    assert ways["full"].recomputing() == {}
-    with pytest.raises(ValueError, match="checkpointing"):
-        GPTConfig(checkpointing="half")

@@ -78,12 +78,6 @@ def test_injection_survives_a_decay_that_exp_cannot_hold():
     assert all(p.grad.isfinite().all() for p in injection.parameters())
 
 
-def test_loop_embeddings_differ_and_need_no_parameter():
-    rows = loop_embedding(40, 64, torch.device("cpu"))
-    distance = torch.cdist(rows, rows) + 10 * torch.eye(40)
-    assert distance.min() > 0.1
-
-
 def test_each_loop_reads_the_embedding_of_its_number(make, tokens, monkeypatch):
     model = make(recurrence={"loops": 3}).eval()
     begin = mock.Mock(wraps=model.core.begin)
@@ -121,14 +115,6 @@ def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, 
     assert not torch.equal(one.logits, many.logits)
 
 
-def test_each_loop_has_a_voice_of_its_own(make, tokens):
-    model = make().eval()
-    with torch.no_grad():
-        before = model(tokens).logits
-        model.core.lora.scale[1] *= 3
-        assert not torch.equal(before, model(tokens).logits)
-
-
 def test_gradients_of_all_loops_are_summed_in_float32_and_rounded_once():
     weight = torch.randn(5, 7, requires_grad=True)
     narrow = weight.detach().bfloat16()
@@ -140,20 +126,3 @@ def test_gradients_of_all_loops_are_summed_in_float32_and_rounded_once():
     assert torch.equal(weight.grad, torch.full((5, 7), 1.0))
     (loops[3].float() * 0).sum().backward()
     assert torch.equal(weight.grad, torch.full((5, 7), 1.0))
-
-
-def test_with_autocast_a_core_gives_every_loop_aliases_unless_it_recomputes_everything(make):
-    for checkpointing, shared in (("none", True), ("selective", True), ("full", False)):
-        model = make(recurrence={"checkpointing": checkpointing}).train()
-        e, *inputs = enter(model)
-        with torch.autocast("cpu", torch.bfloat16):
-            weights = model.core._weights(model.core.layers[0], e, 3)
-            z = model.core(e, *inputs, 3).z_MD
-        names = dict(model.core.layers[0].named_parameters()).keys()
-        assert len(weights) == 3 and names <= weights[0].keys()
-        first, second = (w["attention.q.weight"] for w in weights[:2])
-        assert first.data_ptr() == second.data_ptr() and first.dtype == torch.bfloat16
-        assert (first is not second) == shared
-        z.float().square().sum().backward()
-        assert all(p.grad is not None for p in model.core.layers[0].attention.parameters())
-    assert model.core._weights(model.core.layers[0], e, 2) == [{}, {}]

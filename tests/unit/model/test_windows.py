@@ -182,12 +182,3 @@ def test_static_rows_give_the_result_of_as_many_as_there_are(kind, monkeypatch, 
     monkeypatch.setattr(chunking, "shapes_are_static", lambda x, training: True)
     for got, want in zip(results(), exact, strict=True):
         torch.testing.assert_close(got, want)
-
-
-def test_an_evaluation_on_a_cpu_has_no_more_rows_than_patches(tokens):
-    patches = build().eval()(tokens, trace=True).trace.patches
-    patches_of_all = patches.closes_BT.sum() + len(tokens)
-    rows = len(patches.layout.valid_M)
-    assert patches.layout.valid_M.sum() == patches_of_all and rows < max(
-        patches_of_all + 16, patches_of_all / 0.9
-    )

@@ -35,7 +35,6 @@ from tests.unit.ngram.texts import documents
 from tests.unit.small_datasets import questions
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
-from tests.unit.training.transfers import check_step_does_not_wait
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +89,6 @@ def test_a_mixture_looks_up_all_its_datasets_in_the_index_of_the_first(tmp_path,
         found = [lookup.windows(one, np.array([at]), len(row) - 1)[0] for one, at in starts]
         assert any(np.array_equal(candidates, expected) for expected in found)
     assert 0 < upper < len(batch.rows_BT1)
-
-
-def test_no_array_of_a_batch_with_candidates_makes_the_host_wait_for_a_gpu(
-    tmp_path, shards, both, make_spec, monkeypatch
-):
-    opened = tuple(map(open_index, both))
-    trainer = Trainer(make_spec(grad_accum=2), tmp_path, shards, {"data_digest": ""}, indexes=opened)
-    check_step_does_not_wait(trainer, monkeypatch)
 
 
 def test_training_changes_all_weights_of_the_head(tmp_path, shards, both, make_spec):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from spider.common.errors import TrainingError
 from spider.processes.gpus import CLAIMED, ORDER, VISIBLE, claimed, visible
 
 ROOT = Path(__file__).parents[3]
@@ -232,13 +231,3 @@ def test_a_waiting_job_says_who_holds_what(made, jobs, caplog):
     pid = jobs.processes["holds"].pid
     assert f"waiting for 1 GPUs: GPU 0 is held by process {pid} (spider " in said[0]
     assert "GPUs: 0 of the visible 0" in caplog.text
-
-
-def test_a_process_of_torchrun_takes_its_own_gpu_or_is_refused(jobs):
-    with claimed(1, local_rank=1):
-        assert VISIBLE not in os.environ
-        jobs.start("beside", 1, "end")
-        wait_until(lambda: jobs.having() == ["beside"])
-        assert jobs.devices("beside") == ["0"]
-        with pytest.raises(TrainingError, match=r"GPU 0 is held by process \d+ \(spider .*name other GPUs"):
-            claimed(1, local_rank=0).__enter__()

@@ -3,15 +3,13 @@
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from spider.processes.launch import launch, meeting_point
+from spider.processes.launch import launch
 
 
 @pytest.fixture(autouse=True)
@@ -30,29 +28,6 @@ def test_several_nodes_without_slurm_are_refused_with_a_remedy(monkeypatch):
 def test_processes_that_nodes_cannot_share_evenly_are_refused():
     with pytest.raises(ValueError, match="2 nodes cannot share 3 processes evenly"):
         launch(3, ["-c", "pass"], nodes=2)
-
-
-@pytest.mark.parametrize("node", ["0", "1"])
-def test_the_first_node_is_the_host_whatever_the_name_of_the_machine_means(monkeypatch, node):
-    """Torch compares the address with that of the machine's name, which Debian maps to 127.0.1.1."""
-    (address, *_) = [
-        (name, one.address)
-        for name, ones in psutil.net_if_addrs().items()
-        for one in ones
-        if one.family == socket.AF_INET and not one.address.startswith("127.")
-    ] or [("lo", "127.0.0.1")]
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    values = {"SLURM_JOB_ID": "71234", "SLURM_LAUNCH_NODE_IPADDR": address[1], "SLURM_NODEID": node}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    meeting = meeting_point(2)
-    assert meeting["rdzv_configs"] == {"is_host": node == "0"}
-    assert meeting["rdzv_endpoint"] == f"{address[1]}:21234"
-    assert (meeting["local_addr"], os.environ["GLOO_SOCKET_IFNAME"]) == (address[1], address[0])
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "own")
-    meeting_point(2)
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "own"
 
 
 @pytest.fixture

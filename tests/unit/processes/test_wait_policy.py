@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -56,13 +55,6 @@ def test_a_busy_machine_adds_a_team_of_threads_and_an_idle_one_removes_it(govern
     assert not governor.asleep
 
 
-def test_the_governor_does_nothing_without_torch(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    governor = Governor()
-    governor.adjust(BUSY + 0.1)
-    assert not governor.asleep
-
-
 CHILD = """
 import threading, time
 from spider.processes.wait_policy import set_wait_policy
@@ -100,26 +92,3 @@ def test_a_setting_of_the_user_is_not_changed(monkeypatch, name):
     before = dict(os.environ)
     set_wait_policy()
     assert dict(os.environ) == before
-
-
-def test_a_kernel_without_waiting_times_gets_a_fixed_setting(monkeypatch, tmp_path):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(wait_policy, "_TASKS", tmp_path / "nowhere")
-    monkeypatch.setattr(wait_policy, "Governor", None)
-    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that monkeypatch restores it
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    set_wait_policy()
-    assert os.environ["GOMP_SPINCOUNT"] == "2000"
-
-
-def test_a_thread_has_a_waiting_time_as_long_as_it_lives():
-    release, ready = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: (ready.set(), release.wait()))
-    thread.start()
-    ready.wait()
-    alive = waiting_seconds()
-    release.set()
-    thread.join()
-    assert str(thread.native_id) in alive and all(seconds >= 0 for seconds in alive.values())
-    assert becomes_true(lambda: str(thread.native_id) not in waiting_seconds())

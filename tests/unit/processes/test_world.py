@@ -3,15 +3,11 @@
 import multiprocessing
 import os
 import socket
-from datetime import timedelta
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from spider.common.errors import Ended, TrainingError
-from spider.config import StageSettings
-from spider.processes.shutdown import FIRST
 from spider.processes.world import ALONE, join, peers_required
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -94,29 +90,6 @@ def test_variables_that_give_no_place_are_refused(environment):
     stated = ", ".join(f"{name}={environment.get(name, '')}" for name in WHOLE)
     with pytest.raises(TrainingError, match=f"the environment has {stated}, .*: unset WORLD_SIZE"):
         join().__enter__()
-
-
-@pytest.mark.parametrize("environment", [WHOLE, WHOLE | {"RANK": "0", "MASTER_PORT": "0"}], indirect=True)
-def test_a_process_that_no_other_comes_to_is_refused(environment):
-    with pytest.raises(TrainingError, match="WORLD_SIZE=2: the other processes did not come to 127"):
-        join(meeting=timedelta(seconds=0.1)).__enter__()
-    assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize("environment", [WHOLE], indirect=True)
-def test_a_group_on_gpus_is_bound_to_its_device_and_waits_longer_than_a_step(environment, monkeypatch):
-    given = {}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: given.update(current=device))
-    monkeypatch.setattr("spider.processes.world.rendezvous", lambda *url, **options: iter([("store", 1, 2)]))
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: given.update(options))
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: given.update(ended=True))
-    with join() as world:
-        assert given["device_id"] == given["current"] == world.device == torch.device("cuda", 1)
-        assert (given["store"], given["rank"], given["world_size"]) == ("store", 1, 2)
-        assert given["timeout"] > timedelta(minutes=FIRST * StageSettings().stall_minutes)
-    assert given["ended"]
 
 
 def member(environment: dict[str, str]) -> None:

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from spider.processes.parallel import compile_forward
 from spider.training import build
+from spider.training.compilation import compile_forward
 from tests.unit.small_training import *  # noqa: F403 (fixtures)
 
 

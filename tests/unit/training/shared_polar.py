@@ -25,13 +25,7 @@ from spider.training import optim
 STEPS, SAMPLES = 20, 240
 #: The net of this way is a single matrix.
 LONE = "lone"
-WAYS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
-    "plain": ({}, torch.float32),
-    "evened": ({"muon_beta2": 0.9}, torch.float32),
-    "rows": ({"muon_rows": True}, torch.float32),
-    "bf16": ({}, torch.bfloat16),
-    LONE: ({"muon_beta2": 0.9}, torch.float32),
-}
+WAYS: dict[str, dict[str, Any]] = {"evened": {"muon_beta2": 0.9}, "rows": {"muon_rows": True}, LONE: {}}
 
 
 class Net(Model):
@@ -68,7 +62,6 @@ class Lone(Model):
 
 
 def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
-    changes, compute = WAYS[way]
     torch.manual_seed(0)
     net = Lone() if way == LONE else Net()
     if isinstance(net, Net):
@@ -78,8 +71,8 @@ def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
         shard(net, world)
     elif world.size > 1:
         called = replicate(net, world)
-    config = OptimizerConfig(kind="muon", weight_decay=0.1, **changes)
-    optimizer = optim.build_optimizer(net, config, 1e-3, compute, world=world)
+    config = OptimizerConfig(kind="muon", weight_decay=0.1, **WAYS[way])
+    optimizer = optim.build_optimizer(net, config, 1e-3, world=world)
     computed = [0] * STEPS
     polar = optim.polar
 

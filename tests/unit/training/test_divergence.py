@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from spider.checkpoints.records import read_manifest, steps
 from spider.common.errors import Preempted, TrainingError
-from spider.config import OptimizerConfig
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from tests.unit.processes.parallel_job import emulate_fp8
@@ -93,11 +92,10 @@ def test_an_average_that_is_not_finite_is_not_saved(tmp_path, make_spec, shards,
     assert "step 10: the state is not finite: ema." in fails(spec, tmp_path, shards) and kept(tmp_path) == [5]
 
 
-@pytest.mark.parametrize("lr", [1e3, 1e12])
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer": "adamw"},
+        {"optimizer": "adamw", "lr": 1e3},
         {"optimizer": "muon"},
         {"optimizer": "adamw8bit"},
         {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "samples_every": 0},
@@ -105,21 +103,12 @@ def test_an_average_that_is_not_finite_is_not_saved(tmp_path, make_spec, shards,
         {"optimizer": "muon", "max_steps": 8},
     ],
 )
-def test_a_rate_that_is_far_too_high_ends_as_failed(tmp_path, make_spec, shards, monkeypatch, lr, changes):
+def test_a_rate_that_is_far_too_high_ends_as_failed(tmp_path, make_spec, shards, monkeypatch, changes):
     emulate_fp8(monkeypatch)
-    spec = make_spec(**{"lr": lr, "warmup_steps": 0, "ckpt_every": 1, "samples_every": 7, **changes})
+    spec = make_spec(**{"lr": 1e12, "warmup_steps": 0, "ckpt_every": 1, "samples_every": 7, **changes})
     said = fails(spec, tmp_path, shards)
     assert "lower lr or optimizer.clip" in said and not (tmp_path / "train.json").exists()
     assert all(str(path) in said for path in steps(tmp_path / "checkpoints")[-1:])
-    kept(tmp_path)
-
-
-def test_golfs_optimizer_fails_alike(tmp_path, talk, talk_spec):
-    golf = OptimizerConfig.model_validate({"preset": "golf"})
-    settings = talk_spec.settings.model_copy(update={"lr": 1e12, "warmup_steps": 0})
-    assert "lower lr" in fails(
-        talk_spec.model_copy(update={"optimizer": golf, "settings": settings}), tmp_path, talk
-    )
     kept(tmp_path)
 
 

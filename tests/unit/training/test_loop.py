@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import random
 import re
@@ -26,7 +25,6 @@ from spider.config.block import identity
 from spider.data.loader import Batch
 from spider.data.packing import pack
 from spider.model.spider import model as spider_model
-from spider.processes.world import World
 from spider.tokens import BYTES
 from spider.training import loop
 from spider.training.loop import Trainer
@@ -34,7 +32,6 @@ from spider.training.stage import train
 from spider.training.telemetry import Window
 from tests.unit.training.disturb import Stop, crash_at, read_until
 from tests.unit.training.outcomes import outcome, rows
-from tests.unit.training.transfers import check_step_does_not_wait
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +275,7 @@ def small_disk(tmp_path):
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=3200k", "tmpfs", folder], capture_output=True
     ).returncode:
-        pytest.skip("mounting a tmpfs is not allowed here; the file size limit's test covers the code")
+        pytest.skip("mounting a tmpfs is not allowed here; tests/advice limits the size of a file instead")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
@@ -292,7 +289,7 @@ def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(
     filler = small_disk / "filler"
     filler.write_bytes(bytes(max(0, shutil.disk_usage(small_disk).free - 200_000)))
     with pytest.raises(
-        CheckpointError, match=r"step-00000015: saving failed: No space left .* needs [\d,]+ bytes"
+        CheckpointError, match=r"step-00000015: saving failed: .*No space left .* needs [\d,]+ bytes"
     ):
         train(spec, folder, shards)
     assert [p.name for p in (folder / "checkpoints").iterdir() if p.name.startswith(".")] == []
@@ -301,20 +298,6 @@ def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(
     filler.unlink()
     train(spec, folder, shards)
     assert outcome(folder) == undisturbed(spec)
-
-
-def test_a_file_size_limit_while_saving_is_reported_like_a_full_disk(
-    tmp_path, make_spec, shards, start, undisturbed
-):
-    spec = make_spec()
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
-    process = start(spec, tmp_path, before=limit)
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    assert "step-00000005: saving failed: File too large; it needs" in errors
-    assert not list((tmp_path / "checkpoints").iterdir())
-    train(spec, tmp_path, shards)
-    assert outcome(tmp_path) == undisturbed(spec)
 
 
 # ----------------------------------------------------------------------------------------- who may train
@@ -367,7 +350,7 @@ def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec
     first = {"min_lr_ratio": 0.0, "schedule": "constant", "ema": {"decay": 0.5}}
     with pytest.raises(Stop):
         train(make_spec(**first), tmp_path, shards, on_step=crash_at(6))
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(TrainingError, match=r"(?s)up to step-00000005.*Restore") as error:
         train(make_spec(lr=1e-3), tmp_path, shards)
     changes = set(re.findall(r"^  (settings\..*)$", str(error.value), re.M))
     assert changes == {
@@ -376,18 +359,6 @@ def test_a_changed_default_setting_is_named_with_its_default(tmp_path, make_spec
         "settings.ema: {'decay': 0.5, 'start_step': 0} -> None",
         "settings.lr: 0.003 -> 0.001",
     }
-
-
-def test_resuming_an_unfinished_training_under_another_spec_names_the_changed_fields(
-    tmp_path, make_spec, shards, crashed
-):
-    folder = crashed(tmp_path / "a")
-    with pytest.raises(
-        TrainingError, match=r"settings.seq_len: 32 -> 16\n  settings.lr: 0.003 -> 0.002\nRestore"
-    ) as e:
-        train(make_spec(lr=2e-3, seq_len=16), folder, shards)
-    assert "step-00000010" in str(e.value)
-    assert len(steps(folder / "checkpoints")) == 2
 
 
 def test_checkpoint_settings_may_change_on_resume(tmp_path, make_spec, shards, crashed, undisturbed):
@@ -477,12 +448,6 @@ def test_an_unknown_format_is_refused_or_skipped(tmp_path, make_spec, shards, na
     else:
         train(make_spec(max_steps=5), tmp_path, shards)
         assert "a checkpoint of format 99" in caplog.text
-
-
-def test_an_unwritable_folder_is_named(tmp_path, make_spec, shards):
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(TrainingError, match="taken: cannot be written"):
-        train(make_spec(), tmp_path / "taken", shards)
 
 
 # ------------------------------------------------------------------------------------------------- stages
@@ -591,27 +556,6 @@ def poison(trainer, at_steps):
     trainer.model.register_forward_hook(hook)
 
 
-def test_no_array_of_a_packed_batch_makes_the_host_wait_for_a_gpu(tmp_path, talk, talk_spec, monkeypatch):
-    trainer = Trainer(talk_spec, tmp_path, talk, {"data_digest": ""})
-    check_step_does_not_wait(trainer, monkeypatch)
-
-
-def test_a_micro_batch_that_becomes_much_smaller_than_asked_is_warned_of(tmp_path, make_spec, shards, caplog):
-    """The 13 windows of each of 8 processes are micro-batches of 1, the 26 of each of 4 such of 2."""
-    trainer = Trainer(make_spec(micro_batch=8, grad_accum=13), tmp_path, shards, {"data_digest": ""})
-    trainer.loader.close()
-    for size in (1, 2, 104, 4, 8):
-        caplog.clear()
-        trainer.world, trainer.windows = World(size=size), 104 // size
-        micro_batch = trainer.spec.micro_batch(size)
-        trainer.micro_batches = trainer.windows // micro_batch
-        trainer._announce(micro_batch)
-        warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-        assert len(warned) == (size in (4, 8))
-    assert "a pass has 1 windows" in warned[0] and "the 13 windows of each process" in warned[0]
-    assert "such as 16, keeps micro_batch" in warned[0]
-
-
 def test_a_step_without_a_finite_loss_changes_no_tensor(tmp_path, make_spec, shards, caplog):
     trainer = trainer_of(make_spec(), tmp_path, shards)
     poison(trainer, {0})
@@ -622,18 +566,6 @@ def test_a_step_without_a_finite_loss_changes_no_tensor(tmp_path, make_spec, sha
         assert torch.equal(tensor, before[name]), name
     assert (trainer.progress.step, trainer.progress.skipped, trainer.means.read()) == (1, 1, {})
     assert "not finite, update skipped" in caplog.text
-
-
-def test_too_many_nonfinite_steps_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
-    tmp_path, make_spec, shards, monkeypatch
-):
-    monkeypatch.setattr(loop, "NAN_PATIENCE", 3)
-    trainer = trainer_of(make_spec(), tmp_path, shards)
-    poison(trainer, {2, 3, 7, 8, 9, 10})
-    with pytest.raises(TrainingError, match=r"step 10: 3 steps in a row .*checkpoints/step-00000005"):
-        trainer.run(loop.StopSignals())
-    assert trainer.progress.skipped == 5
-    assert all(t.isfinite().all() for t in trainer.state.tensors().values())
 
 
 def test_a_step_leaves_no_tensor_in_a_reference_cycle(tmp_path, make_spec, shards):
@@ -670,9 +602,3 @@ def test_the_receipt_counts_tokens_and_bytes(tmp_path, make_spec, shards):
     assert 0 < receipt.bytes < receipt.tokens  # documents are short: some targets are BOS and EOS
     assert receipt.checkpoint == "checkpoints/step-00000005"
     assert receipt.weights == files.read_json(tmp_path / receipt.checkpoint / "manifest.json")["weights"]
-
-
-def test_training_lowers_the_loss(tmp_path, make_spec, shards):
-    train(make_spec(max_steps=60, log_every=10, lr=1e-2), tmp_path, shards)
-    curve = [row["metrics"]["train/bpb"] for row in rows(tmp_path)]
-    assert curve[-1] < 0.7 * curve[0]

@@ -33,27 +33,6 @@ def test_a_torn_last_line_is_dropped_and_written_again(tmp_path, tail):
     assert steps_in(path) == [10, 20, 30]
 
 
-@pytest.mark.parametrize("line", [0, 1, 2], ids=["first", "middle", "last"])
-def test_a_damaged_line_stops_the_next_start_and_cuts_nothing(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path)
-    for step in (10, 20, 30):
-        log.write(step, {"train/loss": 1.0})
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[line] = b"\xff" + lines[line][1:]
-    path.write_bytes(damaged := b"".join([*lines, b'{"step": 40, "ti']))
-    says = rf"metrics\.jsonl, line {line + 1}: not a metrics row .*; restore the file .* remove this line"
-    with pytest.raises(ValueError, match=says):
-        MetricsLog(path)
-    assert path.read_bytes() == damaged
-
-
-def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.write(1, {"train/loss": 1.0})
-    assert steps_in(tmp_path / "metrics.jsonl") == [1]
-
-
 FINITE = torch.tensor(True)
 
 

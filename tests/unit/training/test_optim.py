@@ -46,10 +46,6 @@ def test_each_polynomial_is_optimal_for_the_interval_that_the_previous_one_leave
         assert (y[0].item(), y[-1].item()) == pytest.approx((low, high), abs=1e-9)
 
 
-def test_polar_of_a_zero_matrix_is_zero():
-    assert torch.equal(polar(torch.zeros(2, 8, 4)), torch.zeros(2, 8, 4))
-
-
 @pytest.mark.parametrize("shape", [(32, 32), (64, 16), (16, 64)])
 def test_muon_equals_torchs_muon(shape, monkeypatch):
     monkeypatch.setattr(optim, "POLAR_EXPRESS", CLASSIC)
@@ -134,12 +130,10 @@ def test_every_parameter_of_the_model_is_in_one_group_and_no_vector_or_table_is_
     tables = {id(p) for name, p in model.named_parameters() if groups[name].role == "table"}
     assert tables
     for group in optimizer.param_groups:
-        assert not group["muon"] or kind == "muon"
         for p in group["params"]:
             spared = p.ndim < 2 or 1 in p.shape[-2:] or id(p) in tables
             assert (group["weight_decay"] == 0) == bool(spared), names[id(p)]
-            assert not (group["muon"] and spared), names[id(p)]
-    assert any(g["muon"] for g in optimizer.param_groups) == (kind == "muon")
+            assert group["muon"] == (kind == "muon" and not spared), names[id(p)]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
@@ -156,31 +150,6 @@ def test_the_decay_of_a_group_decays_tables_which_stay_with_adamw(model, kind):
                 assert group["weight_decay"] == 0
     with pytest.raises(ValueError, match=r"cautious_decay\n.*does not use Muon"):
         OptimizerConfig(kind="adamw", cautious_decay=False)
-
-
-def test_muon_trains_the_expert_stacks(model):
-    optimizer = build_optimizer(model, OptimizerConfig(kind="muon"), lr=1e-3)
-    assert any(p.ndim == 3 for g in optimizer.param_groups if g["muon"] for p in g["params"])
-
-
-def test_one_learning_rate_scales_both_kinds_of_parameters(model):
-    config = OptimizerConfig(kind="muon", muon_lr_ratio=3.75)
-    for lr, of_matrices in [(8e-3, 0.03), (8e-4, 0.003)]:
-        optimizer = build_optimizer(model, config, lr)
-        optimizer.set_lr(0.5)
-        found = {group["muon"]: group["lr"] for group in optimizer.param_groups}
-        assert found == pytest.approx({True: 0.5 * of_matrices, False: 0.5 * lr})
-
-
-def test_state_is_named_by_parameter():
-    layer = Net(weight=nn.Parameter(torch.randn(3, 4)), bias=nn.Parameter(torch.zeros(3)))
-    optimizer = build_optimizer(layer, OptimizerConfig(kind="muon"), lr=1e-3)
-    assert set(optimizer.tensors(layer)) == {
-        "weight.momentum",
-        "bias.exp_avg",
-        "bias.exp_avg_sq",
-        "bias.step",
-    }
 
 
 def test_training_without_compile_does_not_import_the_compiler():
@@ -233,20 +202,6 @@ def test_normuon_equals_the_papers_equations_in_numpy(shape):
         optimizer.step()
     np.testing.assert_allclose(p.detach().numpy(), expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(optimizer.state[p]["second_moment"].numpy(), second, rtol=0, atol=1e-6)
-
-
-def test_normuon_keeps_the_norm_of_the_update_and_equalises_its_rows():
-    torch.manual_seed(0)
-    g = torch.randn(64, 16) * torch.logspace(0, -3, 64)[:, None]
-    moved = {}
-    for beta2 in (None, 0.0):  # 0: by the mean square of this update alone
-        p = nn.Parameter(torch.zeros(64, 16))
-        p.grad = g.clone()
-        Optimizer([muon_group([p], beta2=beta2)]).step()
-        moved[beta2] = p.detach()
-    assert moved[0.0].norm() == pytest.approx(moved[None].norm().item(), rel=1e-5)
-    rows = [moved[beta2].norm(dim=1) for beta2 in (None, 0.0)]
-    assert rows[0].max() > 10 * rows[0].min() and rows[1].max() == pytest.approx(rows[1].min().item(), 1e-4)
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])

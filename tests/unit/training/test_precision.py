@@ -12,8 +12,8 @@ from spider.config import EvaluationConfig
 from spider.evaluation.evaluate import evaluate
 from spider.model import build_model
 from spider.model.interface import Model
-from spider.processes.parallel import compile_forward
 from spider.training import precision
+from spider.training.compilation import compile_forward
 from spider.training.precision import Precision, decide, eligible, to_fp8
 from spider.training.stage import train
 
@@ -29,38 +29,35 @@ def test_fp8_on_a_device_without_it_is_an_error_with_device_and_remedy():
 
 def measured(**said) -> Warmup:
     """Return a warm-up with the fields that `decide` reads."""
-    rest = {
-        "step": {},
-        "compile": None,
-        "seconds": 0,
-    }
+    rest = {"step": {}, "compile": None, "seconds": 0}
     known = {"format": 1, "run": "r", "device": "cpu", "threads": 1, "versions": {}, "reason": "measured so"}
     return Warmup.model_validate({**known, **rest, "fp8_layers": [], **said})
 
 
-@pytest.mark.parametrize("asked", ["fp32", "bf16"])
-def test_a_configured_precision_overrides_the_warm_up(asked):
-    assert decide(asked, CPU, measured(precision="fp32")) == Precision(asked, "configured")
-
-
-@pytest.mark.parametrize("faster", ["fp32", "bf16"])
-def test_auto_follows_the_warm_up_of_the_same_device(faster):
-    assert decide("auto", CPU, measured(precision=faster)) == Precision(faster, "measured so")
-
-
-@pytest.mark.parametrize("warmup", [None, measured(device="NVIDIA H100", precision="fp8", fp8_layers=["a"])])
-def test_auto_without_a_warm_up_of_this_device_selects_fp32_on_a_cpu(warmup):
-    chosen = decide("auto", CPU, warmup)
-    assert chosen.kind == "fp32" and "not measured" in chosen.reason
-
-
-def test_fp8_uses_the_measured_layers_if_it_was_selected_by_them(monkeypatch):
+@pytest.mark.parametrize(
+    ("asked", "warmup", "chosen"),
+    [
+        ("fp32", {"precision": "bf16"}, Precision("fp32", "configured")),
+        ("bf16", {"precision": "fp32"}, Precision("bf16", "configured")),
+        ("fp8", {"precision": "fp8", "fp8_layers": ["a"]}, Precision("fp8", "configured")),
+        ("auto", {"precision": "fp32"}, Precision("fp32", "measured so")),
+        ("auto", {"precision": "bf16"}, Precision("bf16", "measured so")),
+        (
+            "auto",
+            {"precision": "fp8", "fp8_layers": ["a"]},
+            Precision("fp8", "measured so", frozenset("a")),
+        ),
+        ("auto", None, Precision("fp32", "not measured: no warm-up on this device")),
+        (
+            "auto",
+            {"device": "NVIDIA H100", "precision": "fp8", "fp8_layers": ["a"]},
+            Precision("fp32", "not measured: no warm-up on this device"),
+        ),
+    ],
+)
+def test_what_is_configured_counts_then_a_warm_up_of_this_device(monkeypatch, asked, warmup, chosen):
     monkeypatch.setattr(precision, "has_fp8", lambda device: True)
-    warmup = measured(precision="fp8", fp8_layers=["a"])
-    assert decide("fp8", CPU, warmup) == Precision("fp8", "configured")
-    plan = decide("auto", CPU, warmup)
-    assert plan == Precision("fp8", "measured so", frozenset(["a"]))
-    assert str(plan) == "fp8 (measured so)"
+    assert decide(asked, CPU, warmup and measured(**warmup)) == chosen
 
 
 @pytest.fixture
@@ -110,9 +107,8 @@ def operands(seed=0, rows=40):
 BOUNDS = (0.045, 0.07, 0.07)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_emulated_fp8_is_close_to_fp32_forward_and_backward(seed):
-    exact, rounded = products(False, *operands(seed)), products(True, *operands(seed))
+def test_emulated_fp8_is_close_to_fp32_forward_and_backward():
+    exact, rounded = products(False, *operands()), products(True, *operands())
     for a, b, bound in zip(exact, rounded, BOUNDS, strict=True):
         error = (a - b).norm() / a.norm()
         assert 0.02 < error < bound  # it did round
@@ -168,12 +164,6 @@ def test_fp8_converts_the_big_projections_and_leaves_deciding_layers_wide(model)
     for part in ("boundary", "router", "halting", "engram", "embed"):
         assert not any(part in name for name in converted)
     assert [name for name, _ in model.named_parameters()] == names_before
-
-
-def test_only_the_layers_of_the_plan_are_converted(model):
-    chosen = next(name for name, _ in model.named_modules() if name in eligible(model))
-    Precision("fp8", "", frozenset([chosen])).prepare(model, emulate=True)
-    assert [n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear"] == [chosen]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -270,14 +260,3 @@ def test_evaluation_of_weights_trained_in_fp8_is_in_bf16(tmp_path, shards, make_
     spec = trained.model_copy(update={"evaluation": little})
     scored = evaluate(folder / "train.json", spec, shards, folder)
     assert read_json(folder / "train.json")["precision"] == "fp8" and scored.precision == "bf16"
-
-
-def test_a_sharded_weight_is_gathered_in_fp8():
-    class Layer(Model):
-        def __init__(self):
-            super().__init__()
-            self.up = nn.Linear(32, 32)
-
-    model = Layer()
-    Precision("fp8", "").prepare(model, emulate=True, sharded=True)
-    assert hasattr(model.up.weight, "fsdp_pre_all_gather")

@@ -13,18 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.common.errors import TrainingError
 from spider.config import ConfigError, load_config, merged
 from spider.data.chat import asked
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.evaluation.questions import reward
 from spider.model import build_model
-from spider.processes.parallel import compile_forward
 from spider.tokens import BYTES
 from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import TURN
 from spider.training import build
+from spider.training.compilation import compile_forward
 from spider.training.loop import Trainer, seed_of
 from spider.training.metrics import read_rows
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
@@ -35,7 +34,6 @@ from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
-from tests.unit.training.transfers import check_step_does_not_wait
 
 SETTINGS = dataset(source={"kind": "arithmetic"}, format="chat", validation=0.2)
 ANSWERS = {"samples": 4, "max_bytes": 3, "val_prompts": 3}
@@ -177,11 +175,6 @@ def test_the_gradient_is_that_of_the_advantages_times_the_log_probabilities(sums
         torch.testing.assert_close(got[name], p.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_no_array_of_sampled_answers_makes_the_host_wait_for_a_gpu(sums, tmp_path, monkeypatch):
-    origin = {"data_digest": Shards(sums, "train").digest.split("/")[0], "parent_weights": None}
-    check_step_does_not_wait(Trainer(spec(), tmp_path, sums, origin), monkeypatch)
-
-
 def test_a_killed_stage_continues_to_the_same_bytes(sums, tmp_path):
     train(spec(), tmp_path / "whole", sums)
     with pytest.raises(Stop):
@@ -215,12 +208,6 @@ def test_sampling_compiles_no_graph_of_a_compiled_spider(sums, tmp_path, monkeyp
         trainer._forward_backward(batch, counted_B, int(counted_B.sum()))
         compiled.append(graphs["unique_graphs"] - before)
     assert compiled[1] < compiled[0], "the step's own graphs are compiled"
-
-
-def test_a_stage_that_diverges_says_so_and_names_its_last_good_checkpoint(sums, tmp_path):
-    with pytest.raises(TrainingError, match=r"not finite.*; the last good checkpoint is .*: lower lr"):
-        train(spec(lr=1e15, max_steps=40, ckpt_every=1), tmp_path, sums)
-    assert not (tmp_path / "train.json").exists()
 
 
 def test_pass_at_k_counts_prompts_with_a_correct_answer(sums, monkeypatch):
@@ -265,14 +252,6 @@ def test_answers_without_a_number_are_refused_before_training(tmp_path):
         train(spec(val_every=0), tmp_path / "run", data)
     with pytest.raises(ValueError, match=r"prompt of conversation 0 has \d+ tokens.*raise seq_len"):
         train(spec(val_every=0, seq_len=12), tmp_path / "other", data)
-
-
-def test_the_first_process_checks_the_conversations_for_all(tmp_path):
-    data = conversations(tmp_path, ["It is 7", "I do not know"])
-    model_spec = spec()
-    assert batches(data, model_spec, rows=8, rank=1, world=2)
-    with pytest.raises(ValueError, match="conversation 1"):
-        batches(data, model_spec, rows=8, rank=0, world=2)
 
 
 @pytest.mark.parametrize(

@@ -61,29 +61,8 @@ def test_the_rate_reaches_its_end_one_step_after_the_last(data, steps, least, sc
     assert found[-1] + (found[-1] - found[-2]) == pytest.approx(least)
 
 
-def test_cosine_passes_the_middle_half_way_and_linear_falls_evenly():
-    cosine = factors(110, schedule="cosine")
-    assert cosine[60] == pytest.approx((1 + 0.1) / 2)
-    assert cosine[35] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
-    linear = factors(110, schedule="linear")
-    assert linear[35] == pytest.approx(1 - 0.9 / 4)
-    assert cosine[-1] > linear[-1] * 0.9 > 0.09
-
-
 def test_the_warm_up_rises_linearly_to_the_peak():
     assert factors(100)[:11] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
-
-
-def test_wsd_equals_three_stages():
-    """The three stages are a warm-up, a constant rate and a linear decay, as in the demo."""
-    found = factors(100, schedule="wsd", decay_fraction=0.3, min_lr_ratio=0.0)
-    alone = factors(30, schedule="linear", warmup_steps=0, min_lr_ratio=0.0)
-    assert found == factors(70, schedule="constant") + alone
-
-
-def test_a_step_outside_the_stage_is_refused():
-    with pytest.raises(AssertionError, match="step 100 is not one of"):
-        lr_factor(100, 100, settings())
 
 
 def decays(steps, ends=0.0, **changes):
@@ -92,10 +71,6 @@ def decays(steps, ends=0.0, **changes):
     found = [scheduled(step, step, steps, settings(**changes), optimizer) for step in range(steps)]
     assert all(moving.keys() == {"weight_decay"} for moving in found)
     return [moving["weight_decay"] for moving in found]
-
-
-def test_weight_decay_and_momentum_are_constant_by_default():
-    assert scheduled(3, 3, 10, settings(), OptimizerConfig(kind="muon")) == {}
 
 
 @pytest.mark.parametrize("schedule", [*FALLING, "constant"])
@@ -166,11 +141,6 @@ def test_max_hours_changes_a_stage_of_steps_only_if_it_is_too_short():
         rates, found = by_clock(limited, lambda n: 10, steps=100)
         assert found == spent and (rates == plan) == (hours == 1)
         assert rates[-1] == pytest.approx(plan[-1], abs=0.02)
-
-
-def test_a_constant_rate_stops_without_a_decay():
-    rates, spent = by_clock(settings(max_steps=None, max_hours=1, schedule="constant"), lambda n: 10)
-    assert spent == 3600 and set(rates[10:]) == {1.0}
 
 
 def test_max_hours_within_the_warm_up_takes_effect_after_it():

@@ -9,15 +9,14 @@ import pty
 import re
 import subprocess
 import termios
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from spider.checkpoints.save import Saver
 from spider.common.files import read_json
 from spider.model import build_model
+from spider.training import telemetry
 from spider.training.precision import Precision, eligible, fp8_layers
 from spider.training.stage import train
 from spider.training.telemetry import Telemetry, Window, line, peak_flops
@@ -42,10 +41,10 @@ def last_row(folder):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
 
 
-def make_row(name="cpu", precision="fp32", means=(("loss", 2.0), ("grad_norm", 0.5)), skipped=0):
-    telemetry = Telemetry(CPU, name, precision, flops_per_token=1e6)
+def make_row(precision="fp32", means=(("loss", 2.0), ("grad_norm", 0.5)), skipped=0, pauses=0.0):
+    telemetry = Telemetry(CPU, precision, flops_per_token=1e6)
     now = {"epoch": 0.125, "tokens": 1_234_567, "seconds": 65.2, "lr": 1e-3, "skipped_steps": skipped}
-    return telemetry.row(dict(means), now, WINDOW, 10)
+    return telemetry.row(dict(means), now, dataclasses.replace(WINDOW, pauses=pauses), 10)
 
 
 def test_rates_count_only_the_steps_of_the_window():
@@ -54,32 +53,7 @@ def test_rates_count_only_the_steps_of_the_window():
     assert row["train/data_wait_share"] == 0.25
     assert row["train/step_seconds"] == 0.5
     assert row["train/eta_seconds"] == 5  # of ten steps
-
-
-def test_the_remaining_time_includes_a_pause_for_each_step():
-    telemetry = Telemetry(CPU, "cpu", "fp32", flops_per_token=1e6)
-    window = dataclasses.replace(WINDOW, pauses=0.25)
-    row = telemetry.row({}, {}, window, 10)
-    assert row["train/eta_seconds"] == 10 * (0.5 + 0.25)
-    assert row["train/bytes_per_second"] == 500
-
-
-def test_the_remaining_time_includes_checkpoints_and_validations(tmp_path, make_spec, shards, monkeypatch):
-    """A save of at least 0.2 s after every step adds at least that time to each remaining step."""
-    start = Saver.start
-
-    def slowly(saver, *state):
-        time.sleep(0.2)
-        start(saver, *state)
-
-    monkeypatch.setattr(Saver, "start", slowly)
-    spec = make_spec(max_steps=6, ckpt_every=1, log_every=1)
-    train(spec, tmp_path, shards)
-    found = {row["step"]: row["metrics"] for row in map(json.loads, (tmp_path / "metrics.jsonl").open())}
-    assert found[6]["train/eta_seconds"] == 0
-    for step in range(2, 6):  # as many saves as steps before this one
-        seconds = spec.tokens_per_step / found[step]["train/bytes_per_second"]
-        assert found[step]["train/eta_seconds"] >= (6 - step) * (seconds + 0.2 * (step - 1) / step) * 0.999
+    assert make_row(pauses=0.25)["train/eta_seconds"] == 10 * (0.5 + 0.25)
 
 
 @pytest.mark.parametrize(
@@ -87,35 +61,16 @@ def test_the_remaining_time_includes_checkpoints_and_validations(tmp_path, make_
     [
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 NVL", 835e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA B200", 2250e12),
         ("NVIDIA GB200", 2500e12),
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA RTX A6000", 155e12),
-        ("NVIDIA L4", 121e12),
-        ("NVIDIA B100", 1750e12),
-        ("NVIDIA H800", 989e12),
-        ("NVIDIA H800 PCIe", 756e12),
-        ("NVIDIA A800-SXM4-80GB", 312e12),
-        ("NVIDIA A800 80GB PCIe", 312e12),
-        ("NVIDIA A40", 149.7e12),
         ("NVIDIA RTX A4000", None),
-        ("NVIDIA A30", 165e12),
-        ("AMD Instinct MI250", 181.05e12),
-        ("AMD Instinct MI250X", 191.5e12),
-        ("AMD Instinct MI300A", 980.6e12),
-        ("AMD Instinct MI300X", 1307.4e12),
-        ("AMD Instinct MI325X", 1307.4e12),
-        ("AMD Instinct MI355X", 2516.6e12),
-        ("NVIDIA L40S", 362e12),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503e12),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 439e12),
+        ("AMD Instinct MI250X", 191.5e12),
         ("NVIDIA GeForce RTX 4090", 165e12),
-        ("NVIDIA GeForce RTX 5090", 210e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("Tesla T4", None),
         ("cpu", None),
     ],
 )
@@ -125,9 +80,10 @@ def test_the_peak_is_the_data_sheets_or_unknown(device, peak):
     assert peak_flops(device, "fp32") is None
 
 
-def test_mfu_is_the_models_flops_over_the_peak_which_is_logged_once(caplog):
+def test_mfu_is_the_models_flops_over_the_peak_which_is_logged_once(caplog, monkeypatch):
     caplog.set_level("INFO")
-    row = make_row("NVIDIA H100 80GB HBM3", "bf16")
+    monkeypatch.setattr(telemetry, "device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    row = make_row("bf16")
     assert row["train/mfu"] == pytest.approx(500 * 1e6 / 989e12)
     assert caplog.messages == ["mfu: of 989 TFLOP/s, dense bf16 by the data sheet of NVIDIA H100 80GB HBM3"]
     assert "mfu 41.2%" in line({**row, "train/mfu": 0.412}, 10, 20, {})

@@ -10,15 +10,13 @@ import pytest
 
 from spider import load_model
 from spider.checkpoints.load import Checkpoint
-from spider.common.errors import CheckpointError, TrainingError
+from spider.common.errors import CheckpointError
 from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
-from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
-from spider.training.state import read_parent
 from tests.unit.small_datasets import dataset
 from tests.unit.tokens.texts import texts
 from tests.unit.training.disturb import Stop, crash_at, read_until
@@ -69,35 +67,6 @@ def test_training_counts_bytes_and_a_checkpoint_holds_its_tokenizer(written, tmp
     (checkpoint.path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Checkpoint.at(checkpoint.path)
-
-
-def test_data_of_another_tokenizer_is_refused(written, tmp_path):
-    train(spec(), tmp_path / "a", written(300, 10**6))
-    with pytest.raises(TrainingError, match="was trained with another tokenizer"):
-        train(spec("b"), tmp_path / "b", written(300, 4000), previous=tmp_path / "a/train.json")
-    with pytest.raises(ValueError, match=r"model\.vocab_size: is 300, and the tokenizer has 290 ids"):
-        train(spec(), tmp_path / "c", written(290, 10**6))
-
-
-def test_the_error_for_another_tokenizer_names_both(written, tmp_path):
-    """Tokenizers are named by digest, and bytes as ``bytes``."""
-    train(spec(), tmp_path / "tokens", written(300, 10**6))
-    one, other = (read_tokens(written(300, size) / "tokenizer.json") for size in (10**6, 4000))
-    for tokens, named in ((other, other.digest), (BYTES, "bytes")):
-        with pytest.raises(TrainingError) as error:
-            read_parent(spec("b"), tmp_path / "tokens", tokens)
-        assert f"with another tokenizer ({one.digest}) than the data's ({named});" in str(error.value)
-    assert read_parent(spec("b"), tmp_path / "tokens", one).tokens.digest == one.digest
-
-    of_bytes = spec().model_copy(update={"model": spec().model.model_copy(update={"vocab_size": None})})
-    root = tmp_path / "data"
-    encode_part(written(300, 10**6).parent / "000.parquet", root, "000", SETTINGS)
-    build_metadata(root, "text", SETTINGS, source={}, parts=["000"])
-    train(of_bytes, tmp_path / "bytes", root)
-    with pytest.raises(TrainingError) as error:
-        read_parent(of_bytes, tmp_path / "bytes", one)
-    assert f"with another tokenizer (bytes) than the data's ({one.digest});" in str(error.value)
-    assert read_parent(of_bytes, tmp_path / "bytes", BYTES).tokens is BYTES
 
 
 def test_a_training_on_packed_answers_ends_with_the_same_bytes_after_a_kill(tmp_path, talk, talk_spec, start):

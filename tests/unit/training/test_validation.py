@@ -15,19 +15,16 @@ from click.testing import CliRunner
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import MANIFEST, Manifest, best, steps
 from spider.cli import cli
-from spider.common.errors import TrainingError
 from spider.config import ConfigError, EvaluationConfig, load_config
-from spider.data.encode import encode_part
-from spider.data.shards import build_metadata
 from spider.evaluation.bpb import score
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring
-from spider.processes.parallel import compile_forward
 from spider.training import build, loop
+from spider.training.compilation import compile_forward
 from spider.training.stage import train
 from spider.training.state import Progress
 from spider.training.validation import SHARE, Validation
-from tests.unit.small_datasets import dataset, questions
+from tests.unit.small_datasets import questions
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome, rows
 
@@ -90,7 +87,7 @@ def test_the_validated_windows_are_spread_over_the_whole_text(tmp_path, make_spe
     trainer = trainer_of(make_spec(val_every=5, val_bytes=300), tmp_path, shards)
     (validation,) = trainer.validation.texts.values()
     validation.tokens_N = text_N = np.random.default_rng(0).integers(0, 256, 3001).astype(np.uint16)
-    validation.load(1)
+    validation.load()
     text = text_N.tobytes()
     rows_read = [row.numpy().astype(np.uint16) for batch in validation.batches for row in batch.inputs_BT]
     positions = [text.index(row.tobytes()) // 2 for row in rows_read]
@@ -196,9 +193,9 @@ class Scores:
     bpb: list[float]
 
     def __call__(self, validation):
-        (text,) = validation.texts.values()
+        ((name, text),) = validation.texts.items()
         text.digest, text.bytes = "d", 1
-        return {text.name: self.bpb.pop(0)}
+        return {name: self.bpb.pop(0)}
 
 
 def test_the_best_checkpoint_is_linked_kept_and_listed(tmp_path, make_spec, shards, monkeypatch, caplog):
@@ -229,10 +226,10 @@ def test_validations_of_different_texts_are_not_compared(tmp_path, make_spec, sh
     found = iter([("a", 1.0), ("b", 3.0), ("b", 2.0), ("b", 2.5)])
 
     def score_of(validation):
-        (text,) = validation.texts.values()
+        ((name, text),) = validation.texts.items()
         text.bytes = 1
         text.digest, bpb = next(found)
-        return {text.name: bpb}
+        return {name: bpb}
 
     monkeypatch.setattr(Validation, "_score", score_of)
     train(make_spec(val_every=5, keep_every=5), tmp_path, shards)
@@ -241,25 +238,6 @@ def test_validations_of_different_texts_are_not_compared(tmp_path, make_spec, sh
 
 
 # ------------------------------------------------------------------------------------------------ refused
-
-
-def test_val_every_without_a_window_of_held_out_text_is_an_error(tmp_path, make_spec, shards, caplog):
-    caplog.set_level("INFO")
-    small = {"seq_len": 100_000}
-    with pytest.raises(TrainingError, match=r"val_every: .*is [\d,]+ ids, less than one window of 100,000"):
-        train(evaluated(make_spec(val_every=5), **small), tmp_path / "a", shards)
-    bare = dataset(validation=0.0)
-    encode_part(shards.parent / "000.parquet", nothing := tmp_path / "shards", "000", bare)
-    build_metadata(nothing, "toy", bare, source={"kind": "local", "files": []}, parts=["000"])
-    with pytest.raises(TrainingError, match=r"val_every: .*has no validation text to score; raise `valid"):
-        train(make_spec(val_every=5), tmp_path / "a", nothing)
-    for spec, data in (
-        (evaluated(make_spec(max_steps=2), **small), shards),
-        (make_spec(max_steps=2), nothing),
-    ):
-        caplog.clear()
-        train(spec, tmp_path / data.parent.name, data)
-        assert caplog.text.count("no validation on the way: ") == 1
 
 
 @pytest.mark.parametrize(

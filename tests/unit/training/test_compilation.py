@@ -8,7 +8,7 @@ import time
 import pytest
 
 from spider.common.errors import TrainingError
-from spider.training import compilecache, loop
+from spider.training import compilation, loop
 from spider.training.stage import train
 from tests.forkserver import python
 
@@ -17,7 +17,7 @@ COMPILE = """
 import json, sys
 from pathlib import Path
 import torch
-from spider.training import compilecache
+from spider.training import compilation
 from torch._dynamo.utils import counters
 
 @torch.compile
@@ -34,10 +34,10 @@ def run():
 
 archive = Path(sys.argv[2])
 if sys.argv[1] == "keep":
-    with compilecache.saved_to(archive):
+    with compilation.saved_to(archive):
         run()
 else:
-    compilecache.unpack(archive)
+    compilation.unpack(archive)
     run()
 print(json.dumps({"graphs": counters["inductor"], "steps": counters["aot_autograd"]}))
 """
@@ -67,16 +67,6 @@ def test_another_process_reuses_the_compiled_code(compile_in, tmp_path):
     assert libraries and all(path.stat().st_mtime < began for path in libraries)
 
 
-@pytest.mark.parametrize("bytes_", [b"", b"PK not a tar", b"\x1f\x8b\x08\x00broken"])
-def test_a_damaged_archive_is_an_error(tmp_path, monkeypatch, bytes_):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    archive = tmp_path / "warmup.compile-cache"
-    archive.write_bytes(bytes_)
-    with pytest.raises(ValueError, match=r"warmup\.compile-cache: damaged .*warm up again"):
-        compilecache.unpack(archive)
-    assert list((tmp_path / "torch").iterdir()) == []
-
-
 def test_a_compiler_that_fails_is_named_with_the_remedy(tmp_path, make_spec, shards, monkeypatch):
     from torch._dynamo.exc import BackendCompilerFailed
 
@@ -86,4 +76,4 @@ def test_a_compiler_that_fails_is_named_with_the_remedy(tmp_path, make_spec, sha
     monkeypatch.setattr(loop.Trainer, "_forward_backward", fail)
     with pytest.raises(TrainingError, match=r"cannot compile this model here .*PassManager.*compile: false"):
         train(make_spec(), tmp_path, shards)
-    assert compilecache.compiler_failed(RuntimeError("other")) is None
+    assert compilation.compiler_failed(RuntimeError("other")) is None

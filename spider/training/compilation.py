@@ -1,4 +1,4 @@
-"""Keep what torch compiled in one file, so that another process compiles nothing.
+"""Compile the forward pass, and keep what torch compiled in a file, so that another process compiles nothing.
 
 Torch finds graphs (traced, differentiated, lowered) and machine code in a folder, by the digest of their
 sources. `saved_to` compiles into an empty folder and packs it; `unpack` puts the content where this process's
@@ -21,14 +21,32 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch._functorch.config
 
 from spider.checkpoints.records import Compiled, Warmup
 from spider.common import files
+from spider.model.interface import Model
 from spider.training.precision import device_name
 
 log = logging.getLogger(__name__)
+
+
+def compile_forward(model: Model, **options: Any) -> None:
+    """Compile the forward pass of the model inside FSDP or DDP; ``options`` are those of `torch.compile`."""
+    # DDP would cut the graph at the ends of its buckets; the warm-up compiled one graph.
+    torch._dynamo.config.optimize_ddp = False
+    # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
+    torch._functorch.config.backward_pass_autocast = "off"
+    from spider.processes.fusion import fuse_mixed_orders_first  # which imports the compiler
+
+    fuse_mixed_orders_first()
+    # Of one function for all layers, this many kinds of layers may have a graph of their own.
+    torch._dynamo.config.recompile_limit = 32
+    for module, name in model.parts_to_compile():
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=False, **options))
 
 
 def describe(archive: Path, device: torch.device) -> Compiled:
