@@ -42,7 +42,7 @@ def code_lines(path: Path) -> int:
 
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
-    "checkpoints": 1717,
+    "checkpoints": 1689,
     "cli": 1406,
     "common": 522,
     "config": 2469,
@@ -52,15 +52,15 @@ MOST = {
     "extras/trust": 1934,
     "hf": 447,
     "kernels": 1454,
-    "model": 2544,
-    "processes": 772,
+    "model": 2490,
+    "processes": 733,
     "provenance": 896,
     "publish": 343,
     "report": 1506,
     "spider": 1140,
     "tokens": 486,
     "tracking": 1344,
-    "training": 2704,
+    "training": 2663,
     "verify": 410,
 }
 #: A row that is so many lines too high could be lowered.
