@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.parse import quote
 
 import psutil
 import pytest
@@ -374,45 +373,3 @@ def runs_in_order(page) -> list[str]:
     """Return the names of the runs on a page of MLflow, from the top."""
     links = page.locator("[role=row] a[href*='/runs/']").all()
     return [name for _, name in sorted((link.bounding_box()["y"], link.inner_text()) for link in links)]
-
-
-def test_a_user_finds_the_runs_and_compares_two_checkpoints(pages, browser, small_run):
-    from mlflow import MlflowClient
-
-    address, _ = pages
-    client = MlflowClient(address)
-    trainings, models = check_complete(client, small_run)
-    experiment = trainings[0].info.experiment_id
-    page = browser.new_page(viewport={"width": 1500, "height": 950})
-    page.set_default_timeout(90_000)
-
-    page.goto(f"{address}/#/experiments/{experiment}/runs?workflowType=machine_learning")
-    for run in RUNS:
-        page.get_by_role("link", name=run, exact=True).first.wait_for()
-
-    ids = quote(json.dumps([run.info.run_id for run in trainings]))
-    metric = quote(json.dumps("train/bpb"))
-    page.goto(
-        f"{address}/#/metric?runs={ids}&metric={metric}&experiments={quote(json.dumps([experiment]))}"
-        f"&plot_metric_keys={quote(json.dumps(['train/bpb']))}&x_axis=step&workflowType=machine_learning"
-    )
-    lines = page.locator(".js-plotly-plot .scatterlayer .trace path.js-line")
-    lines.nth(1).wait_for(state="attached")
-    drawn = {
-        line.get_attribute("d") for line in lines.all()
-    }  # MLflow draws each line twice, once for the pointer.
-    assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # Four points make three segments.
-    for run in RUNS:
-        assert page.get_by_role("link", name=run, exact=True).count()
-
-    page.goto(f"{address}/#/experiments/{experiment}/models?workflowType=machine_learning")
-    for run in RUNS:
-        page.get_by_role("link", name=f"{run}-only", exact=True).first.wait_for()
-    page.goto(
-        f"{address}/#/experiments/{experiment}/models/{models[0].model_id}?workflowType=machine_learning"
-    )
-    page.get_by_text("bpb_strict", exact=True).first.wait_for()
-
-    page.goto(f"{address}/#/models/lab.deep?workflowType=machine_learning")
-    page.get_by_text("Version 1").first.wait_for()
-    page.close()

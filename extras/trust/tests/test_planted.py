@@ -7,24 +7,16 @@ import pytest
 from extras.trust.tests.planted import CLEAN, FRAUDS, audited, make, verdict
 
 ALL = [*FRAUDS, *CLEAN]
+assert (len(FRAUDS), len(CLEAN)) == (20, 20)
 #: These share one small workflow.
-FEW = [
-    one
-    for one in ALL
-    if one.name
-    in (
-        "80% of validation documents trained on",
-        "a swapped checkpoint",
-        "a hand-edited evaluation",
-        "an edited receipt",
-        "gpt on bytes",
-    )
-]
-
-
-def test_there_are_twenty_frauds_and_twenty_clean_runs():
-    assert (len(FRAUDS), len(CLEAN), len(FEW)) == (20, 20, 5)
-    assert len({one.key for one in ALL}) == 40
+NAMES = (
+    "80% of validation documents trained on",
+    "a swapped checkpoint",
+    "a hand-edited evaluation",
+    "an edited receipt",
+    "gpt on bytes",
+)
+FEW = [one for one in ALL if one.name in NAMES]
 
 
 @pytest.fixture(scope="module")

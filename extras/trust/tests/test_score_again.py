@@ -80,17 +80,6 @@ def test_a_true_score_passes_and_false_ones_do_not(claim, model):
     assert {finding.status for finding in found(one).values()} == {"skipped"}
 
 
-def test_another_checkpoint_in_its_place_is_found(claim):
-    one = claim({"family": TOY})
-    other = claim({"family": TOY}, name="other", lr=1e-3)
-    name = one.evaluation.checkpoint
-    shutil.rmtree(one.folder.path / name)
-    shutil.copytree(other.folder.path / name, one.folder.path / name)
-    scored = found(one)["score"]
-    assert scored.status == "failed"
-    assert "the checkpoint has" in scored.reason
-
-
 def test_averaged_weights_that_are_reported_as_final_are_found(claim):
     one = claim({"family": TOY}, ema={"decay": 0.9})
     assert found(one)["score"].status == "passed"

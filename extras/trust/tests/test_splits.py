@@ -62,17 +62,6 @@ def test_without_raw_files_the_rest_is_checked(tmp_path):
 # ------------------------------------------------------------------------------------------------- frauds
 
 
-@pytest.mark.parametrize("tokenizer", [None, "bpe"])
-def test_held_out_documents_that_were_trained_on(tmp_path, tokenizer):
-    world = World(tmp_path, {"text": {"tokenizer": tokenizer} if tokenizer else {}})
-    count = round(0.8 * len(held_out()))
-    world.make([*rows(), *learned(count=count)])
-    status, reason, details = found(world)
-    assert status == "failed"
-    assert f"held-out documents are in the training text ({count}" in reason
-    assert details
-
-
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [

@@ -183,7 +183,6 @@ def test_a_hub_takes_its_front_matter_and_reads_the_scores(made, results, tmp_pa
     [
         ("mit", "mit", {"license": "mit"}),
         ("mit", None, {}),
-        (None, None, {}),
         ("other", "mit", {"license": "other", "license_name": "other-and-mit"}),
     ],
 )

@@ -68,19 +68,6 @@ def test_the_page_shows_the_numbers_of_the_files(made):
     assert f"<dd>{quantity(work, 'FLOP')}<small>forward" in page
 
 
-def test_scores_on_decoded_text_are_marked(copied):
-    config, results = copied
-    assert "†" not in render(config, results, "small")
-    paths = [results.stage("small", stage).evaluation for stage in ("first", "second")]
-    for path in paths:
-        write_json(path, read_json(path) | {"lossless": False})
-    page, found = render(config, results, "small"), read_json(paths[1])
-    for path in paths:
-        assert f">{read_json(path)['bpb']:.4f}†<" in section(page, "scores")
-    assert f"<strong>{found['bpb']:.3f}†</strong>" in page
-    assert "† of decoded text: the tokenizer does not keep newlines" in section(page, "scores")
-
-
 def test_the_page_has_the_chain_from_the_raw_file_to_the_scores(made):
     config, results = made
     shown = section(render(config, results, "small"), "provenance")
@@ -131,30 +118,6 @@ def test_the_page_of_an_unfinished_run_names_what_is_missing(tmp_path):
     page = render(config, results, "small")
     assert "Stage first is not finished: step 20 of 20, logged" in page
     assert section(page, "training").count("<figure") == 4 and "No stage is evaluated yet" in page
-
-
-def test_notes_replace_the_figures_of_parts_that_a_model_does_not_have(copied):
-    config, results = copied
-    path = results.stage("small", "second").evaluation
-    evaluation = read_json(path)
-    experts = {"kind": "note", "title": "Experts", "text": "experts are switched off"}
-    off = {"kind": "note", "title": "Loops", "text": "no curve was measured"}
-    inside = evaluation["results"]["segments"]
-    changed = evaluation["results"] | {
-        "loops": evaluation["results"]["loops"] | {"figures": [off]},
-        "segments": inside | {"figures": [*inside["figures"][:2], experts]},
-    }
-    write_json(path, evaluation | {"results": changed})
-    sample = path.with_name("sample.json")
-    write_json(sample, read_json(sample) | {"text": ""})
-    write_json(
-        path.parent.parent / "first/evaluation.json",
-        evaluation | {"stage": "first", "results": changed},
-    )
-    page = render(config, results, "small")
-    for note in ("no curve was measured", "experts are switched off"):
-        assert f'<p class="none">{note}' in section(page, "inside"), note
-    assert "Held-out text in patches" not in page and "after stage first" in section(page, "text")
 
 
 def test_a_missing_sample_and_one_of_other_weights_are_named(copied):
@@ -229,18 +192,6 @@ def test_the_page_has_the_costs_of_each_rule_and_the_commands_of_the_jobs(copied
     assert "train other" not in again and "are unknown" not in again
 
 
-def test_other_runs_on_the_same_text_are_compared(copied):
-    plain = config_of(copied[1].root)
-    plain["runs"]["twin"] = plain["runs"]["small"]
-    plain["runs"]["news"] = plain["runs"]["small"]
-    results = copied[1]
-    for name, changed in (("twin", {"bpb": 1.25, "intervals": {}}), ("news", {"text_sha256": "another"})):
-        found = read_json(results.stage("small", "second").evaluation)
-        write_json(results.stage(name, "second").evaluation, found | {"run": name} | changed)
-    scores = section(render(load_config(plain), results, "small"), "scores")
-    assert re.search(r"<th>twin</th><td[^>]*>1\.2500", scores) and "<th>news</th>" not in scores
-
-
 def test_the_page_of_a_long_run_stays_small(copied):
     config, results = copied
     path = results.stage("small", "second").metrics
@@ -267,14 +218,6 @@ def test_runs_that_learned_answers_show_that_score_first_and_are_sorted_by_it(co
     others = section(page, "scores").split("All runs on the same text")[1]
     ranked = re.findall(r"<th>(twin|small)</th><td[^>]*>([\d.]+)", others)
     assert ranked == [("twin", "1.2500"), ("small", "1.5240")]
-
-
-def test_an_evaluation_of_another_format_is_refused(copied):
-    config, results = copied
-    path = results.stage("small", "second").evaluation
-    write_json(path, read_json(path) | {"format": 1})
-    with pytest.raises(ValueError, match=r"an evaluation of format 1, this Spider reads 3; delete it"):
-        render(config, results, "small")
 
 
 #: A module that is None in `sys.modules` cannot be imported.

@@ -108,10 +108,6 @@ def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
                 "snakemake --snakefile /c/Snakefile --configfile /a/b.yaml --report /results/report.html",
             ],
         ),
-        (
-            Invocation(snakefile=Path("/c/Snakefile"), tracked=False),
-            ["snakemake --snakefile /c/Snakefile --configfile config.yaml --report /results/report.html"],
-        ),
     ],
 )
 def test_the_last_lines_name_commands_for_the_same_configuration(started, commands):
@@ -169,14 +165,6 @@ def test_intervals_are_shown(tmp_path):
         "| **2.0500 (1.970 to 2.130)** | 1.9500 (1.880 to 2.020) |"
         in (tmp_path / "report/table.md").read_text()
     )
-
-
-def test_of_many_runs_the_best_are_listed(tmp_path):
-    paths = [path for i in range(25) for path in demo(tmp_path / "runs", f"run{i}", shift=(i * 7 % 25) / 100)]
-    text = summary_of(paths, tmp_path)
-    listed = [line.split() for line in text.splitlines() if re.match(r"run\d", line) and "█" in line]
-    assert len(listed) == 20 and listed[0][:2] == ["run0", "2.050"] and listed[1][0] == "run18"
-    assert "and 5 more" in text and "A sample of run0" in text
 
 
 def test_runs_on_other_texts_have_a_table_of_their_own(tmp_path):

@@ -227,7 +227,7 @@ def test_two_people_on_one_store_have_separate_models(results, make_folder, weig
 # ----------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.fixture(params=[403, 404, "read-only"])
+@pytest.fixture(params=[403, "read-only"])
 def refusing(request, results, tmp_path, monkeypatch):
     """Yield the address of a registry that refuses models, and a part of the error message."""
     if request.param == "read-only":
