@@ -128,12 +128,15 @@ class Plan:
         raw = f"<results>/raw/{self.config.raw(wildcards.dataset)}/{{part}}.json"
         return expand(raw, part=self.parts(wildcards.dataset))
 
-    def removed_part(self, wildcards: Any) -> str | list[str]:
-        """Return the evidence of what encoding leaves out, if the documents of a dataset are compared."""
-        raw = self.config.raw(wildcards.dataset)
-        return (
-            f"<results>/cleaning/{raw}/removed/{wildcards.part}.parquet" if self.config.cleaning(raw) else []
-        )
+    def removed(self, dataset: str, *parts: str) -> list[str]:
+        """Return the evidence of what is left out of parts, if the documents of a dataset are compared."""
+        raw = self.config.raw(dataset)
+        compared = parts if self.config.cleaning(raw) else ()
+        return [f"<results>/cleaning/{raw}/removed/{part}.parquet" for part in compared]
+
+    def removed_part(self, wildcards: Any) -> list[str]:
+        """Return the evidence of what encoding leaves out."""
+        return self.removed(wildcards.dataset, wildcards.part)
 
     def tokenizer_file(self, wildcards: Any) -> Any:
         """Return the tokenizer that encodes a dataset, or nothing for bytes."""
@@ -148,11 +151,9 @@ class Plan:
         return expand(f"<results>/raw/{self.config.raw(data)}/{{part}}.parquet", part=self.parts(data))
 
     def not_learned_from(self, wildcards: Any) -> list[str]:
-        """Return the evidence of the documents that a tokenizer is not learned from, if they are compared."""
+        """Return the evidence of the documents that a tokenizer is not learned from."""
         data = self.config.tokenizers[wildcards.tokenizer].data
-        raw = self.config.raw(data)
-        evidence = f"<results>/cleaning/{raw}/removed/{{part}}.parquet"
-        return expand(evidence, part=self.parts(data)) if self.config.cleaning(raw) else []
+        return self.removed(data, *self.parts(data))
 
     def tokenizer_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides a tokenizer, besides the text that it is learned from."""
@@ -186,15 +187,12 @@ class Plan:
     # ------------------------------------------------------------------------------------------ cleaning
 
     def earlier(self, step: str, wildcards: Any) -> list[str]:
-        """Return the files of a step of cleaning of the parts whose documents come before those of a part.
-
-        Documents of a dataset that compares none are all kept, so it has no evidence.
-        """
+        """Return the files of a step of cleaning of the parts whose documents come before those of a part."""
         parts = self.config.earlier(wildcards.dataset, wildcards.part)
         if step == "raw":
             return [f"<results>/raw/{name}/{part}.parquet" for name, part in parts]
         if step == "removed":
-            parts = [(name, part) for name, part in parts if self.config.cleaning(name)]
+            return [file for one in parts for file in self.removed(*one)]
         return [f"<results>/cleaning/{name}/{step}/{part}.parquet" for name, part in parts]
 
     def _cleaning(self, wildcards: Any) -> Cleaning:
