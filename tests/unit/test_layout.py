@@ -57,7 +57,7 @@ MOST = {
     "provenance": 896,
     "publish": 343,
     "report": 1506,
-    "spider": 1140,
+    "spider": 1139,
     "tokens": 486,
     "tracking": 1344,
     "training": 2663,
