@@ -331,20 +331,15 @@ class Harvest:
 
     def question(self, name: str, text: str) -> str | None:
         """Return a conversation in JSON about the purpose of a name, or None if its text does not fit."""
+        from spider.data.chat import asked  # numpy, which a configuration does not need
+
         sentence = " ".join(text.strip().partition("\n\n")[0].split())
         sentence = SENTENCE.split(sentence)[0].rstrip(".") + "."
-        if (
-            sentence in self.seen
-            or not is_prose(sentence)
-            or not MIN_PARAGRAPH <= len(sentence) <= MAX_ANSWER
-        ):
+        fits = MIN_PARAGRAPH <= len(sentence) <= MAX_ANSWER
+        if sentence in self.seen or not fits or not is_prose(sentence):
             return None
         self.seen.add(sentence)
-        messages = [
-            {"role": "user", "content": f"What does {name} do?"},
-            {"role": "assistant", "content": sentence},
-        ]
-        return json.dumps(messages, ensure_ascii=False)
+        return asked(f"What does {name} do?", sentence)
 
     def prose(self, text: str) -> str:
         """Return the new English paragraphs of a text, each below its heading."""
