@@ -46,7 +46,7 @@ MOST = {
     "cli": 1406,
     "common": 522,
     "config": 2469,
-    "data": 5157,
+    "data": 5151,
     "evaluation": 3260,
     "extras/lab": 1707,
     "extras/trust": 1934,
