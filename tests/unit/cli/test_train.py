@@ -596,7 +596,7 @@ def test_several_processes_speak_with_one_voice_leave_together_and_go_on(project
 
 def test_the_remedies_of_a_diverged_training_can_be_followed(project):
     defaults = project.plain["runs"]["r"]["defaults"]
-    defaults |= {"lr": 1e3, "warmup_steps": 0, "ckpt_every": 1, "max_steps": 20}
+    defaults |= {"lr": 100.0, "warmup_steps": 0, "ckpt_every": 1, "max_steps": 20}
     failed = project.train("r/a")
     assert isinstance(failed.exception, TrainingError)
     good = re.search(
