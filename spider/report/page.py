@@ -25,6 +25,7 @@ from spider.common.secrets import redact
 from spider.common.version import VERSION
 from spider.config import Config
 from spider.config.spec import sources_of
+from spider.data.shards import Metadata
 from spider.evaluation.records import CheckpointScores, Evaluation
 from spider.evaluation.result import (
     Figure,
@@ -204,7 +205,10 @@ def _made(config: Config, results: Results, run: str, stages: list[StageRecord])
         commits[job.commit or "not in a git checkout"][job.rule] = None
     names = [name for stage in stages for name in sources_of(stage.spec)]
     names += [stage.evaluation.data for stage in stages if stage.evaluation]
+    described = {name: results.shards(name) / "metadata.json" for name in names}
+    found = {name: Metadata.read(path) for name, path in described.items() if path.exists()}
     return {
+        "left_out": {name: one.without for name, one in found.items() if one.without},
         "chain": [_link(lineage, alike) for alike in grouped(jobs)],
         "problems": links.problems,
         "checked": links.finding(),
