@@ -211,17 +211,6 @@ def _source_block(value: Any) -> Any:
     return source.model_validate(value)
 
 
-def recorded_source(plain: dict[str, Any]) -> Source:
-    """Return the source in the record of a dataset, without validation, for its description only.
-
-    A record has more details of the files than the configuration.
-    """
-    try:
-        return source_class(plain["kind"]).model_construct(**plain)
-    except ConfigError:
-        return Source(kind=plain["kind"])
-
-
 #: The block of any kind of source.
 AnySource = Annotated[SerializeAsAny[Source], BeforeValidator(_source_block)]
 

@@ -3,7 +3,6 @@
 import pytest
 
 from spider.config import ConfigError, Dataset, imports, load_config
-from spider.config.data import recorded_source
 
 TOY = "tests.sources.toy"
 
@@ -29,13 +28,6 @@ def test_a_configuration_names_a_source_by_its_import_path():
     assert dataset.source.identity("own.txt", dataset) == dataset.changed()["source"] | {"item": "own.txt"}
     again = Dataset.model_validate(dataset.model_dump(mode="json"))
     assert again == dataset and type(again.source).__name__ == "Paragraphs"
-
-
-def test_the_record_of_a_dataset_describes_its_source():
-    record = {"kind": TOY, "file": "own.txt", "files": [{"name": "own.txt"}]}
-    assert recorded_source(record).description == TOY, "this process may not import it"
-    imports.allow_import(TOY)
-    assert recorded_source(record).description == "paragraphs of own.txt"
 
 
 @pytest.mark.parametrize(
