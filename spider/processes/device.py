@@ -74,6 +74,45 @@ def make_deterministic(device: torch.device, on: bool = True) -> None:
     torch.use_deterministic_algorithms(on)
 
 
+def choose_attention(device: torch.device, *, deterministic: bool) -> str:
+    """Select the implementation of flash attention in this process, log it, and return its name.
+
+    torch has FlashAttention-2 of its own, and takes FlashAttention-3 or 4 from a package that is installed.
+    They are faster and are selected unless sums must have one order, each only after a trial on the device: a
+    package may not suit torch, and FlashAttention-4 of torch 2.11 has no gradient within windows.
+    """
+    if device.type != "cuda":
+        return "none"
+    from torch.nn import attention
+
+    attention.restore_flash_attention_impl(_raise_warn=False)  # of an earlier training of this process
+    for name in () if deterministic else ("FA3", "FA4"):
+        try:
+            attention.activate_flash_attention_impl(name)
+            _try_attention(device)
+        except Exception as error:  # whatever a package of another version raises
+            attention.restore_flash_attention_impl(_raise_warn=False)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            log.info("attention: %s is not used: %s", name, reason)
+        else:
+            log.info("attention: %s", name)
+            return name
+    return "FA2"
+
+
+def _try_attention(device: torch.device) -> None:
+    """Attend within two sequences, in all of one and in a window, forward and backward."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    x_MHK = torch.zeros(192, 2, 128, dtype=torch.bfloat16, device=device, requires_grad=True)
+    offset_S = torch.tensor([0, 100, 192], dtype=torch.int32, device=device)
+    for window in (-1, 64):
+        y_MHK = varlen_attn(x_MHK, x_MHK, x_MHK, offset_S, offset_S, 192, 192, window_size=(window, 0))
+        assert isinstance(y_MHK, torch.Tensor), "without return_aux there is one result"
+        torch.autograd.grad(y_MHK, x_MHK, torch.zeros_like(y_MHK))
+    torch.cuda.synchronize(device)
+
+
 def choose_tf32(allowed: bool | None) -> None:
     """Set whether a GPU rounds the factors of fp32 products to TF32 in this process, and log it.
 

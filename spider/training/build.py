@@ -19,7 +19,7 @@ from spider.config import StageSpec
 from spider.data.packing import most_documents
 from spider.model import build_model, choose_kernels
 from spider.model.interface import Model
-from spider.processes.device import choose_tf32, make_deterministic
+from spider.processes.device import choose_attention, choose_tf32, make_deterministic
 from spider.processes.parallel import replicate, shard
 from spider.processes.world import World
 from spider.tokens import Tokens
@@ -50,6 +50,7 @@ class Built(NamedTuple):
 def choose_arithmetic(spec: StageSpec, device: torch.device) -> None:
     """Make this process multiply and add as a stage is configured; call it before `build`."""
     make_deterministic(device, spec.deterministic)
+    choose_attention(device, deterministic=spec.deterministic)
     choose_kernels(spec.kernels)
     choose_tf32(spec.tf32)
 

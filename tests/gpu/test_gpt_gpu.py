@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.embedding import Sorted, embedding, sort_once
 from spider.model.gpt.attend import View, attend, document_offsets, view
 from spider.model.layers import has_offsets
+from spider.processes.device import _try_attention, choose_attention
 from spider.training.compilation import compile_forward
 from tests.unit.model.small_gpt import SWITCHES, build_gpt, text
 
@@ -143,6 +144,13 @@ def test_the_gradient_of_sorted_ids_equals_torchs_and_itself(dtype):
     wanted = torch.zeros(V, D, device=DEVICE, dtype=torch.float64).index_add(0, ids_N, dy_ND.double())
     assert torch.equal(first, again)
     assert (first - wanted).norm() <= (1e-6 if dtype == torch.float32 else 4e-3) * wanted.norm()
+
+
+def test_flash_attention_of_torch_passes_its_trial_and_is_the_choice_without_a_package():
+    _try_attention(DEVICE)
+    assert choose_attention(DEVICE, deterministic=True) == "FA2"
+    assert choose_attention(DEVICE, deterministic=False) in ("FA2", "FA3", "FA4")
+    assert choose_attention(DEVICE, deterministic=True) == "FA2"
 
 
 def test_incremental_logits_equal_a_whole_pass_in_bfloat16():

@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch._inductor.config
 from packaging.requirements import Requirement
+from torch.nn.attention import _registry
 
 from spider.common.errors import TrainingError
-from spider.processes.device import choose_tf32, make_deterministic, require_gpus
+from spider.processes import device
+from spider.processes.device import choose_attention, choose_tf32, make_deterministic, require_gpus
 from spider.training import memory
 from spider.training.memory import check_fits
 from spider.training.stage import train
@@ -69,6 +71,59 @@ def test_a_gpu_uses_deterministic_algorithms_and_a_cpu_does_not(monkeypatch):
         )
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+class Package:
+    """A package of flash attention, as torch sees it."""
+
+    def __init__(self, missing: bool) -> None:
+        self.active, self.missing = 0, missing
+
+    def __call__(self) -> Package:
+        if self.missing:
+            raise ModuleNotFoundError("No module named 'flash_attn_interface'")
+        self.active += 1
+        return self
+
+    def remove(self) -> None:
+        self.active -= 1
+
+
+@pytest.mark.parametrize(
+    ("fa3", "fa4", "deterministic", "chosen"),
+    [
+        ("works", "works", False, "FA3"),
+        ("missing", "works", False, "FA4"),
+        ("works", "works", True, "FA2"),
+        ("missing", "fails", False, "FA2"),
+        ("missing", "missing", False, "FA2"),
+    ],
+)
+def test_a_flash_attention_that_is_installed_and_works_is_selected(
+    monkeypatch, caplog, fa3, fa4, deterministic, chosen
+):
+    caplog.set_level("INFO")
+    implementations = {"FA3": fa3, "FA4": fa4}
+    packages = {name: Package(how == "missing") for name, how in implementations.items()}
+    monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", dict(packages))
+    tried = []
+
+    def attend(device):
+        tried.extend(name for name, package in packages.items() if package.active)
+        if implementations[tried[-1]] == "fails":
+            raise RuntimeError("backward unsupported: windowed attention not supported\nmore of it")
+
+    monkeypatch.setattr(device, "_try_attention", attend)
+    assert choose_attention(torch.device("cpu"), deterministic=False) == "none" and not caplog.text
+    assert choose_attention(GPU, deterministic=deterministic) == chosen
+    assert [name for name, package in packages.items() if package.active] == [chosen] * (chosen != "FA2")
+    assert tried == [name for name, how in implementations.items() if how != "missing"][: not deterministic]
+    reasons = {"missing": "No module named 'flash_attn_interface'", "fails": "backward unsupported"}
+    for name, how in implementations.items():
+        reason = reasons.get(how)
+        assert bool(reason) == (f"attention: {name} is not used: {reason}" in caplog.text)
+    assert choose_attention(GPU, deterministic=True) == "FA2"
+    assert not any(package.active for package in packages.values())
 
 
 @pytest.mark.parametrize("allowed", [True, False])
