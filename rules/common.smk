@@ -22,7 +22,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from spider import progress
+from spider.workflow.plan import progress
 from spider.common import extras
 from spider.common.cluster import one_word, remedies
 from spider.common.files import digest
@@ -36,8 +36,8 @@ from spider.provenance.made import real
 from spider.provenance.recorder import Recorder
 from spider.tracking.follower import Follower
 from spider.tracking.target import enabled
-from spider.unlock import enter
-from spider.workflow import Plan, checked, growing
+from spider.workflow.unlock import enter
+from spider.workflow.plan import Plan, checked, growing
 
 IS_MODULE = not workflow.modifier.is_main_snakefile()
 IS_DRY_RUN = workflow.output_settings.dryrun
@@ -119,7 +119,7 @@ def command(wildcards, output):
     """Return the words that begin every job: `spider` of this environment, and the configuration.
 
     A scheduler sends SIGTERM to all processes of a job. The trap keeps the shell alive until the command ends, which
-    may save a checkpoint first. A moved folder is no reason to run a job again (`spider.workflow`).
+    may save a checkpoint first. A moved folder is no reason to run a job again (`spider.workflow.plan`).
     """
     words = [Path(sys.executable).with_name("spider"), "--config", SNAPSHOT]
     return f"trap : TERM; {shlex.join(map(str, words))}"

@@ -1,5 +1,5 @@
 """Snakemake's logger plugin `spider`. Snakemake finds plugins by the name of such a package."""
 
-from spider.progress import LogHandler
+from spider.workflow.progress import LogHandler
 
 __all__ = ["LogHandler"]

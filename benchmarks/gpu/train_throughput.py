@@ -39,10 +39,10 @@ from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from trainings import config_of, spec_of, train
 
-from spider.describe import describe as describe_run
 from spider.model import build_model
 from spider.training import loop
 from spider.training.telemetry import peak_flops
+from spider.workflow.describe import describe as describe_run
 
 
 def measure(what: str, changes: Any = None, steps: int = 5, settle: int = 3) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ def describe(session: Session, run: str | None, as_json: bool, memory: float | N
 
     Several runs, those of a sweep or, without RUN, all of them, get one line each.
     """
-    from spider.describe import describe, render, render_list
+    from spider.workflow.describe import describe, render, render_list
 
     config = session.config
     single = run is not None and run not in config.sweeps
@@ -49,7 +49,7 @@ def doctor(session: Session, config: Path | None, profile: Path | None, seconds:
     CONFIG is the configuration (default: that of --config). Each line has ok, warning or problem, what was
     found, and what to do.
     """
-    from spider.doctor import examine
+    from spider.workflow.doctor import examine
 
     logging.disable(logging.WARNING)  # Findings have what retries of requests would log.
     failed = False

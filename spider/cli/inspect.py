@@ -239,9 +239,9 @@ def clean(session: Session, newest: bool, yes: bool) -> None:
     This concerns runs, stages, shards, tokenizers, n-gram indexes, baselines and compile caches. A run that
     was trained by hand with other settings is in no configuration, so it is listed too.
     """
-    from spider.clean import leftovers
     from spider.common.formatting import quantity
     from spider.common.results import check_root
+    from spider.workflow.clean import leftovers
 
     root = session.results.root
     check_root(root)

@@ -72,7 +72,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # A step that never ends: tests/unit/processes/test_watchdog.py.
     "processes/shutdown.py": ("run again to go on from the last checkpoint",),
     # A disk without locks.
-    "unlock.py": ("this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",),
+    "workflow/unlock.py": (
+        "this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",
+    ),
     # Servers and databases of MLflow: tests/unit/tracking, tests/browser/test_tracking.py.
     "tracking/pyfunc.py": ("Name the present path of the checkpoint",),
     # tests/unit/tracking/test_sync.py::test_a_damaged_record_is_named_and_the_rest_is_sent

@@ -31,7 +31,7 @@ def test_an_environment_among_spaces_gets_a_link_without_one(tmp_path, monkeypat
 def test_a_workflow_goes_on_when_the_other_one_is_stopped(tmp_path, started, caplog):  # noqa: F811
     other = started("0")
     entered(tmp_path)
-    advised(caplog.text, "unlock.py", "wait for that process or stop it, and do not use --unlock")
+    advised(caplog.text, "workflow/unlock.py", "wait for that process or stop it, and do not use --unlock")
     assert locks(tmp_path) == ["0.output.lock"]
     killed(other)
     entered(tmp_path)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from spider import cli, doctor
+from spider import cli
 from spider.common.results import Results
 from spider.config import ConfigError
 from spider.config.text_files import list_files
 from spider.data.encode import encode_part
 from spider.data.sources.local import import_local
-from spider.unlock import enter
+from spider.workflow.plan import doctor
+from spider.workflow.unlock import enter
 from tests.unit.small_datasets import dataset
 from tests.workflow.test_hostile import mounted  # noqa: F401 (a fixture)
 
@@ -78,9 +79,9 @@ def test_results_are_written_to_a_writable_file_system(tmp_path, mounted, logged
     )
     mark, said = doctor._disk(Results(results), {})
     assert mark == "problem"
-    advised(said, "doctor.py", "cannot be written; make it writable, or name")
+    advised(said, "workflow/doctor.py", "cannot be written; make it writable, or name")
     assert not logged(tmp_path / "others") and doctor._disk(Results(tmp_path / "others"), {})[0] == "ok"
-    with refused("unlock.py", "make it writable, or name another folder (results:)"):
+    with refused("workflow/unlock.py", "make it writable, or name another folder (results:)"):
         enter(tmp_path, results)
     enter(tmp_path, tmp_path / "others").close()
     subprocess.run(["mount", "-o", "remount,rw", str(results)], check=True)
@@ -126,7 +127,7 @@ def test_a_disk_that_hangs_is_looked_at(tmp_path):
     os.mkfifo(disk := tmp_path / "disk")
     checks = {"data": lambda: ("ok", disk.read_text())}
     (late,) = doctor._findings(checks, 0.1)
-    advised(late.text, "doctor.py", "look whether network, disk or driver hang")
+    advised(late.text, "workflow/doctor.py", "look whether network, disk or driver hang")
     os.close(os.open(disk, os.O_WRONLY))  # It ends the thread that waits.
     disk.unlink()
     disk.write_text("answers")

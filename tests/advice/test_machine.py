@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from spider import doctor
 from spider.common.errors import Preempted
 from spider.common.files import read_json, snakemake, write_json
 from spider.common.results import MARK, Results, check_root, write_config
@@ -19,6 +18,7 @@ from spider.processes.device import require_all, require_gpus
 from spider.training.memory import check_fits
 from spider.training.precision import compiles, decide
 from spider.training.stage import train
+from spider.workflow.plan import doctor
 
 from .conftest import SHORT
 from .followed import advised, refused
@@ -75,16 +75,18 @@ def test_a_training_far_above_the_memory_gets_shorter_rows_or_fewer(make_spec):
 def test_the_doctor_is_content_after_the_change(tmp_path):
     mark, said = doctor._compared("16 GB", 1e9, {"r": 2e9})
     assert mark == "warning"
-    advised(said, "doctor.py", "end other programs, or lower micro_batch or seq_len")
+    advised(said, "workflow/doctor.py", "end other programs, or lower micro_batch or seq_len")
     assert (
         doctor._compared("16 GB", 3e9, {"r": 2e9})[0] == doctor._compared("16 GB", 1e9, {"r": 5e8})[0] == "ok"
     )
     mark, said = doctor._disk(Results(tmp_path), {"docs": (1e18, 1e18)})
-    advised(said, "doctor.py", "free some, or name a folder on another disk (results:)")
+    advised(said, "workflow/doctor.py", "free some, or name a folder on another disk (results:)")
     assert mark == "problem" and doctor._disk(Results(tmp_path), {"docs": (1e3, 1e3)})[0] == "ok"
     mark, said = doctor._partitions(Path(doctor.__file__).parents[1] / "profiles/default")
     assert mark == "problem"
-    advised(said, "doctor.py", "names no executor, so jobs run on this machine: leave the profile out")
+    advised(
+        said, "workflow/doctor.py", "names no executor, so jobs run on this machine: leave the profile out"
+    )
 
 
 @contextlib.contextmanager

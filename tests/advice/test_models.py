@@ -12,7 +12,6 @@ from spider_trust.documents import find
 from spider_trust.order import Order
 
 from spider.checkpoints.compress.pipeline import fit_cap
-from spider.clean import leftovers
 from spider.common.files import read_json, write_json
 from spider.common.results import Results
 from spider.config import RolloutConfig, load_config
@@ -30,6 +29,7 @@ from spider.provenance.lineage import result_of
 from spider.publish.export import export
 from spider.training.rollouts import Prompts, Rollouts, check
 from spider.training.stage import train
+from spider.workflow.clean import leftovers
 from tests.transformers_models import byte_level, gpt2
 from tests.unit.small_datasets import dataset
 from tests.unit.small_training import MODEL
@@ -197,7 +197,9 @@ def test_changed_evidence_is_made_again(tmp_path):
 def test_a_results_folder_without_configurations_is_removed_by_hand(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "config.yaml").write_text("runs: 3")
-    with refused("clean.py", "has no valid configuration, so nothing can be kept; remove it by hand"):
+    with refused(
+        "workflow/clean.py", "has no valid configuration, so nothing can be kept; remove it by hand"
+    ):
         leftovers(tmp_path)
     shutil.rmtree(tmp_path)
 

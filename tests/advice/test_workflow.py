@@ -116,7 +116,7 @@ def test_a_bound_below_the_gpus_of_a_run_is_raised(tmp_path):
     assert status == 1
     advised(
         said,
-        "workflow.py",
+        "workflow/plan.py",
         "runs.{}.resources.gpus: is {}, and --resources gpu={} allows fewer; raise the bound",
     )
     machine.run(*words, "gpu=2", "--", target)

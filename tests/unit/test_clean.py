@@ -7,11 +7,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from spider.clean import leftovers
 from spider.cli import cli
 from spider.common.results import Results, write_config
 from spider.config import load_config
 from spider.config.scored import baselines_name
+from spider.workflow.clean import leftovers
 
 
 def configuration(results, *runs, ngram=False):

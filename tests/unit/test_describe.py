@@ -14,13 +14,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from spider.common.results import Results
 from spider.config import Config, load_config
 from spider.config.model import family_block
-from spider.describe import describe, quantity, render
 from spider.model import build_model
 from spider.model import layers as parts
 from spider.model.gpt import config as gpt
 from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
 from spider.training.optim import build_optimizer, narrow_weights
+from spider.workflow.describe import describe, quantity, render
 from tests.unit.small_datasets import shards_of_ids
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from spider.config import load_config
-from spider.doctor import obstacles
+from spider.workflow.doctor import obstacles
 from tests.forkserver import spider
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 from tests.workflow.conftest import SMALL

@@ -234,7 +234,7 @@ def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
     left_out = ["pyarrow", "numba", "mlflow", "snakemake", "datasets", "huggingface_hub", "scipy", "pandas"]
     code = f"import sys\nfor name in {left_out}: sys.modules[name] = None\n"
     code += "import spider.cli, spider.training.stage, spider.training.warmup, spider.evaluation.evaluate\n"
-    code += "import spider.describe, spider.report.figures, spider.evaluation.text\n"
+    code += "import spider.workflow.describe, spider.report.figures, spider.evaluation.text\n"
     code += "for name in ('tokenizers', 'regex', 'requests'): sys.modules[name] = None\n"
     code += "from spider.tokens.bpe import BpeTokens\n"  # to generate from a prompt
     code += "assert len(BpeTokens([(104, 101)]).encode('hehe')) == 4\n"

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from spider.common.pace import Pace
-from spider.progress import _Job
+from spider.workflow.progress import _Job
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from spider.unlock import FILE, enter
+from spider.workflow.unlock import FILE, enter
 
 #: A workflow: it enters, Snakemake locks its files; then it works.
 WORKFLOW = """
 import sys, time
 from pathlib import Path
-from spider.unlock import enter
+from spider.workflow.unlock import enter
 
 entered = enter(Path.cwd(), Path("results"))
 (locks := Path(".snakemake/locks")).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from snakemake.iocontainers import Wildcards
 from spider.config import load_config
 from spider.config.scored import overlap_name
 from spider.provenance.made import STANDS_FOR
-from spider.workflow import Plan, growing, watched
+from spider.workflow.plan import Plan, growing, watched
 
 LOCAL = {"source": {"kind": "local", "files": ["a.jsonl", "b.jsonl"]}, "validation": 0.1}
 RUN = {

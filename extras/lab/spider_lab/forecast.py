@@ -174,7 +174,7 @@ def _prediction(config: Config, name: str, fitted: Fit, flops: float) -> Predict
 
 def too_short(config: Config, ladder: str) -> list[str]:
     """Return a line for each run of a ladder that has too few steps, so that no forecast is fitted to it."""
-    from spider.describe import describe
+    from spider.workflow.describe import describe
 
     steps = {run: describe(config, run)["stages"][-1]["steps"] for run in rungs_of(config, ladder)}
     return [

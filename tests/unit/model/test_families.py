@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from spider.config import ConfigError, load_config
-from spider.describe import describe
 from spider.model import build_model
 from spider.model.interface import Reader
+from spider.workflow.describe import describe
 
 TOY = "tests.families.toy"
 

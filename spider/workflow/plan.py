@@ -24,9 +24,9 @@ from spider.config.cleaning import Cleaning
 from spider.config.requests import Requests
 from spider.config.schema import model_files
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
-from spider.doctor import obstacles, own_text
 from spider.evaluation import protected
 from spider.provenance.made import STANDS_FOR, in_future
+from spider.workflow.doctor import obstacles, own_text
 
 
 def checked(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -58,10 +58,10 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
     """Yield the findings of all checks: of this machine, or of the cluster of a profile.
 
     Raises:
-        ValueError: a run cannot be described, as `spider.describe.describe`.
+        ValueError: a run cannot be described, as `spider.workflow.describe.describe`.
     """
-    from spider.describe import describe
     from spider.tracking.store import quiet
+    from spider.workflow.describe import describe
 
     quiet()
     import_module("mlflow")  # It takes seconds, and the checks have few.
