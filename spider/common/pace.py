@@ -1,4 +1,4 @@
-"""Log how far a long loop is, for its reader and for the terminal of a workflow (`spider.workflow.progress`)."""
+"""Log how far a long loop is, for its reader and for the terminal (`spider.workflow.progress`)."""
 
 from __future__ import annotations
 

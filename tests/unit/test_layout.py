@@ -53,15 +53,16 @@ MOST = {
     "hf": 447,
     "kernels": 1454,
     "model": 2490,
-    "processes": 733,
+    "processes": 759,
     "provenance": 896,
     "publish": 343,
     "report": 1510,
-    "spider": 1139,
+    "spider": 15,
     "tokens": 486,
     "tracking": 1344,
-    "training": 2663,
+    "training": 2664,
     "verify": 410,
+    "workflow": 1124,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

@@ -69,7 +69,7 @@ def test_parts_and_datasets_before_a_part_are_inputs_of_its_cleaning(plan):
     assert made.earlier("raw", part) == [f"<results>/raw/{one.replace('/{}', '')}.parquet" for one in before]
     # A dataset that compares no documents removes none.
     assert made.earlier("removed", part) == ["<results>/cleaning/more/removed/000.parquet"]
-    assert made.verified_identity(part) == {"near": 0.8}
+    assert made.pairs_identity(part) == {"exact": True, "near": 0.8}
 
 
 def test_braces_in_a_path_are_no_wildcard_and_the_file_is_still_known():
