@@ -22,7 +22,6 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from spider.workflow.plan import progress
 from spider.common import extras
 from spider.common.cluster import one_word, remedies
 from spider.common.files import digest
@@ -36,8 +35,9 @@ from spider.provenance.made import real
 from spider.provenance.recorder import Recorder
 from spider.tracking.follower import Follower
 from spider.tracking.target import enabled
-from spider.workflow.unlock import enter
+from spider.workflow import progress
 from spider.workflow.plan import Plan, checked, growing
+from spider.workflow.unlock import enter
 
 IS_MODULE = not workflow.modifier.is_main_snakefile()
 IS_DRY_RUN = workflow.output_settings.dryrun

@@ -17,7 +17,7 @@ from spider.config import ConfigError
 from spider.config.text_files import list_files
 from spider.data.encode import encode_part
 from spider.data.sources.local import import_local
-from spider.workflow.plan import doctor
+from spider.workflow import doctor
 from spider.workflow.unlock import enter
 from tests.unit.small_datasets import dataset
 from tests.workflow.test_hostile import mounted  # noqa: F401 (a fixture)

@@ -18,7 +18,7 @@ from spider.processes.device import require_all, require_gpus
 from spider.training.memory import check_fits
 from spider.training.precision import compiles, decide
 from spider.training.stage import train
-from spider.workflow.plan import doctor
+from spider.workflow import doctor
 
 from .conftest import SHORT
 from .followed import advised, refused
