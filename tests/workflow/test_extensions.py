@@ -104,7 +104,7 @@ def test_a_source_is_downloaded_encoded_and_described(workflow, exported):
     }
     assert sum(split["documents"] for split in metadata["splits"].values()) == 200 - 4 * 3
     page = (workflow.results / "report/runs/small.html").read_text()
-    assert f"1 raw file (paragraphs of {text}), encoded into 2 shards" in page
+    assert "raw/own/000.parquet" in page
     assert f"| own | paragraphs of {text} |" in (exported / "README.md").read_text()
 
 
