@@ -82,7 +82,7 @@ def test_the_doctor_is_content_after_the_change(tmp_path):
     mark, said = doctor._disk(Results(tmp_path), {"docs": (1e18, 1e18)})
     advised(said, "workflow/doctor.py", "free some, or name a folder on another disk (results:)")
     assert mark == "problem" and doctor._disk(Results(tmp_path), {"docs": (1e3, 1e3)})[0] == "ok"
-    mark, said = doctor._partitions(Path(doctor.__file__).parents[1] / "profiles/default")
+    mark, said = doctor._partitions(Path(doctor.__file__).parents[2] / "profiles/default")
     assert mark == "problem"
     advised(
         said, "workflow/doctor.py", "names no executor, so jobs run on this machine: leave the profile out"
