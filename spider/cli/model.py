@@ -193,7 +193,10 @@ def boundaries(path: Path, file: Path, count: int, context: int | None, html: Pa
         raise ValueError(f"{path}: {reason}")
     tokens_N = model.tokens.encode(text)[:-1]
     if len(tokens_N) > reading.seq_len:
-        log.info("the text is longer than %d tokens, so it is read in windows that overlap by half", reading.seq_len)
+        log.info(
+            "the text is longer than %d tokens, so it is read in windows that overlap by half",
+            reading.seq_len,
+        )
     shown = cut(model, inspector, tokens_N, reading)
     title = f"{'standard input' if str(file) == '-' else file.name}: {shown.unit} of {checkpoint.label}"
     if html:
