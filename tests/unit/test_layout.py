@@ -43,7 +43,7 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1689,
-    "cli": 1406,
+    "cli": 1409,
     "common": 522,
     "config": 2463,
     "data": 5151,
