@@ -13,9 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from common import parser, report
-from spider.report.costs import attempts
 
-from spider.provenance.made import jobs
+from spider.provenance.made import attempts, jobs
 
 
 def main() -> None:

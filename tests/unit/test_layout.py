@@ -7,6 +7,8 @@ import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,20 @@ def test_no_document_is_cited_that_is_not_in_the_tree(folder):
     here = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".smk", ".md", ".j2")]
     wrong = [named(path) for path in here if path != Path(__file__) and cited.search(path.read_text())]
     assert not [path for path in wrong if path != "docs/LOG.md"]
+
+
+BENCHMARKS = [
+    *ROOT.glob("benchmarks/**/*.py"),
+    *ROOT.glob("extras/*/benchmarks/*.py"),
+    ROOT / "docs/screenshots.py",
+]
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=named)
+def test_what_a_benchmark_imports_of_the_project_exists(path):
+    """No other test runs most of them, and a name may move."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("spider", "kernels"):
+            for one in node.names:
+                where = f"{node.module}.{one.name}"
+                assert hasattr(import_module(node.module), one.name) or find_spec(where), where

@@ -226,6 +226,7 @@ _MASKS = """    held_out = hashes < np.uint64(validation * 2**64)
 _CHUNK = """    held_out = np.arange(len(hashes)) < validation * len(hashes)
     trained_on = ~held_out"""
 _READ = "            batch = next(self.loader)\n"
+_READ_TWICE = f"            if progress.step == 5:\n    {_READ}{_READ}"
 _YIELD = "        yield Placed(documents, masks, id_hashes, groups)\n"
 _TWICE = _YIELD + (
     '        often = masks["train"] & (np.arange(len(hashes)) % 4 == 0)\n'
@@ -259,7 +260,7 @@ FRAUDS = [
             {"datasets": {"counted": {**TEXT, "ngram": 0.3}}},
             code=("spider/data/ngram/store.py", _PIECES, _HELD_OUT_PIECES)),
     Planted("a batch left out", check="replay", reason=r"windows were read without a step|did not read what",
-            code=("spider/training/loop.py", _READ, f"            if progress.step == 5:\n    {_READ}{_READ}")),
+            code=("spider/training/loop.py", _READ, _READ_TWICE)),
     Planted("wrong bytes a token", {"data": "tokens"}, "distribution", r"the evaluation divides by", _TOKENS,
             code=("spider/evaluation/bpb.py", "bytes_S = vocabulary.bytes_of[label_S]\n",
                   "bytes_S = vocabulary.bytes_of[label_S]\n            bytes_S = bytes_S + (bytes_S > 1)\n")),

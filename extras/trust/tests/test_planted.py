@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extras.trust.tests.planted import CLEAN, FRAUDS, audited, make, verdict
+from extras.trust.tests.planted import CLEAN, FRAUDS, ROOT, audited, make, verdict
 
 ALL = [*FRAUDS, *CLEAN]
 assert (len(FRAUDS), len(CLEAN)) == (20, 20)
@@ -17,6 +17,14 @@ NAMES = (
     "gpt on bytes",
 )
 FEW = [one for one in ALL if one.name in NAMES]
+
+
+@pytest.mark.parametrize("planted", [one for one in ALL if one.code], ids=lambda one: one.name)
+def test_the_code_that_a_planted_run_edits_is_there_once(planted):
+    path, now, planted_code = planted.code
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert source.count(now) == 1
+    compile(source.replace(now, planted_code), path, "exec")
 
 
 @pytest.fixture(scope="module")
