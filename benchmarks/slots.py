@@ -2,9 +2,9 @@
 
     make run && python benchmarks/slots.py results
 
-A job of one thread that computes uses a second of processor time in a second. What is missing is time in
-which it waits for a lock, a disk or another job. Other programs take processor time as well, so the machine
-has to be quiet.
+A job of one thread that computes uses a second of processor time in a second. In the rest of its time it
+waits for a lock, a disk or another job. Other programs take processor time as well, so the machine has to be
+quiet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all packages share: files that are whole or absent, names of paths, shapes of records, errors.
+"""All packages share these modules, and they import none of the packages.
 
 results.py      every path of a results folder
 files.py        a file is written whole or not at all; digests

@@ -82,7 +82,7 @@ class Placed(NamedTuple):
 
     documents: Documents
     masks: dict[str, np.ndarray]
-    """Which documents are in each split, bool."""
+    """The documents of each split, as bool."""
     id_hashes: np.ndarray
     groups: list[bytes]
     """Group of each document under ``split_by``; empty without it."""
