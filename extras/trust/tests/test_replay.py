@@ -72,21 +72,16 @@ def found_by_digests(claim):
 
 
 @pytest.mark.parametrize("stage", ["a", "b"])
-def test_an_honest_training_gives_the_same_bytes_and_nothing_changes(copied, stage):
+def test_an_honest_training_gives_the_same_bytes_and_nothing_changes(copied, stage, monkeypatch):
     before = contents(copied)
     finding = check(claimed(copied, stage), quick=False)
-    assert finding.status == "passed", finding
-    assert finding.reason.startswith("3 stretches of 3")
+    assert finding.status == "passed" and finding.reason.startswith("3 stretches of 3"), finding
     assert contents(copied) == before
     quick = check(claimed(copied, stage), quick=True)
     assert quick.status == "passed" and quick.reason.startswith("the batches of 12 steps are those")
-
-
-def test_a_stage_with_one_kept_checkpoint_is_trained_from_its_start(copied):
-    claim = claimed(copied, "b")
-    for path in steps(claim.folder.checkpoints)[:-1]:
-        shutil.rmtree(path)
-    assert check(claim, quick=False).details[0] == "steps 0 to 12"
+    monkeypatch.setattr("spider_trust.replay.torch.__version__", "1.0.0")
+    finding = check(claimed(copied, stage), quick=False)
+    assert finding.status == "skipped" and "torch" in finding.reason
 
 
 def test_each_stretch_is_trained_again_with_the_micro_batches_that_it_had(tmp_path, shards):  # noqa: F811
@@ -147,19 +142,3 @@ def test_a_batch_left_out_is_found(tmp_path, shards, monkeypatch):  # noqa: F811
     found_by_digests(dataclasses.replace(claim))
     finding = check(dataclasses.replace(claim), quick=False)
     assert finding.status == "failed" and "weights differs" in finding.details, finding
-
-
-def test_another_machine_is_said(copied, monkeypatch):
-    monkeypatch.setattr("spider_trust.replay.torch.__version__", "1.0.0")
-    finding = check(claimed(copied, "a"), quick=False)
-    assert finding.status == "skipped" and "torch" in finding.reason
-
-
-def test_a_long_stretch_is_not_trained(copied):
-    claim = claimed(copied, "a")
-    for path in steps(claim.folder.checkpoints)[:-1]:
-        shutil.rmtree(path)
-    sealed_again(steps(claim.folder.checkpoints)[0], seconds=1000.0)
-    receipt_of(claim.folder)
-    finding = check(claimed(copied, "a"), quick=False)
-    assert finding.status == "skipped" and "1,000 s" in finding.reason

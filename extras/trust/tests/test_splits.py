@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from functools import partial
 
 import numpy as np
@@ -47,16 +46,6 @@ def test_a_mixture_with_templates_and_licences_gives_no_alarm(tmp_path):
     world.encode("pages")
     world.evaluate()
     assert "have a copy in the training text, no more than training documents have" in passes(world)
-
-
-def test_without_raw_files_the_rest_is_checked(tmp_path):
-    world = World(tmp_path).make()
-    shutil.rmtree(tmp_path / "results/raw")
-    assert "the rule could not be computed again for 2 parts, whose raw text is not here" in passes(world)
-    world.make([*rows(), *learned()])
-    shutil.rmtree(tmp_path / "results/raw")
-    status, reason, _ = found(world)
-    assert status == "failed" and "100% of the" in reason
 
 
 # ------------------------------------------------------------------------------------------------- frauds
@@ -130,11 +119,6 @@ def test_questions_that_were_learned_or_that_hold_their_answers(tmp_path):
     train = [text for id, text in rows() if not is_held_out((id, text))]
     write([{"query": text[:150], "choices": [text[150:300], "no"], "gold": 0} for text in train[:50]])
     assert most_of(r"questions stand with their answers in the training text", found(world)[1])
-
-
-def test_what_cannot_be_searched_is_skipped(tmp_path):
-    world = World(tmp_path)
-    assert found(world) == ("skipped", "text has no shards here.", [])
 
 
 def test_the_difference_that_chance_gives():

@@ -46,12 +46,9 @@ def preset(name, lookup):
 FAMILIES = {f"spider {name}": partial(preset, name) for name in ("tiny", "slim")}
 FAMILIES |= {
     f"spider {name}": lambda _, changes=small.SWITCHES[name]: small.build(**changes)
-    for name in ("overflow", "whitespace_overflow", "everything", "no_patches")
+    for name in ("overflow", "everything", "no_patches")
 }
-FAMILIES |= {
-    f"gpt {name}": lambda _, changes=small_gpt.SWITCHES[name]: small_gpt.build_gpt(**changes)
-    for name in ("nanochat", "golf")
-}
+FAMILIES["gpt golf"] = lambda _: small_gpt.build_gpt(**small_gpt.SWITCHES["golf"])
 
 
 def nats(model, texts, batch):
@@ -63,14 +60,13 @@ def nats(model, texts, batch):
 def test_the_score_of_a_text_depends_neither_on_its_neighbours_nor_on_the_size_of_the_batch(family, lookup):
     model = FAMILIES[family](lookup).double()
     alone = np.concatenate([nats(model, [pair], 1) for pair in TEXTS])
-    for batch in (1, 2, 3, len(TEXTS)):
+    for batch in (2, len(TEXTS)):
         np.testing.assert_allclose(nats(model, TEXTS, batch), alone, rtol=1e-9)
-    for at in range(len(TEXTS)):
-        beside = nats(model, [TEXTS[at], (b"Four five " * 9, b"six")], 2)
-        np.testing.assert_allclose(beside[0], alone[at], rtol=1e-9)
+    beside = nats(model, [TEXTS[0], (b"Four five " * 9, b"six")], 2)
+    np.testing.assert_allclose(beside[0], alone[0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("family", ["spider tiny", "spider overflow", "spider whitespace_overflow"])
+@pytest.mark.parametrize("family", ["spider tiny", "spider overflow"])
 def test_a_short_text_is_cut_like_the_beginning_of_a_window(family, lookup):
     """So the score of a question is that of its text in the measurement of bits per byte."""
     model = FAMILIES[family](lookup).double()
@@ -82,7 +78,7 @@ def test_a_short_text_is_cut_like_the_beginning_of_a_window(family, lookup):
     assert not model.window, "the model is as it was"
 
 
-@pytest.mark.parametrize("family", ["spider tiny", "spider everything", "spider no_patches"])
+@pytest.mark.parametrize("family", ["spider everything", "spider no_patches"])
 def test_a_model_with_a_window_reads_and_continues_short_texts_as_its_beginning(family, lookup):
     model = FAMILIES[family](lookup).double().eval()
     ids = BYTES.encode(b"a b c d e f g h")[:-1].astype(np.int64)

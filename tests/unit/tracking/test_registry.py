@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import mlflow
 import pandas
@@ -110,10 +108,8 @@ def test_a_run_is_a_registered_model_and_its_stages_are_versions(demo, weights):
     (of,) = demo.client.search_logged_models([training], "name = 'demo-main'")
     assert (main.source, main.run_id) == (f"models:/{of.model_id}", of.source_run_id)
     shown = {"bpb": "2.1", "bpb_carried": "2", "tasks.cloze": "0.25", "spider.step": "2"}
-    shown |= {
-        "spider.digest": weights["main"][1],
-        "spider.path": "runs/demo/main/checkpoints/step-00000002",
-    }
+    shown["spider.digest"] = weights["main"][1]
+    shown["spider.path"] = "runs/demo/main/checkpoints/step-00000002"
     assert shown.items() <= main.tags.items() and "compressors.xz" not in main.tags
 
 
@@ -124,13 +120,7 @@ def test_scores_belong_to_the_models_which_they_rank(demo):
     models = demo.client.search_logged_models([training], order_by=ranked)
     assert [one.name for one in models] == ["demo-main", "demo-warmup"]
     values = {one.key: one.value for one in models[0].metrics}
-    shown = {
-        "bpb": 2.1,
-        "heldout/bpb": 2.1,
-        "parameters": 1000,
-        "val/tasks/cloze": 0.25,
-        "val/bytes": 500_000,
-    }
+    shown = {"bpb": 2.1, "heldout/bpb": 2.1, "parameters": 1000, "val/tasks/cloze": 0.25}
     assert shown.items() <= values.items()
     assert {(one.dataset_name, one.dataset_digest) for one in models[0].metrics} == {("pydocs", "d")}
     (run,) = demo.shown("Training")
@@ -138,16 +128,6 @@ def test_scores_belong_to_the_models_which_they_rank(demo):
     files = {one.path for one in demo.client.list_artifacts(run.info.run_id, "main")}
     shown = ("baselines", "evaluation", "origin", "sample", "train")
     assert files == {f"main/{name}.json" for name in shown}
-
-
-def test_a_score_that_is_not_a_number_ranks_last(results, weights):
-    fill(results, weights, BPB | {"warmup": math.nan})
-    results.sync()
-    training = results.client.get_experiment_by_name("Training").experiment_id
-    (model,) = results.client.search_logged_models([training], "name = 'demo-warmup'")
-    assert "bpb" not in {one.key for one in model.metrics or ()}
-    (run,) = results.shown("Training")
-    assert [step for step, _ in results.history(run, "bpb")] == [1, 2]
 
 
 def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, weights):
@@ -227,37 +207,14 @@ def test_two_people_on_one_store_have_separate_models(results, make_folder, weig
 # ----------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.fixture(params=[403, "read-only"])
-def refusing(request, results, tmp_path, monkeypatch):
-    """Yield the address of a registry that refuses models, and a part of the error message."""
-    if request.param == "read-only":
-        monkeypatch.chdir(tmp_path)  # MLflow makes a folder `file:` in the current one
-        shutil.copy(results.root / "mlflow.db", tmp_path / "registry.db")
-        yield f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true", "readonly database"
-        return
-
-    class Refusing(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_error(request.param)
-
-        do_POST = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", f"({request.param})"
-    server.shutdown()
-
-
-def test_a_refusing_registry_does_not_stop_the_rest(demo, refusing, monkeypatch, caplog):
-    uri, reason = refusing
-    monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
+def test_a_read_only_registry_does_not_stop_the_rest(demo, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)  # MLflow makes a folder `file:` in the current one
+    shutil.copy(demo.root / "mlflow.db", tmp_path / "registry.db")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true")
     report = demo.sync()
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
-    assert report.sent == {"runs": 1}
-    assert reason in report.error and "`spider track sync` registers the models later" in report.error
+    assert report.sent == {"runs": 1} and "readonly database" in report.error
+    assert "`spider track sync` registers the models later" in report.error
     assert caplog.text.count("no model registry") == 1
     assert demo.sync().sent == {"registered models": 1} and best_of(demo) == "2"
 
@@ -314,19 +271,6 @@ def test_the_best_is_loaded_in_one_line_and_predicts(load, weights):
     assert row == {"text": "".join(stream_text(written, model.tokens))}
     (empty,) = loaded.predict([""], params=SCORE).to_dict("records")
     assert (empty["log_probability"], empty["bytes"]) == (0, 0) and math.isnan(empty["bits_per_byte"])
-
-
-def test_an_invalid_input_is_named(load):
-    loaded, long = load(), ["a" * 40]
-    for texts, params, message in (
-        (["a"], {"task": "translate"}, r"task: both, generate or score \(got 'translate'\)"),
-        (long, {}, "the prompt is 40 bytes and the model reads 31 at most"),
-        ([None], SCORE, r"a text is needed in each row \(got None\)"),
-        (["a"], {"max_bytes": -1}, "max_bytes >= 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            loaded.predict(texts, params=params)
-    assert len(loaded.predict(long, params={"context": 64, "max_bytes": 3})) == 1
 
 
 def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent, load, weights):
