@@ -124,13 +124,13 @@ def held_out(session: Session, dataset: str, part: str) -> None:
 def protect(session: Session, dataset: str) -> None:
     """Collect the texts that models are measured with: held-out documents, tasks and files."""
     from spider.data.cleaning.decontaminate import write_protected
-    from spider.evaluation import protected
+    from spider.evaluation.questions import protected_texts
 
     config, results = session.config, session.results
     _asked(session, dataset)
     parts = [(name, part) for name in config.protected(dataset) for part in config.parts(name)]
     held_out = [_file(session, name, "held_out", part) for name, part in parts]
-    given = protected.given(config, dataset)
+    given = protected_texts(config, dataset)
     counts = write_protected(results.protected(config.raw(dataset)), given, held_out, SHORTEST)
     for name, (documents, short) in counts.items():
         unprotected = f"{short:,} with fewer than {SHORTEST} words cannot be protected"

@@ -24,7 +24,7 @@ from spider.config.cleaning import Cleaning
 from spider.config.requests import Requests
 from spider.config.schema import model_files
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
-from spider.evaluation import protected
+from spider.evaluation.questions import protected_files
 from spider.provenance.made import STANDS_FOR, in_future
 from spider.workflow.doctor import obstacles, own_text
 
@@ -233,7 +233,7 @@ class Plan:
             for name in self.config.protected(wildcards.dataset)
             for part in self.parts(name)
         ]
-        own = checked(protected.files, self.config, wildcards.dataset)
+        own = checked(protected_files, self.config, wildcards.dataset)
         return held_out + watched(map(str, own))
 
     # ----------------------------------------------------------------------------------- runs and stages

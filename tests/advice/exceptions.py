@@ -24,7 +24,7 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     ),
     "data/sources/pydocs.py": ("edistribution and use",),
     "tracking/registry.py": ("its registered model was deleted in MLflow and stays deleted", "name = '{}'"),
-    "tracking/store.py": ("UPDATE {} SET {} = :new",),
+    "tracking/target.py": ("UPDATE {} SET {} = :new",),
     "tracking/trainings.py": ("train {}/{}", "evaluate --model {}"),
     "training/loop.py": ("step %d: the loss or its gradient is not finite, update skipped",),
 }
@@ -82,8 +82,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # A worktree of an older commit: docs/trust.md.
     "trust/replay.py": ("run the audit with PYTHONPATH set to a worktree of the commit",),
     "tracking/registry.py": ("To reset it, delete that alias",),
-    "tracking/store.py": ("make a copy of it and run `mlflow db upgrade {}`", "install the same here"),
     "tracking/target.py": (
+        "make a copy of it and run `mlflow db upgrade {}`",
+        "install the same here",
         "this user may not write there (403)",
         "send to the server's address instead of its database",
     ),

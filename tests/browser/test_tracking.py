@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from spider.common.files import read_json
-from spider.tracking.views import COLUMNS, CURVE
+from spider.tracking.pages import COLUMNS, CURVE
 from tests import forkserver
 from tests.servers import SlowConnection, free_port, mlflow_server, postgresql, wait_for_http
 from tests.workflow.conftest import ROOT, SMALL, SNAKEMAKE, Workflow

@@ -14,7 +14,7 @@ from spider.common.results import Results
 from spider.config import load_config
 from spider.training.loop import Trainer
 from spider.training.stage import train
-from spider.verify.claim import Claim
+from spider.verify import Claim
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread, shards  # noqa: F401
 from tests.unit.training.disturb import Stop, crash_at
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from spider.common.files import sha256
+from spider.tracking.pages import TAG
 from spider.tracking.store import Store
-from spider.tracking.views import TAG
 from tests.unit.tracking.conftest import Folder
 from tests.unit.tracking.test_registry import BPB, fill, weights  # noqa: F401 (fixture)
 

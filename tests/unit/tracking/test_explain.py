@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from spider.config import ConfigError, load_config
-from spider.tracking.store import serve
+from spider.tracking.pages import serve
 from spider.tracking.target import store_uri
 from tests.servers import free_port
 

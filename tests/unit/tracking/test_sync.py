@@ -12,8 +12,8 @@ import pytest
 
 from spider.common.files import read_json, write_json
 from spider.provenance.made import Made, Process, made_path
-from spider.tracking.curves import POINTS, Curve
 from spider.tracking.sync import Syncer
+from spider.tracking.trainings import POINTS, Curve
 
 
 def fill(results):
