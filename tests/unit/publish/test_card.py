@@ -165,7 +165,6 @@ def test_a_hub_takes_its_front_matter_and_reads_the_scores(made, results, tmp_pa
 @pytest.mark.parametrize(
     ("of_toy", "of_web", "said"),
     [
-        ("mit", "mit", {"license": "mit"}),
         ("mit", None, {}),
         ("other", "mit", {"license": "other", "license_name": "other-and-mit"}),
     ],
@@ -222,14 +221,6 @@ def test_decoded_text_and_the_harness_and_names_that_would_be_markup(results, tm
     assert "Run on 'x' by lm-evaluation-harness." in card
     results_read = model_index_to_eval_results(yaml.safe_load(card.split("---\n")[1])["model-index"])[1]
     assert results_read[-1].metric_type == "acc" and not problems_of_card(card)
-
-
-def test_a_checkpoint_of_no_results_folder_says_less_and_has_no_empty_headings(made, tmp_path):
-    shutil.copytree(next(stage(made).glob("checkpoints/*")), tmp_path / "step-2")
-    export(tmp_path / "step-2", tmp_path / "out")
-    card = text(tmp_path / "out")
-    assert sections(card) == ["small, stage b", "Use", "Data", "Costs", "Digests", "Limits"]
-    assert "| b | 2 |" in card and "license" not in card and not problems_of_card(card)
 
 
 # -------------------------------------------------------------------------------------------- whose words

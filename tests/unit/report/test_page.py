@@ -12,7 +12,7 @@ from spider.common.files import read_json, sha256, write_json
 from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import load_config
-from spider.report.page import FIGURES, render, settings_of
+from spider.report.page import FIGURES, render
 from spider.training.metrics import read_rows
 from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage, write_job_files
 
@@ -108,18 +108,6 @@ def test_the_page_of_an_unfinished_run_names_what_is_missing(tmp_path):
     )
 
 
-def test_a_missing_sample_and_one_of_other_weights_are_named(copied):
-    config, results = copied
-    folder = results.stage("small", "second")
-    write_json(folder.sample, read_json(folder.sample) | {"weights": "others"})
-    page = render(config, results, "small")
-    assert "sample of stage second is of other weights: <code>spider sample small/second</code>" in page
-    folder.sample.unlink()
-    page = render(config, results, "small")
-    assert "Stage second has written no sample: <code>spider sample small/second</code>" in page
-    assert "after stage second" not in section(page, "text")
-
-
 def test_changed_settings_are_named_and_the_trained_ones_are_shown(copied):
     results = copied[1]
     plain = config_of(results.root)
@@ -151,20 +139,6 @@ def test_the_configuration_on_the_page_trains_the_same_run(made):
         assert again.stage("small", stage).evaluation == config.stage("small", stage).evaluation
 
 
-def test_settings_include_the_datasets_of_like_and_of_the_tokenizer():
-    source = {"source": {"kind": "mock"}}
-    run = {"data": "cut", "model": "gpt-cpu", "stages": [{"name": "a", "max_steps": 1}]}
-    plain = {
-        "datasets": {"text": source, "other": source, "cut": {"like": "text", "tokenizer": "t"}},
-        "tokenizers": {"t": {"data": "text", "vocab_size": 300}},
-        "runs": {"small": run},
-    }
-    config = load_config(plain)
-    again = load_config(yaml.safe_load(settings_of(config, "small", ["cut"])))
-    assert again.datasets.keys() == {"text", "cut"}
-    assert again.stage("small", "a").identity == config.stage("small", "a").identity
-
-
 def test_the_page_has_the_costs_of_each_rule_and_the_commands_of_the_jobs(copied):
     config, results = copied
     page = section(render(config, results, "small"), "again")
@@ -178,24 +152,6 @@ def test_the_page_has_the_costs_of_each_rule_and_the_commands_of_the_jobs(copied
     again = section(page, "again")
     assert "spider --config run.yaml train small/second --threads 3 --wait" in again
     assert "train other" not in again and "are unknown" not in again
-
-
-def test_runs_that_learned_answers_show_that_score_first_and_are_sorted_by_it(copied):
-    _, results = copied
-    plain = config_of(results.root)
-    plain["runs"]["twin"] = plain["runs"]["small"]
-    path = results.stage("small", "second").evaluation
-    measured = read_json(path) | {"learn": "assistant", "bpb_assistant": 1.524, "bpb": 1.824}
-    write_json(path, measured)
-    better = {"run": "twin", "bpb_assistant": 1.25, "bpb": 1.9}
-    write_json(results.stage("twin", "second").evaluation, measured | better)
-    page = render(load_config(plain), results, "small")
-    verdict = " ".join(page.split('class="verdict">')[1].split("</p>")[0].split())
-    assert "<strong>1.524</strong> bits per byte of the assistant&#39;s answers" in verdict
-    assert "1.824 of all of that text" in verdict and "above" not in verdict
-    others = section(page, "scores").split("All runs on the same text")[1]
-    ranked = re.findall(r"<th>(twin|small)</th><td[^>]*>([\d.]+)", others)
-    assert ranked == [("twin", "1.2500"), ("small", "1.5240")]
 
 
 #: A module that is None in `sys.modules` cannot be imported.

@@ -8,47 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row
+from spider.evaluation.result import BITS, Number, Result, Row, shortened
 from spider.report.tables import Invocation, compare, terminal_summary
-from tests.unit.evaluation.stages import demo, write_benchmark, write_stage
+from tests.unit.evaluation.stages import demo, write_benchmark
 
 
 def bits_number(value: float) -> Number:
     return Number(value=value, unit=BITS)
-
-
-def given(name: str, alone: float | None, carried: float, group: str, size: float) -> Row:
-    """Return the row of a compressor that was given ``size`` megabytes."""
-    return Row(
-        name=f"compressors/{name} {group}".strip(),
-        label=f"{name} {group}".strip(),
-        value=alone,
-        carried=bits_number(carried),
-        unit=BITS,
-        better="lower",
-        baseline=True,
-        group=group,
-        columns={GIVEN: Number(value=size * 1e6, unit=BYTES)},
-    )
-
-
-def compared(runs: Path) -> list[Path]:
-    """Write two runs on one held-out text, one of them with an n-gram index; both have two stages."""
-    both = [
-        given("ppmd", 1.61, 1.57, "given all", 26.5),
-        given("zpaq", None, 1.377, "given all", 26.5),
-        given("xz", 2.39, 2.2, "", 0),
-        given("ppmd", 1.90, 1.85, "", 0),
-    ]
-    own = [given("ppmd", 1.814, 1.764, "given stage", 12)]
-    paths = []
-    for run, bpb, rows, counted in (("gpt", 2.15, both + own, 0), ("ngram", 1.4, both, 25_200_000)):
-        changed = {"results": {"baselines": Result(title="", rows=rows)}, "counted": counted}
-        paths += [
-            write_stage(runs, run, "main", 0, bpb + 0.1, global_step=400, steps=400, **changed),
-            write_stage(runs, run, "anneal", 1, bpb, global_step=700, steps=300, **changed),
-        ]
-    return paths
 
 
 def shown(tmp_path, *, shift=0.0, terminal=False, width=80, **changed) -> str:
@@ -113,21 +79,19 @@ def test_the_last_lines_name_commands_for_the_same_configuration(started, comman
     assert [*started.commands(Path("/results/report")).values()] == commands
 
 
-def test_models_and_the_best_baselines_are_ranked_beside_what_they_were_given(tmp_path):
-    """Runs that were trained on other texts have other baselines; the best of all is in the table."""
-    text = summary_of(compared(tmp_path / "runs"), tmp_path)
-    rows = [line for line in text.splitlines() if re.match(r"(ngram|gpt|ppmd|zpaq|xz) ", line)]
-    numbers = [[cell for cell in row.split() if "█" not in cell] for row in rows]
-    assert numbers == [
-        ["ngram", "1.400", "1.300", "1.00", "k", "2.80", "MB", "25", "s", "700"],
-        ["gpt", "2.150", "2.050", "1.00", "k", "2.80", "MB", "25", "s", "700"],
-        ["ppmd", "given", "all", "1.610", "1.570", "26.5", "MB"],
-        ["ppmd", "given", "stage", "1.814", "1.764", "12.0", "MB"],
-        ["ppmd", "1.900", "1.850", "0", "B"],
-        ["zpaq", "given", "all", "1.377", "26.5", "MB"],
+def test_short_lists_show_the_best_baselines_of_each_group_in_each_column():
+    numbers = {
+        "ppmd": (1.6, 1.57, "all"),
+        "zpaq": (None, 1.4, "all"),
+        "xz": (2.4, 2.2, ""),
+        "zstd": (2.5, 2.3, ""),
+    }
+    rows = [
+        Row(name=name, label=name, value=alone, carried=bits_number(carried), unit=BITS, group=group)
+        for name, (alone, carried, group) in numbers.items()
     ]
-    bars = [row.count("█") for row in rows]
-    assert bars[0] < bars[1] == max(bars) == 8 and bars[2] < bars[4] and bars[5] == 0
+    assert [row.label for row in shortened(rows, 1)] == ["ppmd", "xz", "zpaq"]
+    assert shortened(rows[2:], 1) == rows[2:], "all of an only group"
 
 
 def test_a_model_is_compared_within_one_column_only(tmp_path):

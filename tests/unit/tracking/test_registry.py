@@ -192,18 +192,6 @@ def test_what_people_deleted_stays_deleted(demo, caplog):
     assert demo.shown("Training") == []
 
 
-def test_two_people_on_one_store_have_separate_models(results, make_folder, weights):
-    uri = f"sqlite:///{results.root}/mlflow.db"
-    for name in ("ada", "bob"):
-        folder = make_folder(name)
-        fill(folder, weights)
-        assert folder.sync(uri=uri).error is None
-    assert folder.sync(uri=uri, experiment="lab").error is None
-    names = {model.name for model in results.client.search_registered_models()}
-    (other,) = names - {"demo", "lab.demo"}
-    assert other.startswith("demo-") and all(versions(results, name) for name in names)
-
-
 # ----------------------------------------------------------------------------------------------- refusals
 
 
@@ -217,17 +205,6 @@ def test_a_read_only_registry_does_not_stop_the_rest(demo, tmp_path, monkeypatch
     assert "`spider track sync` registers the models later" in report.error
     assert caplog.text.count("no model registry") == 1
     assert demo.sync().sent == {"registered models": 1} and best_of(demo) == "2"
-
-
-def test_a_damaged_file_is_named_and_the_rest_is_sent(demo):
-    path = demo.stage("demo", "main").evaluation
-    text = path.read_text()
-    path.write_text("{")
-    demo.workflow()
-    report = demo.sync()
-    assert report.sent["workflows"] == 1 and str(path) in report.error
-    path.write_text(text)
-    assert demo.sync().error is None and best_of(demo) == "2"
 
 
 # ------------------------------------------------------------------------------------------------ loading
