@@ -141,22 +141,6 @@ def test_an_answer_in_chat_form_ends_with_its_turn():
     assert model.model.read[0] == opening([("user", "say")], BYTES, answer=True).tolist()
 
 
-def test_tasks_of_the_harness_run_in_chat_form_with_shots_as_turns(folder):
-    asked = []
-
-    class Noted(HarnessModel):
-        def _opened(self, prompt):
-            asked.append([one["role"] for one in json.loads(prompt)])
-            return super()._opened(prompt)
-
-    model = Noted(model_of(BYTES), Scoring(seq_len=512, batch=16), chat=True)
-    names = ["choose", "write"]
-    found = run_harness(model, names, include=folder, items=5, shots=1, label="it", weights="w")
-    assert {tuple(roles) for roles in asked} == {("user", "assistant", "user")}
-    assert len(asked) == 5 * 4 + 5 and found.result.details["chat"] is True
-    assert "in chat form" in found.result.notes[0] and 0 <= found.result.rows[0].value <= 1
-
-
 def test_nothing_is_fetched_without_online_and_a_missing_extra_is_reported(tmp_path):
     stage = exported(model_of(BYTES), tmp_path / "toy")
     away = {"task": "away", "dataset_path": "nobody/nothing", "output_type": "multiple_choice"}

@@ -17,7 +17,7 @@ from spider.cli import cli
 from spider.cli.model import TINTS, show
 from spider.config import load_config, merged
 from spider.evaluation import result
-from spider.evaluation.inside import cut, read_beginning
+from spider.evaluation.inside import cut
 from spider.evaluation.result import CutText, Piece, Segment
 from spider.model import build_model
 from spider.model.interface import model_tensors
@@ -105,16 +105,6 @@ def test_characters_without_a_glyph_are_visible():
     assert "\x1b" not in printed(cut_text)
     page = results_page("<title> & more", [result.Result(title="", figures=[cut_text])])
     assert "<script" not in page and "\x1b" not in page
-
-
-def test_the_beginning_of_a_file_does_not_end_inside_a_character(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes("aa€€".encode())
-    assert [read_beginning(path, n).decode() for n in (2, 4, 5, 6, 8, 9)] == [
-        "aa", "aa", "aa€", "aa€", "aa€€", "aa€€",
-    ]  # fmt: skip
-    path.write_bytes(b"\x80" * 9)
-    assert read_beginning(path, 5) == b"\x80" * 5
 
 
 class Words:

@@ -60,13 +60,3 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
     assert {n: c for n, c in enumerate(of_loops["counts"]) if c} == loops
     share_NRE = load / load.sum(-1, keepdims=True) * load.shape[-1]
     np.testing.assert_allclose(np.reshape(of_experts["values"], share_NRE.shape), share_NRE)
-
-
-def test_the_inspector_changes_no_score_and_needs_no_further_pass():
-    model = busy_model()
-    calls: list[int] = []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    plain = score(model, TOKENS, WINDOWS)
-    once = len(calls)
-    assert score(model, TOKENS, WINDOWS, observe=model.inspector().observe).nats == plain.nats
-    assert len(calls) == 2 * once
