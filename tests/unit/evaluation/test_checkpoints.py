@@ -19,9 +19,7 @@ from spider.evaluation.evaluate import evaluate, evaluate_checkpoints
 from spider.evaluation.records import CheckpointScores
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring
-from spider.report.figures import loss
 from spider.report.stages import read_stages
-from spider.report.tables import compare
 from tests.forkserver import python
 from tests.unit.report.finished import config_of, encode_text, train_stage
 
@@ -132,25 +130,6 @@ def test_pruned_and_damaged_checkpoints_are_named(trained, caplog):
     assert any("step-00000005 of stage first has no score" in note for note in stage.notes)
     assert scored(trained, 5).scores == []
     assert "because 2 are kept before step-00000020 and evaluation.checkpoints is 5" in caplog.text
-
-
-def test_scored_checkpoints_are_rows_and_a_curve(trained, tmp_path):
-    folder = trained.stage("small", "first")
-    without = compare([folder.evaluation], benchmarks=None, output=tmp_path / "without")
-    found = scored(trained, "all")
-    summary = compare([folder.evaluation], benchmarks=None, output=tmp_path / "report")
-    table = (tmp_path / "report/table.md").read_text()
-    rows = [line for line in table.splitlines() if line.replace("*", "").startswith("| small / first")]
-    names = [*(f"small / first, step {n}" for n in (5, 10, 15)), "small / first"]
-    assert [row.split(" | ")[0].replace("*", "") for row in rows[:4]] == [f"| {name}" for name in names]
-    assert all(f"{one.bpb:.4f}" in row for one, row in zip(found.scores, rows, strict=False))
-    stage = summary.runs["small"].last
-    assert [one.bpb for one in stage.checkpoints] == [one.bpb for one in found.scores]
-    assert stage.model_copy(update={"checkpoints": ()}) == without.runs["small"].last
-
-    log = read_stages(configured(trained, "all"), trained, "small")[0].log
-    (dots,) = (one for one in loss([log], "").series if one.style == "dots")
-    assert list(dots.y) == [*(one.bpb for one in found.scores), read_json(folder.evaluation)["bpb"]]
 
 
 def test_the_key_changes_no_identity_and_no_other_score(tmp_path):

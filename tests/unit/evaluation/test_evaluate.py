@@ -13,15 +13,14 @@ from spider import load_model
 from spider.checkpoints.save import save
 from spider.common.files import write_json
 from spider.common.results import StageFolder
-from spider.config import TTTConfig, load_config
+from spider.config import load_config
 from spider.data.shards import Shards, scored_groups
-from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import bootstrap_interval, clip_stream, score
 from spider.evaluation.evaluate import evaluate
 from spider.evaluation.generate import generate, sample, stream_text
 from spider.evaluation.records import Sample
 from spider.evaluation.result import CARRIED
-from spider.evaluation.text import LearnedFrom, validation_stream
+from spider.evaluation.text import LearnedFrom
 from spider.model import build_model
 from spider.model.interface import model_tensors
 from spider.model.reading import Scoring
@@ -157,22 +156,6 @@ def test_an_evaluation_shows_the_spread_over_groups(receipt, spec, tmp_path):
     assert spread.metrics["spread/lowest"] < measured.bpb < spread.metrics["spread/highest"]
 
 
-def test_an_evaluation_holds_the_figures_of_the_inspector(evaluated, data):
-    receipt, found, out = evaluated
-    model, _ = load_model(receipt)
-    short_N, _ = validation_stream(data, 700)
-    # The curve reaches twice the 2 loops of the stage.
-    expected = [score(model, short_N, Scoring(64, batch=8, n_loops=n)).bpb for n in (1, 2, 3, 4)]
-    (curve,) = found["results"]["loops"]["figures"]
-    assert curve["title"] == "Bits per byte of 700 held-out bytes"
-    assert (curve["mark"], curve["values"]) == (2, expected)
-    lengths, halting, experts, _ = found["results"]["segments"]["figures"]
-    assert sum(halting["counts"]) == sum(lengths["counts"]) > 0
-    assert experts["rows"] == ["layer 1, loop 1", "layer 1, loop 2", "layer 2, loop 1", "layer 2, loop 2"]
-    page = (out / "boundaries.html").read_text()
-    assert "demo, stage main: held-out text" in page and page.count("<span") > 100
-
-
 def test_parts_that_are_switched_off_leave_notes_and_all_files(receipt, spec, data):
     plain = spec.model.model_copy(update={"boundary": BoundaryConfig(kind="none"), "moe": None})
     spec = with_evaluation(spec.model_copy(update={"model": plain}), loops_bytes=0)
@@ -221,18 +204,3 @@ def test_the_training_text_is_scored_as_the_held_out_text_is(receipt, spec, data
     assert row.interval[0] < row.value
     with pytest.raises(ValueError, match=r"evaluation\.train_bytes: the training text cannot be read"):
         evaluate(receipt, spec, data, tmp_path, device="cpu")
-
-
-def test_test_time_training_adds_a_result_and_changes_no_other(evaluated, spec, data, tmp_path):
-    receipt, without, _ = evaluated
-    settings = TTTConfig(chunk=640, lr=0.05)
-    found = evaluate(receipt, with_evaluation(spec, ttt=settings), data, tmp_path, device="cpu").plain()
-    tokens_N, _ = validation_stream(data, MAX_BYTES)
-    carrying = Scoring(seq_len=64, batch=8, n_loops=2, carry_over=spec.evaluation.carry_over)
-    by_hand = adapt(load_model(receipt)[0], tokens_N, settings, carrying)
-    adapted = found["results"].pop("adapt")
-    measured = {k: v for k, v in without.items() if "second" not in k}
-    assert measured == {k: v for k, v in found.items() if "second" not in k}
-    (row,), details = adapted["rows"], adapted["details"]
-    assert (row["carried"]["value"], details["bpb_strict"]) == (by_hand.bpb, by_hand.bpb_strict)
-    assert row["value"] is None and by_hand.bpb < found["bpb_carried"]

@@ -18,8 +18,6 @@ from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import ALONE, CARRIED, metrics
 from spider.evaluation.text import learned_from
-from spider.publish.export import export
-from spider.report.tables import compare
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 
@@ -126,14 +124,3 @@ def test_what_was_read_is_that_of_all_stages_until_then(made):
         assert columns["samples read"].value == samples
         assert columns["epochs"].value == pytest.approx(epochs)
         assert columns["bytes read"].value == round(epochs * split.bytes)
-
-
-def test_comparison_and_card_show_the_sources(made, tmp_path):
-    last = by_source(Evaluation.read(made.stage("mixed", "last").evaluation))
-    compare([made.stage("mixed", "last").evaluation], benchmarks=None, output=tmp_path)
-    table = (tmp_path / "table.md").read_text()
-    assert "|  | prose | sums | mean by weight |" in table
-    assert f"| mixed / last | {last['prose'].value:.4f} | {last['sums'].value:.4f} |" in table
-    export(made.stage("mixed", "last").receipt, tmp_path / "exported")
-    card = (tmp_path / "exported/README.md").read_text()
-    assert "### Bits per byte by source" in card and f"| sums | {last['sums'].value:.4f} |" in card

@@ -135,15 +135,6 @@ def test_it_says_what_the_run_knows(made, tmp_path):
                               "Reproduce it", "Limits"]  # fmt: skip
 
 
-def test_the_configuration_in_it_makes_the_same_run(made, tmp_path):
-    export(stage(made), tmp_path / "out")
-    plain = yaml.safe_load(re.search(r"(?s)```yaml\n(.*?)```", text(tmp_path / "out"))[1])
-    again, config = load_config(plain), load_config(made.root / "config.yaml")
-    assert again.datasets.keys() == {"toy", "web"} and again.runs.keys() == {"small"}
-    for name in ("a", "b"):
-        assert again.stage("small", name).identity == config.stage("small", name).identity
-
-
 def test_a_hub_takes_its_front_matter_and_reads_the_scores(made, results, tmp_path, monkeypatch):
     export(stage(made), tmp_path / "out")
     card = ModelCard.load(tmp_path / "out/README.md")

@@ -110,10 +110,6 @@ def test_a_file_with_results_beside_the_evaluation_is_shown_without_being_named_
     path.write_text(json.dumps(told | {"weights": "others"}))
     compare(runs, output=tmp_path / "report")
     assert "tidiness" not in (tmp_path / "report/table.md").read_text()
-    (tmp_path / "spider.json").write_text("{}")
-    (tmp_path / "report/about.json").write_text(json.dumps({"result": told["result"]}))
-    compare(runs, output=tmp_path / "report")
-    assert "## Tidying" in (tmp_path / "report/table.md").read_text(), "of a file beside the table"
     path.write_text(json.dumps({"result": {"title": 3}}))
     with pytest.raises(ValueError, match=r"tidy.json: not a result \(tidy.title: .*delete it and run"):
         compare(runs, output=tmp_path / "report")

@@ -126,19 +126,6 @@ def test_a_run_that_was_trained_by_hand_is_found_by_its_folder(copied):
         render(config, results, "smal-abc")
 
 
-def test_the_configuration_on_the_page_trains_the_same_run(made):
-    import html
-
-    config, results = made
-    page = render(config, results, "small")
-    shown = html.unescape(re.findall(r'<pre class="code">(results:.*?)</pre>', page, re.S)[0])
-    again = load_config(yaml.safe_load(shown))
-    assert again.results == config.results  # the commands name it
-    for stage in ("first", "second"):
-        assert again.stage("small", stage).identity == config.stage("small", stage).identity
-        assert again.stage("small", stage).evaluation == config.stage("small", stage).evaluation
-
-
 def test_the_page_has_the_costs_of_each_rule_and_the_commands_of_the_jobs(copied):
     config, results = copied
     page = section(render(config, results, "small"), "again")

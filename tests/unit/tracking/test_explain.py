@@ -64,13 +64,6 @@ def test_a_server_that_does_not_run_is_named(results, monkeypatch):
     assert results.sync().error.startswith(f"{uri}: no answer (ConnectionRefusedError")
 
 
-def test_a_postgresql_that_does_not_run_is_named_without_its_password(results, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql://me:sesame@127.0.0.1:{free_port()}/mlflow")
-    results.workflow()
-    report = results.sync()
-    assert "is the database running" in report.error and "sesame" not in report.error
-
-
 @pytest.mark.parametrize("uri", ["file:./mlruns", "mlflow.db", "localhost:5000", "sqlite://mlflow.db"])
 def test_an_address_that_is_no_store_is_named_with_where_it_was_set(uri, results, monkeypatch):
     results.workflow()

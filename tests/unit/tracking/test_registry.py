@@ -15,7 +15,6 @@ from spider.checkpoints.load import Checkpoint as Loaded
 from spider.checkpoints.records import Origin
 from spider.checkpoints.save import save
 from spider.common.files import read_json, write_json
-from spider.common.results import CompressedFolder
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
@@ -138,24 +137,6 @@ def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, 
     fill(results, {"warmup": weights["main"], "main": weights["main"]})
     results.sync()
     assert set(versions(results).values()) == {"warmup", "main"} and len(versions(results)) == 3
-
-
-def test_a_compressed_model_is_a_version_but_never_the_best(demo):
-    folder = CompressedFolder(demo.stage("demo", "main").compressed)
-    counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
-    settings = {"bits": 6, "method": "gptq", "embedding_bits": 8}
-    rest = {"settings": settings, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
-    plain = receipt(weights="c", checkpoint="model.spider", global_step=2)
-    write_json(folder.receipt, plain | {"compressed": {**counts, **rest, "total_bytes": 123456}})
-    plain = read_json(demo.stage("demo", "main").evaluation)
-    write_json(folder.evaluation, {**plain, "weights": "c", "bpb": 2.0})
-    assert demo.sync().error is None
-    compressed = demo.client.get_model_version("demo", "3")
-    shown = {"spider.stage": "main/compressed", "bpb": "2"}
-    assert shown.items() <= compressed.tags.items()
-    assert best_of(demo) == "2"
-    (run,) = demo.shown("Training")
-    assert run.data.metrics["bpb"] == 2.1 and run.data.metrics["val/compressed/bpb"] == 2.0
 
 
 # -------------------------------------------------------------------------------------- changes by people

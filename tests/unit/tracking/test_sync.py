@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -23,19 +22,6 @@ def fill(results):
     results.job("shards/d/train/000.bin", ("raw/d/000.parquet",))
     results.train("warmup", range(0, 5))
     results.train("main", range(5, 9), weights="w2")
-
-
-def test_a_second_sync_sends_nothing_and_a_new_store_gets_the_same(results):
-    fill(results)
-    first = results.sync()
-    assert first.error is None
-    assert first.sent == {"workflows": 1, "jobs": 2, "runs": 1, "registered models": 1}
-    before = results.content
-    assert results.sync().sent == {} and results.content == before
-    (results.root / "mlflow.db").unlink()
-    shutil.rmtree(results.root / "mlartifacts")
-    assert results.sync().error is None
-    assert results.content == before
 
 
 def test_jobs_lie_below_their_workflow_with_what_they_read_and_wrote(results):
