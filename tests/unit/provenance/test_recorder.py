@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from spider.common.files import sha256, write_json
+from spider.common.files import write_json
 from spider.config import load_config
 from spider.provenance.made import File, Job, Made, file_at, made_path, stat_of, workflows
 from spider.provenance.recorder import Hashes, Recorder
@@ -88,24 +88,6 @@ def run(recorder, job, error=None):
         said = {"event": LogEvent.JOB_ERROR, "jobid": job.jobid}
         logging.getLogger("snakemake.logging").error("Error in rule", extra=said)
     asyncio.run(recorder.finished(job))
-
-
-def test_a_job_is_recorded_as_snakemake_describes_it(recorder, tmp_path):
-    (tmp_path / "own.txt").write_text("own")
-    write_json(recorder.root / "raw/d/000.parquet", "raw")
-    run(recorder, job_of(recorder.root))
-    recorder.close()
-    made = Made.read(made_path(recorder.root, "shards/d/train/000.bin"))
-    (job,) = made.jobs
-    assert made.inputs == ["own.txt", "raw/d/000.parquet"] and [*made.own] == ["own.txt"]
-    assert (job.rule, job.of, job.status) == ("encode", "d/000", "finished")
-    assert job.params == {"identity": {"validation": 0.1}} and job.resources == {"mem_mb": 100}
-    assert (job.command, job.reason, job.threads) == ("data encode d 000", "Missing output files", 2)
-    assert [file.path for file in job.inputs] == [str(tmp_path / "own.txt"), "raw/d/000.parquet"]
-    assert job.outputs[0].digest == f"sha256:{sha256(recorder.root / 'shards/d/train/000.bin')}"
-    (workflow,) = workflows(recorder.root).values()
-    assert workflow.status == "finished" and workflow.identity == job.workflow
-    assert "mlflow" in workflow.packages and recorder.events == ["begin", "end"]
 
 
 def test_failed_attempts_stay_with_their_reasons_and_do_not_replace_what_was_made(recorder):
