@@ -18,7 +18,7 @@ from spider.config import load_config, nearest
 from spider.provenance.lineage import Lineage, Made, result_of
 
 if TYPE_CHECKING:
-    from spider.verify import Checks, Claim, Finding
+    from spider.verify.claim import Checks, Claim, Finding
 
 QUICK = click.option("--quick", is_flag=True, help="Check samples instead of all.")
 ONLY = click.option("--only", metavar="CHECK,...", default="", help="Checks to run (default: all).")
@@ -63,7 +63,7 @@ def verify(
 
 def run_checks(checks: Checks, only: str, as_json: bool) -> list[Finding]:
     """Run checks, or ``only`` those of these names, and print a line for each as it ends."""
-    from spider.verify import findings
+    from spider.verify.claim import findings
 
     names = [one for one in only.split(",") if one]
     for name in names:
@@ -83,7 +83,7 @@ def run_checks(checks: Checks, only: str, as_json: bool) -> list[Finding]:
 
 def claimed(session: Session, name: str, compressed: bool = False) -> Claim:
     """Return the claim that the name of a run or a stage, or the folder of a stage, stands for."""
-    from spider.verify import Claim
+    from spider.verify.claim import Claim
 
     root, config = root_of(Path(name)), session.config
     if root is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from spider.checkpoints.records import MANIFEST
 from spider.provenance.lineage import Lineage, Links
 from spider.provenance.made import Job, relative
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 
 
 def check(claim: Claim, quick: bool) -> Finding:

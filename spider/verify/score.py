@@ -23,7 +23,7 @@ from spider.evaluation.evaluate import HeldOut
 from spider.evaluation.records import Evaluation
 from spider.evaluation.text import Text
 from spider.model.interface import Model, model_tensors, weights_digest
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 
 #: Largest difference of bits per byte from the record, and that of one document, by precision.
 TOLERANCE = 1e-4

@@ -21,7 +21,7 @@ import numpy as np
 from spider.data.cleaning.evidence import removed_rows
 from spider.data.encode import Encoded, encoded
 from spider.data.shards import DTYPE, Metadata, load_metadata, mapped
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 
 THREADS = 2
 #: Rows of a raw file, and raw files of a dataset, that a quick check reads.

@@ -24,7 +24,7 @@ import numpy as np
 from spider.checkpoints.load import Checkpoint
 from spider.evaluation.text import Text
 from spider.model.interface import model_tensors
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 from spider.verify.score import AGAIN, TOLERANCE, differing, obstacle, of_documents, of_text, of_weights
 from spider_trust.rescored import Predictor, Rescored, Window
 

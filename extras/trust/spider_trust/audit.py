@@ -21,7 +21,7 @@ from pydantic import computed_field
 from spider.common.files import sha256
 from spider.common.record import Record
 from spider.evaluation.result import SECONDS, Number, Result, Row, Table
-from spider.verify import Checks, Claim, Finding
+from spider.verify.claim import Checks, Claim, Finding
 
 #: Details of a check that views show. The file has all.
 _SHOWN = 40

@@ -13,7 +13,7 @@ from importlib.metadata import distributions
 from spider.common.files import digest, read_json
 from spider.provenance.lineage import by_rule
 from spider.provenance.made import Job
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 
 
 def check(claim: Claim, quick: bool) -> Finding:

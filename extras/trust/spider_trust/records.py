@@ -15,7 +15,8 @@ from spider.data.shards import load_metadata
 from spider.model.interface import model_tensors, weights_digest
 from spider.provenance.made import relative
 from spider.training.stage import data_digest
-from spider.verify import Claim, Finding, digests
+from spider.verify import digests
+from spider.verify.claim import Claim, Finding
 
 #: A file, what a record in it says, the value there, the value expected, and what that is of.
 _Pair = tuple[Path, str, object, object, str]

@@ -33,7 +33,7 @@ from spider.provenance.codefiles import processor
 from spider.training.loop import Trainer
 from spider.training.precision import device_name
 from spider.training.stage import data_digest
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 from spider_trust.order import logged, stage_order
 
 #: Recorded seconds of training that one check trains again.

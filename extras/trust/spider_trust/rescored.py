@@ -26,7 +26,7 @@ from spider.model import choose_kernels
 from spider.model.layers import wide
 from spider.model.reading import Scoring
 from spider.processes.device import choose_tf32
-from spider.verify import Claim
+from spider.verify.claim import Claim
 from spider.verify.score import recorded, sample
 
 #: Most bytes of the logits of a batch.

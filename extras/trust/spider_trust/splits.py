@@ -35,7 +35,7 @@ from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.questions import Question, tasks, texts
 from spider.evaluation.text import Text, validation_stream
 from spider.tokens import BYTES
-from spider.verify import Claim, Finding
+from spider.verify.claim import Claim, Finding
 from spider.verify.splits import SHOWN, Step, joined, obstacle, rule
 from spider_trust.copies import KINDS, LENGTH, Found, Piece, by_chance, drawn, pieces_of, search
 

@@ -27,7 +27,7 @@ from spider.common.files import read_json, write_json
 from spider.common.results import Results, StageFolder
 from spider.config import load_config
 from spider.config.model import merged
-from spider.verify import Claim, Finding, findings
+from spider.verify.claim import Claim, Finding, findings
 from tests import forkserver
 from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.verify.small_claims import Row, edited, held_out, learned, rows

@@ -12,7 +12,7 @@ from spider.checkpoints.records import MANIFEST, Manifest, steps
 from spider.common.results import Results
 from spider.config import load_config
 from spider.training.stage import train
-from spider.verify import Claim
+from spider.verify.claim import Claim
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread, shards  # noqa: F401
 from tests.unit.training.disturb import Stop, crash_at
 

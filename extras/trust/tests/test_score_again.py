@@ -7,7 +7,7 @@ import pytest
 from spider_trust import again
 
 from extras.trust.tests.frauds import DOUBLE, SEES, SUMS, family
-from spider.verify import Claim
+from spider.verify.claim import Claim
 from tests.unit.small_training import MODEL, one_thread  # noqa: F401 (a fixture)
 from tests.unit.verify.scored_stage import scored_stage
 

@@ -14,7 +14,7 @@ from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.evaluation.evaluate import evaluate
 from spider.training.stage import train
-from spider.verify import Claim
+from spider.verify.claim import Claim
 from tests.unit.small_training import DEFAULTS
 
 

@@ -26,7 +26,7 @@ from spider.data.tokenizer import learn
 from spider.evaluation.text import Text, validation_stream
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
-from spider.verify import Claim
+from spider.verify.claim import Claim
 from tests.unit.evaluation.stages import write_stage
 from tests.unit.small_datasets import is_validation
 

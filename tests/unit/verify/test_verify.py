@@ -12,7 +12,8 @@ from spider.cli import cli
 from spider.common.results import write_config
 from spider.config import load_config
 from spider.config.schema import read_yaml
-from spider.verify import Claim, checks, findings
+from spider.verify import checks
+from spider.verify.claim import Claim, findings
 from tests.unit.small_training import MODEL, one_thread  # noqa: F401 (a fixture)
 from tests.unit.verify.scored_stage import scored_stage
 
