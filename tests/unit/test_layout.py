@@ -51,7 +51,7 @@ MOST = {
     "data": 5151,
     "evaluation": 3248,
     "extras/lab": 1706,
-    "extras/trust": 1933,
+    "extras/trust": 1934,
     "hf": 441,
     "kernels": 1454,
     "model": 2490,
@@ -63,7 +63,7 @@ MOST = {
     "tokens": 486,
     "tracking": 1357,
     "training": 2664,
-    "verify": 335,
+    "verify": 338,
     "workflow": 1124,
 }
 #: A row that is so many lines too high could be lowered.
