@@ -79,14 +79,6 @@ def test_documents_that_are_no_copies_have_little_in_common(corpus, folder):
         assert max(common.values(), default=0) < 0.7 * len(grams), truth[at]
 
 
-def test_half_or_more_of_a_page_is_its_template(corpus):
-    plan = corpus.Corpus(DOCUMENTS)
-    for number in range(400):
-        page, _, _ = plan.distinct(number)
-        sizes = [(len(list(filter(None, block.words))), block.own) for block in page]
-        assert 2 * sum(size for size, own in sizes if not own) >= sum(size for size, _ in sizes)
-
-
 def evidence(plan, pairs):
     """Return evidence from pairs of places."""
     removed, kept = np.array(pairs).T

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spider.checkpoints.load import Checkpoint
-from spider.common.errors import CheckpointError, reported
+from spider.common.errors import CheckpointError
 from spider.common.files import read_json
 from spider.config.schema import Given, read_yaml
 from spider.config.tasks import CoreTask, JsonlTask
@@ -75,15 +75,6 @@ def test_rows_of_questions(row, tmp_path):
     with pytest.raises(ValueError) as error:
         list(tasks("t", JsonlTask(file=str(path))))
     assert said(error).startswith(f"{path}, line 2: choices must be a list")
-
-
-@pytest.mark.parametrize("text", [DEEP, f'{{"query": {DIGITS}}}'])
-def test_lines_of_questions(text, tmp_path):
-    path = tmp_path / "q.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError) as error:
-        list(tasks("t", JsonlTask(file=str(path))))
-    assert said(error).startswith(f"{path}, line 1: not valid JSON (")
 
 
 def bundle(folder: Path, **changes: Any) -> CoreTask:
@@ -183,25 +174,3 @@ def test_folders_of_transformers(file, changes, kind, foreign):
     finally:
         path.write_text(before)
     assert said(error).startswith(f"{path.parent}: ") and kind in str(error.value)
-
-
-def test_damaged_weights_of_transformers(foreign):
-    path = foreign[byte_level] / "model.safetensors"
-    whole = path.read_bytes()
-    for damaged in (b"", whole[:100], (1 << 60).to_bytes(8, "little"), b"\x02\0\0\0\0\0\0\0[]"):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="SafetensorError"):
-            ForeignModel.load(path.parent, "cpu")
-    path.write_bytes(whole)
-    assert ForeignModel.load(path.parent, "cpu").context == 32
-
-
-def test_an_interruption_stays_one():
-    for kind in (KeyboardInterrupt, SystemExit, MemoryError):
-        with pytest.raises(kind), reported("a.json"):
-            raise kind
-    with (
-        pytest.raises(CheckpointError, match=r"^a.json: KeyError: 'x'$"),
-        reported("a.json", CheckpointError),
-    ):
-        raise KeyError("x")

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 import spider
-from spider.checkpoints.compress.format import CompressedModel
 from spider.cli import cli
 from spider.common.errors import CheckpointError
 from spider.config import imports, load_config
@@ -68,13 +67,6 @@ def test_a_downloaded_model_imports_no_family_that_its_user_did_not_name(downloa
     model, config = spider.load_model(downloaded, family_module="foreign_code.family")
     assert config.family == "foreign_code.family" and type(model).__name__ == "Toy"
     assert "family/model.ran" in ran(foreign)
-
-
-def test_a_compressed_file_imports_none_either(downloaded, foreign, tmp_path):
-    compressed = CompressedModel(tmp_path / "model.spider", {"model": {"family": "foreign_code.family"}}, {})
-    with pytest.raises(CheckpointError, match=REFUSED):
-        compressed.model()
-    assert ran(foreign) == []
 
 
 @pytest.mark.parametrize("trusted", [None, False, True])

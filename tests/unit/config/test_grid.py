@@ -53,12 +53,6 @@ def test_the_names_of_runs_are_readable(grid, names):
     assert list(load_config(config_with(grid)).runs) == names
 
 
-def test_a_part_of_a_model_changes_in_every_model_of_the_grid_in_any_order():
-    for grid in ("{model.hidden: [64], model: {t: tiny}}", "{model: {t: tiny}, model.hidden: [64]}"):
-        (run,) = load_config(config_with(grid)).runs.values()
-        assert run.model.hidden == 64 and run.model.ffn_hidden == 512
-
-
 @pytest.mark.parametrize(
     ("grid", "message"),
     [

@@ -38,11 +38,7 @@ def hub(**settings):
     ("held", "docs", "words"),
     [
         ({"validation": 0.1}, {"validation": 0.05}, ("validation: 0.1", "0.05")),
-        (
-            {"split_by": {"column": "url"}},
-            {"split_by": {"column": "url", "pattern": PATTERN}},
-            ("split_by",),
-        ),
+        ({"split_by": {"column": "url"}}, {"split_by": {"column": "url", "pattern": PATTERN}}, ("split_by",)),
         ({"id_column": "uuid"}, {}, ("id_column",)),
     ],
 )
@@ -60,14 +56,6 @@ def test_datasets_of_later_stages_and_of_the_defaults_are_compared():
     plain = configuration(datasets)
     plain["runs"]["r"]["defaults"] = {"data": "more"}
     assert "stage main" in refusal(plain)
-
-
-def test_a_stage_that_reads_the_text_of_the_dataset_it_is_scored_on_by_default():
-    datasets = {"docs": hub(validation=0.1), "more": hub(validation=0.0)}
-    stages = [{"name": "main", "max_steps": 1}, {"name": "late", "max_steps": 1, "data": "more"}]
-    plain = configuration(datasets, stages=stages)
-    del plain["runs"]["r"]["evaluation"]
-    assert "'docs'" in refusal(plain) and "'more'" in refusal(plain)
 
 
 def test_the_ngram_split_of_another_dataset_may_be_held_out():
@@ -128,11 +116,6 @@ def test_a_stream_is_evaluated_on_what_it_holds_out():
     stream = {"source": {**HUB, "kind": "stream"}, "validation": 0.1}
     assert refusal(configuration({"held": hub(validation=0.1), "docs": stream})) == ""
     assert "'docs'" in refusal(configuration({"held": hub(validation=0.2), "docs": stream}))
-
-
-def test_two_revisions_of_a_file_count_as_the_same_file():
-    older = {"source": {**HUB, "revision": "before"}, "validation": 0.0}
-    assert "one.parquet" in refusal(configuration({"held": hub(validation=0.1), "docs": older}))
 
 
 def test_a_refusal_agrees_with_the_split_of_documents():

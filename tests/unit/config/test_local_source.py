@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.config import Config, ConfigError, Dataset, load_config
-from spider.config.data import SplitBy
 from spider.config.text_files import matches
 from spider.data.sources.local import LocalSource
 from spider.data.sources.tokens import TokensSource
@@ -92,12 +90,6 @@ def test_a_glob_means_what_a_shell_with_globstar_means(tmp_path, monkeypatch, pa
         ["bash", "-c", SHELL.format(pattern)], capture_output=True, text=True, check=True
     )
     assert matches("files", pattern) == printed.stdout.splitlines() != []
-
-
-def test_two_stars_alone_are_all_files_below(tmp_path, monkeypatch):
-    monkeypatch.chdir(touch(tmp_path, "g/a.txt", "g/b/c.jsonl", "g/b/d.txt", "g/b/README.md"))
-    for pattern in ("g/**", "g/**/*"):
-        assert list(parts(pattern).values()) == ["g/a.txt", "g/b/c.jsonl", "g/b/d.txt"]
 
 
 def test_a_name_that_exists_is_no_glob(tmp_path, monkeypatch):
@@ -208,16 +200,3 @@ def test_files_that_are_kept_whole_are_not_fetched_again_for_other_columns():
     assert identity("a.parquet", source=HUB, **other) == {
         "kind": "hub", "repo": "x/y", "revision": "r", "item": "a.parquet",
     }  # fmt: skip
-
-
-def test_every_setting_that_names_a_column_is_kept_and_documented():
-    """`docs/data.md` lists the settings; in a block of a dataset their keys end in `column`."""
-    settings = {name for name in Dataset.model_fields if name.endswith("column")}
-    settings |= {f"split_by.{name}" for name in SplitBy.model_fields if name.endswith("column")}
-    page = (Path(__file__).parents[3] / "docs/data.md").read_text()
-    table = page.split("These settings of a dataset name columns.")[1].split("\n\n")[1]
-    assert set(re.findall(r"^\| `([\w.]+)`", table, re.MULTILINE)) == settings
-    named = {"text_column": "a", "id_column": "b", "split_by": {"column": "c"}}
-    named |= {"answer_column": "d", "format": "chat"}
-    assert Dataset.model_validate({"source": LOCAL, **named}).columns == ("a", "b", "c", "d")
-    assert len(settings) == 4

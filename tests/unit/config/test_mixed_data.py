@@ -63,25 +63,6 @@ def test_a_dataset_may_begin_or_end_at_a_switch_and_figures_weigh_it_by_the_mean
         loaded(written | {"switches": {200_000: {"a": 1, "t": 3}}})
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"switches": {5: {"b": -1}}}, "switches[5].b: must be positive (got -1)"),
-        ({"switches": {0: {"b": 1}}}, "must be positive (got 0)"),
-        ({"switches": {5: {"c": 1}}}, "no dataset 'c'"),
-    ],
-)
-def test_a_wrong_switch_is_an_error_with_its_key(more, message):
-    with pytest.raises(ConfigError) as error:
-        loaded({"mix": {"a": 1}, **more})
-    assert message in str(error.value)
-
-
-def test_a_dataset_of_a_mixture_that_no_stage_reads_must_exist_too():
-    with pytest.raises(ConfigError, match=r"runs\.r\.data\.mix: no dataset 'c'"):
-        loaded({"mix": {"a": 1, "c": 1}}, stage="a")
-
-
 def test_an_ngram_index_is_of_the_first_dataset_and_shares_no_file_with_the_others():
     model = {"preset": "tiny", "ngram": {}}
     mixed = {"mix": {"a": 1, "u": 1}}
@@ -90,9 +71,3 @@ def test_an_ngram_index_is_of_the_first_dataset_and_shares_no_file_with_the_othe
         loaded(mixed, stage={"mix": {"u": 1, "a": 1}}, model=model)
     with pytest.raises(ConfigError, match=r"is of a, which shares the documentation with b, so it may hold"):
         loaded({"mix": {"a": 1, "b": 1}}, model=model)
-
-
-@pytest.mark.parametrize("data", [["a"], 3, None])
-def test_data_is_a_name_or_a_mixture(data):
-    with pytest.raises(ConfigError, match=r"runs\.r\.data: must be the name of a dataset, or a mapping"):
-        loaded(data)

@@ -30,10 +30,7 @@ def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) 
     [
         ({"matches": [2, "2"]}, "demo.model.ngram.matches: must not repeat a kind"),
         ({"contexts": [*range(1, 26)]}, "demo.model.ngram.contexts: must have at most 24 kinds (got 25)"),
-        (
-            {"contexts": [1, 65]},
-            "demo.model.ngram.contexts[1]: 65 is not a kind of context; there are",
-        ),
+        ({"contexts": [1, 65]}, "demo.model.ngram.contexts[1]: 65 is not a kind of context; there are"),
         ({"contexts": [0, 1]}, "demo.model.ngram.contexts[0]: 0 is not a kind of context"),
         ({"contexts": []}, "runs.demo.model.ngram.contexts: "),
         ({"matches": ["row"]}, "demo.model.ngram.matches[0]: row is not a kind of context"),

@@ -18,6 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 REPO, REVISION = "acme/texts", "1" * 40
 
 
@@ -110,6 +113,13 @@ def serving(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the library of this process, which reads its settings at import, use the hub."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def closed_port() -> int:

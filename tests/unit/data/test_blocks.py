@@ -16,7 +16,7 @@ from spider.data.loader import Loader, MixedLoader
 from spider.data.ngram.store import count_part
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import BLOCK_BYTES as BLOCK_BYTES
-from spider.data.shards import BLOCKS_KEY, BlockWriter, Shards, _tell, build_metadata, load_metadata, verify
+from spider.data.shards import BLOCKS_KEY, BlockWriter, Shards, _tell, build_metadata, verify
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG
 from tests.unit.small_datasets import dataset, flip, forget, shards_of_ids
@@ -54,22 +54,6 @@ def test_digests_do_not_depend_on_how_a_file_is_written(tmp_path, pieces):
     assert writer.digests == [xxh3_64_hexdigest(block) for block in blocks]
 
 
-def test_encoding_records_the_digests_of_both_files(folder):
-    for part in ("000", "001"):
-        recorded = json.loads((folder / f"train/{part}.json").read_text())[BLOCKS_KEY]
-        for end in ("bin", "idx"):
-            content = (folder / f"train/{part}.{end}").read_bytes()
-            blocks = [content[at : at + SIZE] for at in range(0, len(content), SIZE)]
-            assert recorded[end] == "".join(map(xxh3_64_hexdigest, blocks))
-
-
-def test_digests_are_no_part_of_a_description(folder):
-    described = load_metadata(folder)
-    for record in folder.glob("*/*.json"):
-        forget(record)
-    assert build_metadata(folder, "ids", dataset(), source={}, parts=["000", "001"]) == described
-
-
 def reads(folder: Path, how: str) -> object:
     """Read all of the training split in one way."""
     view = Shards(folder, "train")
@@ -105,13 +89,6 @@ def test_a_flipped_bit_stops_every_reader(folder, how, byte, block):
     for record in folder.glob("train/*.json"):
         forget(record)
     reads(folder, how)  # as before there were digests
-
-
-@pytest.mark.parametrize(("byte", "block"), [(1, 0), (SIZE + 3, 1)])
-def test_a_flipped_bit_behind_the_first_shard_is_found(folder, byte, block):
-    flip(folder / "train/001.bin", byte)
-    with pytest.raises(DamagedShard, match=named(r"train/001\.bin", block)):
-        reads(folder, "windows")
 
 
 def test_only_the_blocks_that_are_read_are_compared_and_each_once(folder):

@@ -116,10 +116,7 @@ def test_the_mask_does_not_depend_on_where_a_stream_is_cut(ids, at):
         ("[]", "must be a list of messages, and is empty"),
         ('["hi"]', "message 0 must have a role and a content"),
         ('[{"role": "user"}]', "message 0 must have a role and a content"),
-        (
-            '[{"role": "bot", "content": "x"}]',
-            "message 0: role must be one of system, user, assistant",
-        ),
+        ('[{"role": "bot", "content": "x"}]', "message 0: role must be one of system, user, assistant"),
         ('[{"role": "user", "content": ""}]', "message 0: content must be text, and not empty"),
         ('[{"role": "user", "content": ["x"]}]', "message 0: content must be text, and not empty"),
         ('[{"role": [], "content": "x"}]', "message 0: role must be one of system, user, assistant"),
@@ -150,21 +147,6 @@ def test_a_malformed_conversation_is_an_error_with_its_row(tmp_path, row, messag
     with pytest.raises(ValueError, match=rf"p.parquet: row 1 is not a conversation: {message}"):
         encode_part(tmp_path / "p.parquet", tmp_path / "s", "000", CHAT)
     assert not list((tmp_path / "s").rglob("*.bin"))
-
-
-def test_lists_of_messages_come_from_jsonl(tmp_path):
-    rows = [
-        {"messages": HELLO, "id": 1},
-        {"messages": json.loads(talk("a", "ü\ud800")), "id": 2},
-        {"messages": json.loads(with_parts(PARTS)), "id": 3},
-    ]
-    (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = dataset(validation=0.0, format="chat", text_column="messages")
-    import_local(tmp_path / "talk.jsonl", tmp_path / "p.parquet", settings)
-    texts = list(learned_texts(tmp_path / "p.parquet", settings))
-    assert texts[::2] == [b"Be brief.\nHi\nHello!\nBye\nBye", b"Hi\nIt is 4/22: two.x"]
-    with pytest.raises(ValueError, match=r"talk.jsonl, line 1: 'messages' must be text or null .got list"):
-        import_local(tmp_path / "talk.jsonl", tmp_path / "q.parquet", dataset(text_column="messages"))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -205,10 +187,7 @@ def test_only_answers_are_learned_wherever_a_long_one_is_cut(tmp_path):
     ("settings", "message"),
     [
         ({"learn": "assistant"}, "stages[0].learn: assistant: a window may begin inside a turn"),
-        (
-            {"learn": "assistant", "packing": "best_fit"},
-            "learn: assistant: text has no conversations",
-        ),
+        ({"learn": "assistant", "packing": "best_fit"}, "learn: assistant: text has no conversations"),
         ({"attend": "document"}, "stages[0].attend: document: needs packed rows; set packing"),
         (
             {"attend": "document", "packing": "best_fit"},

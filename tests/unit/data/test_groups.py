@@ -6,8 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.common.files import read_json
-from spider.data import encode
-from spider.data import shards as on_disk
 from spider.data.encode import encode_part
 from spider.data.shards import (
     Shards,
@@ -75,18 +73,6 @@ def test_groups_are_not_in_the_digest_of_a_dataset(tmp_path):
         balanced(folder, 10_000, 0.1)
     by_itself = encoded(tmp_path / "b", DOCUMENTS, dataset(validation=0.5))
     assert held_out_groups(by_itself) == []
-
-
-def test_the_record_of_groups_is_bounded(tmp_path, monkeypatch):
-    for module in (on_disk, encode):
-        monkeypatch.setattr(module, "MOST_DOCUMENTS", 7)
-    documents = [("x" * 99 + "é" * i, 50) for i in range(40)]
-    folder = encoded(tmp_path / "a", documents, parts=2)
-    runs = read_json(folder / "validation/000.json")["groups"]
-    assert sum(count for _, count in runs) == 7 and len(held_out_groups(folder)) == 7
-    assert {name for name, _ in runs} == {"x" * 99}  # 100 bytes at most, and no half character
-    ids, names = balanced(folder, 500, 1.0)
-    assert len(documents_of(ids)[0]) == len(names) == 7
 
 
 def test_no_group_has_more_than_its_share_of_the_scored_text(tmp_path):

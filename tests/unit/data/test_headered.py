@@ -70,10 +70,6 @@ def test_the_description_names_origin_and_tokenizer(tmp_path):
     assert inspect(tmp_path / "shards")["splits"]["validation"]["documents"] == 10
 
 
-def test_shards_of_a_model_that_normalizes_are_marked_lossy(one):
-    assert one(*stream(["of the"]), model={"normalizer": "nmt_nfkc"}).plain()["lossless"] is False
-
-
 def test_control_pieces_and_empty_documents_are_left_out_and_counted(one, tmp_path):
     one(BOS, BOS, *in_pieces("of"), EOS, 0, BOS, EOS, BOS, *in_pieces("the"), BOS)
     assert documents_of(Shards(tmp_path / "shards", "train")) == ["of", "the"]
@@ -91,10 +87,7 @@ def test_control_pieces_and_empty_documents_are_left_out_and_counted(one, tmp_pa
             [BOS, 5, 60_000],
             r"train_000.bin: token 2 is 60000, but the model has [\d,]+ pieces; give the model",
         ),
-        (
-            [5, BOS, 5],
-            r"train_000.bin: begins with token 5, '<0x01>', instead of <s>; it continues a doc",
-        ),
+        ([5, BOS, 5], r"train_000.bin: begins with token 5, '<0x01>', instead of <s>; it continues a doc"),
         ([60_000], r"token 0 is 60000, but the model has"),
         ([5, 6, 7], r"train_000.bin: none of its first 3 tokens is <s>, the begin of a document; export"),
         ([BOS, BOS], "train_000.bin: holds no documents"),
@@ -111,10 +104,7 @@ def test_tokens_without_text_are_errors_with_file_and_position(one, tmp_path, mo
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda raw: raw[:-1],
-            r"bytes instead of \d+ for the 3 tokens of its header; download it",
-        ),
+        (lambda raw: raw[:-1], r"bytes instead of \d+ for the 3 tokens of its header; download it"),
         (lambda raw: raw + b"xx", "tokens of its header"),
         (lambda raw: raw[:100], "not a headered shard, which begins with the int32 20240520 and 1"),
         (lambda raw: b"\0" * 4 + raw[4:], "not a headered shard"),
@@ -184,24 +174,11 @@ def test_published_tokens_are_scored_unchanged_and_as_the_same_text_in_bytes(tmp
     assert BYTES.raw(bytes_N) == view.vocabulary.raw(ids_N) == text[:size]
 
 
-def test_a_shard_in_both_splits_is_an_error(tmp_path):
-    publish(tmp_path)
-    source = load_config(config_of(tmp_path, train=[f"{tmp_path}/*.bin"])).datasets["web"].source
-    with pytest.raises(ConfigError, match=r"val_000\.bin is both in source.train and in source.validation"):
-        source.items()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"tokenizer": "t"},
-            "datasets.web.tokenizer: published shards have the tokens of their model",
-        ),
-        (
-            {"validation": 0.1},
-            "datasets.web.validation: published shards are not rows of text",
-        ),
+        ({"tokenizer": "t"}, "datasets.web.tokenizer: published shards have the tokens of their model"),
+        ({"validation": 0.1}, "datasets.web.validation: published shards are not rows of text"),
         ({"format": "chat"}, "datasets.web.format: published shards"),
         ({"ngram": 0.1}, "datasets.web.ngram: published shards"),
     ],

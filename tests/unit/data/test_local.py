@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from spider.config import ConfigError, load_config
 from spider.data.encode import encode_part
 from spider.data.sources import local
 from spider.data.sources.local import LocalSource, import_local
@@ -156,14 +155,6 @@ def test_another_coding_than_utf8_is_refused(tmp_path, name, coding):
         mine.probe(mine.items(), dataset())
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t/a.txt").write_bytes("\ufeffone".encode())
-    for source in (tmp_path / "t", tmp_path / "t/a.txt"):
-        import_local(source, tmp_path / "o.parquet", dataset())
-        assert rows_of(tmp_path / "o.parquet") == [{"text": "one", "id": "a.txt"}]
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("separator", "text", "expected"),
@@ -244,16 +235,6 @@ def test_the_same_documents_in_any_kind_of_file(tmp_path, name, compressed, mark
     assert rows_of(tmp_path / "o.parquet") == [{"text": d["text"], "id": d["id"]} for d in DOCUMENTS]
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_single_text_is_one_document(tmp_path, compressed):
-    data = b"Zeile\n\xff"
-    (tmp_path / "a.txt").write_bytes(data)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(data))
-    source = tmp_path / ("a.txt.gz" if compressed else "a.txt")
-    import_local(source, tmp_path / "o.parquet", dataset())
-    assert rows_of(tmp_path / "o.parquet") == [{"text": "Zeile\n\ufffd", "id": source.name}]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -321,15 +302,6 @@ def test_a_users_column_decides_the_split(tmp_path, name):
     assert decoded == "".join(held_out)
 
 
-def test_a_list_is_a_conversation_but_not_a_text(tmp_path):
-    turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": "Ja."}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": turns, "id": "a"}))
-    import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(format="chat"))
-    assert json.loads(rows_of(tmp_path / "o.parquet")[0]["text"]) == turns
-    with pytest.raises(ValueError, match=r"line 1: 'text' must be text or null \(got list\)"):
-        import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset())
-
-
 def test_an_arrow_file_may_hold_conversations_and_ids_of_another_kind(tmp_path):
     turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": "Ja."}]
     feather.write_feather(pa.table({"text": [turns], "id": [7], "other": [[1.5]]}), tmp_path / "a.feather")
@@ -358,48 +330,6 @@ def test_a_column_that_no_line_has_is_an_error_with_its_setting(tmp_path, caplog
     (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": ["a"]}\n')
     with pytest.raises(ValueError, match=r"line 1: 'pkg' must be text, a number or null \(got list\)"):
         import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(split_by={"column": "pkg"}))
-
-
-def test_texts_of_a_folder_are_split_by_their_path(tmp_path):
-    for folder in ("a", "b"):
-        (tmp_path / "in" / folder).mkdir(parents=True)
-        (tmp_path / "in" / folder / "x.txt").write_text(folder)
-    by_folder = dataset(split_by={"column": "id", "pattern": "([^/]+)/"})
-    import_local(tmp_path / "in", tmp_path / "o.parquet", by_folder)
-    assert rows_of(tmp_path / "o.parquet")[1] == {"text": "b", "id": "b/x.txt"}
-    with pytest.raises(ValueError, match=r"in: a text has no column 'url'.*split_by.column to 'id'"):
-        import_local(tmp_path / "in", tmp_path / "o.parquet", dataset(split_by={"column": "url"}))
-
-
-def test_the_shipped_configuration_reads_a_users_jsonl_or_names_the_conflicting_key(tmp_path):
-    """The test replaces only `source` in config.yaml, like a new user."""
-    import yaml
-
-    plain = yaml.safe_load((ROOT / "config.yaml").read_text())
-    name = "pydocs"
-    rows = [{"text": f"Document {i}.", "file_path": f"package{i % 40}/file"} for i in range(400)]
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    plain["datasets"][name]["source"] = {"kind": "local", "files": [str(tmp_path / "own.jsonl")]}
-    settings = load_config(plain).datasets[name]
-    import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
-    records = encode_part(tmp_path / "o.parquet", tmp_path, "000", settings)
-    assert sum(record["documents"] for record in records.values()) == 400
-
-    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({"text": row["text"]}) for row in rows))
-    with pytest.raises(
-        ValueError, match=r"no line has .file_path. .*set split_by.column to .*, or leave split_by out"
-    ):
-        import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
-    del plain["datasets"][name]["split_by"]
-    with pytest.raises(ConfigError, match=r"largest_group: needs groups .*split_by, or leave it out"):
-        load_config(plain)
-    for run in plain["runs"].values():
-        run["evaluation"].pop("largest_group", None)  # the runs share one block
-    settings = load_config(plain).datasets[name]
-    import_local(tmp_path / "own.jsonl", tmp_path / "o.parquet", settings)
-    assert sum(
-        r["documents"] for r in encode_part(tmp_path / "o.parquet", tmp_path, "000", settings).values()
-    )
 
 
 def peak_of_import(folder: Path, name: str, documents: int) -> int:

@@ -16,7 +16,7 @@ from spider.common.files import read_json, write_json
 from spider.config.requests import packing
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
-from spider.data.packing import PIECE, PackedRows, Packing, cut_documents, pack, plan
+from spider.data.packing import PackedRows, Packing, cut_documents, pack, plan
 from spider.data.shards import Shards, build_metadata
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
@@ -69,13 +69,6 @@ def test_the_memory_of_a_piece_is_the_requested_memory(seq_len):
     assert held < (many - few) * 1e3 and len(made.pieces) > 50_000
 
 
-def test_the_same_text_has_the_same_plan():
-    lengths = np.random.default_rng(1).integers(2, 300, 500)
-    (_, one), (_, other) = placed(lengths, 128), placed(lengths, 128)
-    assert one.pieces.tobytes() == other.pieces.tobytes() and one.rows.tobytes() == other.rows.tobytes()
-    assert PIECE.itemsize == 12
-
-
 @pytest.fixture
 def folder(tmp_path):
     draw = np.random.default_rng(2)
@@ -110,16 +103,6 @@ def test_an_epoch_learns_each_token_of_the_text_once(folder):
         == np.bincount(text[text != BYTES.bos], minlength=272).tolist()
     )
     assert len(seen) == packing.targets and packing.targets / slots > 0.9
-
-
-def test_rows_begin_with_a_document_or_with_a_piece_of_a_long_one(folder):
-    pack(folder, 32)
-    batch = next(packed_loader(folder, rows=16))
-    for row, segments in zip(batch.rows_BT1, batch.document_BT, strict=True):
-        begins = np.flatnonzero(np.diff(segments, prepend=0) > 0)
-        long = [row[at] != BYTES.bos for at in begins]
-        assert not any(long) or len(row) == 33
-        assert (row[: len(segments)][segments == 0] == BYTES.pad).all()
 
 
 def test_packed_rows_in_the_order_of_the_text_begin_ever_later_in_it(folder):

@@ -15,15 +15,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from spider.data.sources import pydocs as corpus
-from spider.data.sources.pydocs import (
-    Harvest,
-    Listed,
-    SourceFile,
-    installed_files,
-    schema,
-    share_out,
-    write_pydocs,
-)
+from spider.data.sources.pydocs import Harvest, SourceFile, installed_files, schema, write_pydocs
 
 PROSE = (
     "The reader of this text is told what the function does and when it is to be called with a list of names."
@@ -40,12 +32,6 @@ def test_docstrings_stand_in_order_under_their_names(tmp_path):
     code = f'"""{PROSE}"""\nclass A:\n    def f(self):\n        """{OTHER}"""\nraise SystemExit\n'
     (document,) = Harvest().documents(source_file(tmp_path / "m.py", code))
     assert document == f"m\n\n{PROSE}\n\nA.f\n\n{OTHER}\n"
-
-
-def test_long_prose_constants_of_the_top_level_count(tmp_path):
-    body = " ".join([PROSE, OTHER] * 3)
-    (document,) = Harvest().documents(source_file(tmp_path / "m.py", f'add_doc("f", """{body}""")\n'))
-    assert body in document
 
 
 def test_only_new_english_prose_is_kept(tmp_path):
@@ -65,12 +51,6 @@ def test_only_new_english_prose_is_kept(tmp_path):
     assert harvest.documents(source_file(tmp_path / "n.py", code)) == []
 
 
-def test_unparsable_and_undocumented_files_give_nothing(tmp_path):
-    harvest = Harvest()
-    assert harvest.documents(source_file(tmp_path / "a.py", f'"""{PROSE}\n{OTHER}"""\ndef (:\n')) == []
-    assert harvest.documents(source_file(tmp_path / "b.py", "x = 1\n")) == []
-
-
 def test_readme_loses_badges_and_changelog(tmp_path):
     badge = "[![ci](https://img.shields.io/x)](y)"
     text = f"# Some\n\n{badge}\n\n{PROSE}\n\n{OTHER}\n\n## Changelog\n\nAnd the rest of it is {PROSE}\n"
@@ -83,14 +63,6 @@ def test_long_modules_are_cut_between_docstrings(tmp_path):
     documents = Harvest().documents(source_file(tmp_path / "m.py", functions))
     assert len(documents) > 1 and all(len(d) < corpus.DOCUMENT_CHARS + 1000 for d in documents)
     assert "".join(documents).count("of many") == 200
-
-
-def test_pieces_split_the_packages_evenly_and_without_overlap():
-    packages = {f"p{i}": Listed("1.0", 300 * (i + 1)) for i in range(12)}
-    shares = share_out(packages, 3)
-    assert sorted(name for share in shares for name in share) == sorted(packages)
-    loads = [sum(packages[name].bytes for name in share) for share in shares]
-    assert max(loads) < 1.1 * min(loads)
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +134,6 @@ def test_the_pieces_do_not_depend_on_the_sizes_of_the_installed_files(tmp_path, 
     urls = pq.read_table(tmp_path / "cpu.parquet")["url"].to_pylist()
     assert urls == ["pydocs:beta==1.0/beta.py#0"], "gamma repeats the text of beta"
     assert pq.read_table(tmp_path / "gpu.parquet")["url"].to_pylist() == urls
-
-
-def test_tests_scripts_and_empty_files_of_a_package_are_left_out(tmp_path):
-    write_distribution(tmp_path, "one", "1.0")
-    (record,) = tmp_path.glob("*.dist-info/RECORD")
-    others = ("one/tests/data.py,sha256=a,9", "../../bin/one.py,sha256=b,9", "one/__init__.py,sha256=c,0")
-    record.write_text("\n".join([*others, "one.py,sha256=xone,9"]))
-    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
-    files = [file for file in installed_files({"one": distribution}) if file.package == "one"]
-    assert [file.relative for file in files] == ["one.py"]
 
 
 def test_only_listed_packages_enter_and_differences_are_named(tmp_path, monkeypatch, caplog):

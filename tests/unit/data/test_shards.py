@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +13,9 @@ import pytest
 
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
-from spider.data.shards import (
-    Shards,
-    build_metadata,
-    inspect,
-    load_metadata,
-    verify,
-)
+from spider.data.shards import Shards, build_metadata, inspect, load_metadata, verify
 from spider.tokens import BYTES
-from tests.unit.small_datasets import dataset, forget
+from tests.unit.small_datasets import dataset
 
 TEXTS = [f"Document {i}: the cat sat on the mät. " * (i % 5 + 1) for i in range(300)]
 PARTS = ["000", "001", "002"]
@@ -72,18 +63,6 @@ def test_metadata_describes_every_shard(folder):
             assert shard.sha256 == hashlib.sha256((folder / shard.file).read_bytes()).hexdigest()
 
 
-def test_digest_follows_the_content_only(folder):
-    def again():
-        return build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS).digest
-
-    first = load_metadata(folder).digest
-    assert again() == first
-    forget(folder / "train/000.json")
-    assert again() == first
-    poke(folder / "train/000.bin", 4, b"Z")
-    assert again() != first
-
-
 def test_an_index_is_described_verified_and_shown(folder, tmp_path):
     settings = dataset(validation=0.2, ngram=0.5)
     before = load_metadata(folder)
@@ -105,11 +84,6 @@ def test_an_index_is_described_verified_and_shown(folder, tmp_path):
     poke(tmp_path / "m/ngram/000.bin", 4, b"Z")
     with pytest.raises(ValueError, match=r"ngram/000\.bin: SHA-256 differs"):
         verify(tmp_path / "m")
-
-
-def test_a_description_holds_no_field_at_its_default(folder):
-    keys = "format dataset dtype vocab_size special_ids source text_column id_column validation"
-    assert list(load_metadata(folder).plain()) == [*keys.split(), "splits", "digest"]
 
 
 @pytest.mark.parametrize(("validation", "ngram", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "ngram")])
@@ -166,19 +140,6 @@ def test_view_is_the_concatenation_of_the_shards(folder, split):
         assert np.array_equal(view.read(start, count), whole[start : start + count])
 
 
-def test_view_is_read_only_and_gathered_rows_are_copies(folder):
-    view = Shards(folder, "train")
-    rows = view.gather(np.array([0, 1]), 10)
-    rows[:] = 0
-    assert np.array_equal(view.read(0, 10), tokens_of(folder, "train")[:10])
-    assert not view.maps[0].flags.writeable
-
-
-def test_an_unknown_split_is_an_error_with_the_existing_ones(folder):
-    with pytest.raises(ValueError, match=r"no split 'test' \(there are: train, validation\)"):
-        Shards(folder, "test")
-
-
 def test_truncated_and_missing_shards_are_errors_at_opening(folder):
     path = folder / "train/001.bin"
     whole = path.read_bytes()
@@ -191,33 +152,6 @@ def test_truncated_and_missing_shards_are_errors_at_opening(folder):
     with pytest.raises(
         ValueError, match=r"train/001\.bin: no such shard; delete .* which encodes the part again"
     ):
-        Shards(folder, "train")
-
-
-def test_locate_names_shard_and_token(folder):
-    view = Shards(folder, "train")
-    assert view.locate(5) == (view.files[0], 5)
-    assert view.locate(int(view.borders[1])) == (view.files[1], 0)
-
-
-READ = """
-import faulthandler, os, sys
-from pathlib import Path
-from spider.data.shards import Shards
-faulthandler.enable()
-folder = Path(sys.argv[1])
-view = Shards(folder, "train")
-os.truncate(folder / "train/000.bin", 0)
-view.read(0, 100)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have another signal")
-def test_a_shard_that_is_truncated_while_it_is_read_is_named_when_it_is_opened_again(folder):
-    done = subprocess.run([sys.executable, "-c", READ, folder], capture_output=True, text=True, timeout=100)
-    assert done.returncode == -signal.SIGBUS, done
-    assert "Bus error" in done.stderr and 'shards.py", line' in done.stderr
-    with pytest.raises(ValueError, match=r"train/000\.bin: truncated, 0 bytes instead of "):
         Shards(folder, "train")
 
 

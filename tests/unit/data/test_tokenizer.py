@@ -11,7 +11,6 @@ import pytest
 from spider.common.files import read_json
 from spider.config import TokenizerConfig
 from spider.data.cleaning.evidence import removed_rows, table, write_removed
-from spider.data.documents import learned_texts
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata, inspect, load_metadata, verify
 from spider.data.tokenizer import learn
@@ -90,19 +89,6 @@ def test_the_merges_do_not_depend_on_order_and_threads(part, learned, tmp_path):
     assert (tmp_path / "a.json").read_bytes() == other.read_bytes()
 
 
-def test_held_out_documents_are_not_learned_from(tmp_path):
-    ordinary = [text for text in texts(60)]
-    table = parquet(tmp_path / "p.parquet", [*ordinary, *["zyzzyva " * 50] * 60])
-    kept = b"".join(learned_texts(table, HALF))
-    assert b"zyzzyva" in kept
-    # The same word, in documents that are all held out.
-    held = [i for i, text in enumerate(ordinary) if text.encode() not in kept]
-    strange = [("zyzzyva " * 50 if i in held else text) for i, text in enumerate(ordinary)]
-    one = learn([parquet(tmp_path / "q.parquet", strange)], tmp_path / "q.json", "t", config(290), HALF)
-    two = learn([parquet(tmp_path / "r.parquet", ordinary)], tmp_path / "r.json", "t", config(290), HALF)
-    assert one.digest == two.digest and not any(b"zy" in text for text in one.texts)
-
-
 def test_too_little_text_is_an_error_with_the_possible_size(part, tmp_path):
     with pytest.raises(
         ValueError, match=r"t.vocab_size: 5,000 needs [\d,]+ merges, but .* have only [\d,]+; set"
@@ -135,14 +121,6 @@ def test_every_document_is_encoded_and_restored(part, learned, tmp_path):
     shown = inspect(tmp_path)["splits"]["train"]
     assert shown["bytes_per_token"] > 2 and shown["beginning"].startswith(tokens.decode(ids[:0]))
     assert shown["document_bytes"] == inspect(tmp_path / "bytes")["splits"]["train"]["document_bytes"]
-
-
-def test_no_merges_give_the_same_shards_as_bytes(part, tmp_path):
-    learn([part], tmp_path / "t.json", "t", config(BYTES.size), HALF)
-    encoded(part, tmp_path / "one", tmp_path / "t.json")
-    encoded(part, tmp_path / "two", None)
-    for name in ("train/000.bin", "train/000.idx", "validation/000.bin", "validation/000.idx"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_a_tokenizer_of_other_shards_is_an_error(part, learned, tmp_path):

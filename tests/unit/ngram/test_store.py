@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import shutil
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from spider.common import files
 from spider.config.ngram import name_of
-from spider.data.ngram import store, table
+from spider.data.ngram import store
 from spider.data.ngram.layout import BEGIN, symbols_of
 from spider.data.ngram.lookup import NgramLookup
 from spider.data.ngram.store import MARK, build, count_part, open_index, verify
@@ -102,18 +101,6 @@ def test_a_missing_or_damaged_part_is_an_error_with_its_path(shards, tmp_path):
     shard.write_bytes(whole[:-2] + b"\xff\xff")
     with pytest.raises(ValueError, match=rf"{shard}: holds tokens outside the vocabulary; delete "):
         count_part(own, described, "000", CONFIG, tmp_path / "c")
-
-
-def test_a_split_without_documents_is_an_error(shards, indexes, tmp_path):
-    described = load_metadata(shards)
-    empty = described.splits["ngram"].model_copy(update={"bytes": 0})
-    nothing = described.model_copy(update={"splits": described.splits | {"ngram": empty}})
-    counts = [indexes["split"].parent / "counts" / part for part in PARTS]
-    with pytest.raises(
-        ValueError, match=r"datasets\.toy: the ngram split has no document; raise `ngram` \(the"
-    ):
-        build(counts, nothing, ["ngram"], CONFIG, tmp_path / "ngram")
-    assert not (tmp_path / "ngram").exists()
 
 
 def test_an_unfinished_index_cannot_be_opened(indexes, shards, tmp_path):
@@ -227,27 +214,3 @@ def test_an_index_of_other_data_or_of_the_training_text_is_an_error(indexes):
         ValueError, match=r"full: holds the text of ngram and train, not of ngram; an index must n"
     ):
         full.check(digest, ["ngram"])
-
-
-def test_a_vocabulary_beyond_bytes_is_an_error():
-    from tests.unit.evaluation.toys import Pairs
-
-    with pytest.raises(
-        ValueError, match="an n-gram index needs the byte vocabulary; this one has tokens of several bytes"
-    ):
-        symbols_of(Pairs())
-
-
-def test_an_array_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_file(tmp_path):
-    array = np.arange(6000, dtype=np.uint8)
-    table.save(tmp_path / "whole.npy", array)
-    np.save(tmp_path / "numpy.npy", array)
-    assert (tmp_path / "whole.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            table.save(tmp_path / "cut.npy", array)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert {path.name for path in tmp_path.iterdir()} == {"whole.npy", "numpy.npy"}
