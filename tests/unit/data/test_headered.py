@@ -37,7 +37,7 @@ def one(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7, 64, 1 << 22])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 22])
 def test_documents_are_restored_and_files_decide_the_split(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(headered, "CHUNK", chunk)
     documents = publish(tmp_path, count=12, size=200)
@@ -79,48 +79,35 @@ def test_control_pieces_and_empty_documents_are_left_out_and_counted(one, tmp_pa
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (
-            [BOS, 5, UNK],
-            r"train_000.bin: token 2 is 3, '<unk>', which stands for no text; export the text with",
-        ),
-        (
-            [BOS, 5, 60_000],
-            r"train_000.bin: token 2 is 60000, but the model has [\d,]+ pieces; give the model",
-        ),
-        ([5, BOS, 5], r"train_000.bin: begins with token 5, '<0x01>', instead of <s>; it continues a doc"),
-        ([60_000], r"token 0 is 60000, but the model has"),
-        ([5, 6, 7], r"train_000.bin: none of its first 3 tokens is <s>, the begin of a document; export"),
-        ([BOS, BOS], "train_000.bin: holds no documents"),
-        ([], "train_000.bin: holds no documents"),
+        ([BOS, 5, UNK], "token 2 is 3, '<unk>', which stands for no text; export the text with"),
+        ([BOS, 5, 60_000], r"token 2 is 60000, but the model has [\d,]+ pieces; give the model"),
+        ([5, BOS, 5], "begins with token 5, '<0x01>', instead of <s>; it continues a doc"),
+        ([5, 6, 7], "none of its first 3 tokens is <s>, the begin of a document; export"),
+        ([BOS, BOS], "holds no documents"),
+        ([], "holds no documents"),
     ],
 )
 def test_tokens_without_text_are_errors_with_file_and_position(one, tmp_path, monkeypatch, ids, message):
     monkeypatch.setattr(headered, "CHUNK", 2)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"train_000.bin: {message}"):
         one(*ids)
     assert not [path for path in (tmp_path / "shards").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda raw: raw[:-1], r"bytes instead of \d+ for the 3 tokens of its header; download it"),
-        (lambda raw: raw + b"xx", "tokens of its header"),
-        (lambda raw: raw[:100], "not a headered shard, which begins with the int32 20240520 and 1"),
-        (lambda raw: b"\0" * 4 + raw[4:], "not a headered shard"),
-        (lambda raw: raw[:4] + b"\2" + raw[5:], "not a headered shard"),
-    ],
-)
-def test_a_damaged_shard_is_an_error_with_its_path(one, tmp_path, damage, message):
+def test_a_damaged_shard_is_an_error_with_its_path(one, tmp_path):
     one(*stream(["abc"])[:3])
     path = tmp_path / "train_000.bin"
-    path.write_bytes(damage(path.read_bytes()))
-    dataset = load_config(config_of(tmp_path)).datasets["web"]
-    with pytest.raises(ValueError, match=rf"train_000\.bin: .*{message}"):
-        dataset.source.import_part(path, tmp_path / "shards", "000", dataset)
-    path.unlink()
-    with pytest.raises(ValueError, match=r"train_000\.bin: No such file"):
-        dataset.source.import_part(path, tmp_path / "shards", "000", dataset)
+    raw = path.read_bytes()
+    source = (dataset := load_config(config_of(tmp_path)).datasets["web"]).source
+    for damaged, message in (
+        (raw[:-1], r"bytes instead of \d+ for the 3 tokens of its header; download it"),
+        (raw + b"xx", "tokens of its header"),
+        (raw[:100], "not a headered shard, which begins with the int32 20240520 and 1"),
+        (raw[:4] + b"\2" + raw[5:], "not a headered shard"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"train_000\.bin: .*{message}"):
+            source.import_part(path, tmp_path / "shards", "000", dataset)
 
 
 def test_a_shard_without_the_begin_of_a_document_is_named_before_the_first_job(tmp_path):
@@ -160,7 +147,7 @@ def test_a_record_of_another_file_or_split_is_an_error(tmp_path):
         source.imported("007", record.with_name("007.json"))
 
 
-@pytest.mark.parametrize("limit", [1, 5, 100, 10**9])
+@pytest.mark.parametrize("limit", [1, 100, 10**9])
 def test_published_tokens_are_scored_unchanged_and_as_the_same_text_in_bytes(tmp_path, limit):
     documents = publish(tmp_path)
     import_shards(tmp_path)
@@ -177,18 +164,15 @@ def test_published_tokens_are_scored_unchanged_and_as_the_same_text_in_bytes(tmp
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer": "t"}, "datasets.web.tokenizer: published shards have the tokens of their model"),
-        ({"validation": 0.1}, "datasets.web.validation: published shards are not rows of text"),
-        ({"format": "chat"}, "datasets.web.format: published shards"),
-        ({"ngram": 0.1}, "datasets.web.ngram: published shards"),
+        ({"tokenizer": "t"}, "tokenizer: published shards have the tokens of their model"),
+        ({"validation": 0.1}, "validation: published shards are not rows of text"),
     ],
 )
 def test_settings_of_text_are_errors_for_published_shards(tmp_path, change, message):
     plain = config_of(tmp_path)
     plain["datasets"]["web"] |= change
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"datasets.web.{message}"):
         load_config(plain)
-    assert message in str(error.value)
 
 
 def test_a_model_gets_the_vocabulary_of_the_shards_and_mismatches_are_errors(tmp_path):

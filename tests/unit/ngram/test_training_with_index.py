@@ -76,7 +76,7 @@ def test_a_mixture_looks_up_all_its_datasets_in_the_index_of_the_first(tmp_path,
     loader.close()
     lookup = NgramLookup(opened[0], CONFIG, BYTES)
     upper = 0
-    for row, candidates in zip(batch.rows_BT1, batch.candidates_BTW, strict=True):
+    for row, chosen in zip(batch.rows_BT1, batch.candidates_BTW, strict=True):
         upper += bytes(row[row < 256].astype(np.uint8)).isupper()
         starts = [
             (one, at)
@@ -85,7 +85,7 @@ def test_a_mixture_looks_up_all_its_datasets_in_the_index_of_the_first(tmp_path,
             if np.array_equal(one.read(at, len(row)), row)
         ]
         found = [lookup.windows(one, np.array([at]), len(row) - 1)[0] for one, at in starts]
-        assert any(np.array_equal(candidates, expected) for expected in found)
+        assert any(np.array_equal(chosen, expected) for expected in found)
     assert 0 < upper < len(batch.rows_BT1)
 
 

@@ -37,8 +37,7 @@ def test_without_merges_it_is_the_byte_vocabulary(raw):
 
 @pytest.mark.parametrize(
     "text",
-    ["<|bos|> <BOS> <|endoftext|>", "\0", "▁ \u2581", "a\r\n\tb\r", "👩‍👩‍👧", " " * 1_000_000, "\n" * 300_001,
-     "a" * 1_000_000, "1" * 99_999],
+    ["<|bos|> <BOS> <|endoftext|>", "\0", "▁ \u2581", "a\r\n\tb\r", "👩‍👩‍👧", " " * 100_000, "a" * 100_000],
 )  # fmt: skip
 def test_odd_texts_are_restored(text):
     ids = TOKENS.encode(text)
