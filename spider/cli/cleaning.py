@@ -82,7 +82,7 @@ def drop(session: Session, dataset: str, part: str) -> None:
     import pyarrow.parquet as pq
 
     from spider.data.cleaning import evidence
-    from spider.data.cleaning.drop import drop
+    from spider.data.cleaning.evidence import drop
 
     cleaning = _cleaning(session, dataset, part)
     raw = session.config.raw(dataset)
@@ -160,14 +160,13 @@ def contaminated(session: Session, dataset: str, part: str) -> None:
 @command("dataset", "[id]")
 @click.option("--examples", default=10, show_default=True, help="Removed documents to list without an ID.")
 def removed(session: Session, dataset: str, id: str | None, examples: int) -> None:
-    """List why documents were removed, or show one, by its ID or PART/ROW, beside what it repeats."""
-    from spider.data.cleaning.evidence import read
-    from spider.data.cleaning.show import counted, side_by_side
+    """List why documents were removed, or show one, by its ID or PART/ROW, and what it repeats."""
+    from spider.data.cleaning.evidence import listed, read, shown
 
     files = [_file(session, dataset, "removed", part) for part in session.config.parts(dataset)]
     if session.config.cleaning(dataset) is None:
         raise ValueError(f"datasets.{dataset}.cleaning: compares no documents, so none was removed")
     rows = [row for file in files for row in read(file).to_pylist()]
     config, results = session.config, session.results
-    for line in counted(rows, examples) if id is None else side_by_side(rows, id, dataset, config, results):
+    for line in listed(rows, examples) if id is None else shown(rows, id, dataset, config, results):
         click.echo(line)

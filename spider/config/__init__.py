@@ -1,7 +1,7 @@
 """The schema of ``config.yaml``: one pydantic model for each block. Every default is defined here.
 
     block      base class of all blocks; digests and error messages
-    data       datasets, with `cleaning` and `text_files`
+    data       datasets, with `cleaning`
     model      families of models, with `ngram`
     run        runs and stages, with `tasks`
     spec       the resolved specification of a stage, which a job reads

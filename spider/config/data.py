@@ -96,10 +96,6 @@ class Source(Block):
         """Bytes of text that the configuration limits the source to, or None."""
         return None
 
-    def resolve(self, dataset: Dataset) -> Path | None:
-        """Write the lock file of the source, with a network, and return its path or None without one."""
-        return None
-
     # ------------------------------------------------------------------------------------------- text
 
     def fetch(self, part: str, output: Path, dataset: Dataset) -> None:
@@ -262,8 +258,10 @@ class SplitBy(Block):
 
 def _fits_shards(vocab_size: int) -> int:
     """Return the size of a vocabulary. Raise `ValueError` where it is too small or too large."""
-    from spider.tokens import BYTES  # numpy, which a configuration without a tokenizer does not import
-    from spider.tokens.bytes import MAX_TOKENS
+    from spider.tokens import (
+        BYTES,  # numpy, which a configuration without a tokenizer does not import
+        MAX_TOKENS,
+    )
 
     if not BYTES.size <= vocab_size <= MAX_TOKENS:
         bounds = f"at least {BYTES.size} (the bytes) and at most {MAX_TOKENS:,} (shards are uint16)"

@@ -28,7 +28,7 @@ from spider.common.files import read_json
 from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import Config
-from spider.config.text_files import once
+from spider.data.listing import once
 from spider.processes.gpus import bounds
 
 #: Seconds that the checks before a workflow may take.

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spider.data.cleaning.lines import MANY, Counts, lines, without
-from spider.data.cleaning.minhash import LEAST, MOST, bands, candidates
-from spider.data.cleaning.verify import WHOLE, containment
-from spider.data.cleaning.words import words
+from spider.data.cleaning.pairs import WHOLE, containment
+from spider.data.cleaning.signatures import LEAST, MOST, bands, candidates
+from spider.data.cleaning.words import MANY, Counts, lines, without, words
 
 NO_LINES = np.empty(0, np.uint64)
 

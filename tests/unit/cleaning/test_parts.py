@@ -12,7 +12,7 @@ from spider.cli import cli
 from spider.common.files import read_json
 from spider.config import load_config
 from spider.data.cleaning import evidence, pairs
-from spider.data.cleaning.drop import drop
+from spider.data.cleaning.evidence import drop
 
 RUN = {"data": "first", "model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.config import Config, ConfigError, Dataset, load_config
-from spider.config.text_files import matches
+from spider.data.listing import matches
 from spider.data.sources.local import LocalSource
 from spider.data.sources.tokens import TokensSource
 

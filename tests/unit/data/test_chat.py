@@ -17,7 +17,7 @@ from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards, build_metadata, verify
 from spider.data.sources.local import import_local
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import (
     ASSISTANT,
     OUTPUT_END,

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spider.common.files import read_json
-from spider.config.text_files import Section
 from spider.data import documents, encode
 from spider.data.documents import hash_keys, split_masks
 from spider.data.encode import encode_part
+from spider.data.listing import Section
 from spider.data.sources.local import import_local
 from spider.data.take import take_files
 from spider.tokens import BYTES

@@ -24,7 +24,6 @@ from spider.data.sources.local import LocalSource, import_local
 from tests.unit.small_datasets import dataset
 
 
-
 def rows_of(path: Path) -> list[dict]:
     return pq.read_table(path).to_pylist()
 

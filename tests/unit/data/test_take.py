@@ -137,7 +137,7 @@ def test_documents_of_other_kinds_are_taken_by_groups_as_they_are_imported(tmp_p
 @pytest.mark.usefixtures("own_files")
 def test_parts_share_the_order_of_row_groups(tmp_path, monkeypatch):
     whole = fetch(tmp_path / "whole", take="100 kB", **OWN)
-    monkeypatch.setattr("spider.config.text_files.PART_BYTES", 40_000)
+    monkeypatch.setattr("spider.data.listing.PART_BYTES", 40_000)
     dataset = load_config(configuration(take="100 kB", **OWN)).datasets["texts"]
     larger = load_config(configuration(take="160 kB", **OWN)).datasets["texts"]
     known, grown = ([one.source.identity(i, one) for i in one.source.items()] for one in (dataset, larger))

@@ -24,7 +24,7 @@ from spider.evaluation.tasks import run_task
 from spider.model import build_model
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from tests.forkserver import spider
 from tests.unit.evaluation.toys import Scripted

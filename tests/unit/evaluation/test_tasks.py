@@ -17,7 +17,7 @@ from spider.evaluation.questions import Question, Task, is_right, tasks
 from spider.evaluation.tasks import read_tasks, run_task, run_tasks
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from tests.unit.evaluation.toys import Bigram, Toy
 

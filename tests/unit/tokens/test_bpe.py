@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 
 FIRST = BYTES.size
 TH, THE, NEWLINES = FIRST, FIRST + 1, FIRST + 2

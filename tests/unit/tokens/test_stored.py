@@ -4,8 +4,7 @@ import pytest
 
 from spider.common.files import read_json, write_json
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
-from spider.tokens.stored import LearnedFrom, StoredTokens, read_tokens, tokens_in
+from spider.tokens.stored import BpeTokens, LearnedFrom, StoredTokens, read_tokens, tokens_in
 
 
 @pytest.fixture

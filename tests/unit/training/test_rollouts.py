@@ -20,7 +20,7 @@ from spider.data.shards import Shards, build_metadata
 from spider.evaluation.questions import reward
 from spider.model import build_model
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from spider.training import build
 from spider.training.compilation import compile_forward
