@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spider.cli.session import Session, command, log
-from spider.config.cleaning import SHORTEST, Cleaning
+from spider.config.data import SHORTEST, Cleaning
 
 if TYPE_CHECKING:
     from spider.data.cleaning.pairs import Part

@@ -15,7 +15,7 @@ from spider.cli.session import COUNT, FILE, JSON, THREADS, Group, Session, comma
 from spider.common.files import read_json, sha256, write_json
 from spider.common.results import root_of
 from spider.config import Config
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 
 
 @click.group(cls=Group)

@@ -20,7 +20,7 @@ from snakemake.io import ancient, contains_wildcard, expand, flag, local
 
 from spider.common.cluster import lacking_gpus
 from spider.config import CompressConfig, Config, Dataset, HarnessConfig, StageSpec
-from spider.config.cleaning import Cleaning
+from spider.config.data import Cleaning
 from spider.config.requests import Requests
 from spider.config.schema import model_files
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with

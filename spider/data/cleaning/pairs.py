@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from spider.common.results import Results
 from spider.config import Config
-from spider.config.cleaning import Cleaning
+from spider.config.data import Cleaning
 from spider.data.cleaning.evidence import SCHEMA, table
 from spider.data.cleaning.signatures import BANDS, LEAST, LENGTH, candidates, templates_in
 from spider.data.cleaning.words import Words, sequences, without, words

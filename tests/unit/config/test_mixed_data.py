@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spider.config import ConfigError, StageSpec, load_config
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 
 STREAM = {"kind": "stream", "repo": "a/b", "revision": "0" * 40, "files": ["a.parquet"]}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spider.config import ConfigError, load_config
-from spider.config.ngram import LONGEST_ORDER, STRUCTURES, NgramConfig, kind_of, name_of
+from spider.config.model import LONGEST_ORDER, STRUCTURES, NgramConfig, kind_of, name_of
 
 
 def config(ngram: Any, share: float = 0.5, stage: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.ngram import candidates as module
 from spider.data.ngram.candidates import _HELD, MAX_DISTANCE, MAX_MATCH, Document, history_of
 from spider.data.ngram.layout import BEGIN, END, Layout

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from spider.config.ngram import STRUCTURES, kind_of
+from spider.config.model import STRUCTURES, kind_of
 from spider.data.ngram import table
 from spider.data.ngram.candidates import _read_rows, _shift
 from spider.data.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach

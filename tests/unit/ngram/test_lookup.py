@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.loader import Loader
 from spider.data.ngram.candidates import MAX_DISTANCE
 from spider.data.ngram.lookup import NgramLookup

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spider.common import files
-from spider.config.ngram import name_of
+from spider.config.model import name_of
 from spider.data.ngram import store
 from spider.data.ngram.layout import BEGIN, symbols_of
 from spider.data.ngram.lookup import NgramLookup

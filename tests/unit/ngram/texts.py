@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spider.config.ngram import name_of
+from spider.config.model import name_of
 from spider.data.ngram import table
 from spider.data.ngram.contexts import MAX_LINE, MAX_WORD
 from spider.data.ngram.layout import BEGIN, END
