@@ -65,20 +65,6 @@ def test_the_truth_holds_by_brute_force(corpus, folder):
         assert row["jaccard"] == 1 if row["kind"] == "exact" else 0.7 <= row["jaccard"] <= 0.98
 
 
-def test_documents_that_are_no_copies_have_little_in_common(corpus, folder):
-    plan = corpus.Corpus(DOCUMENTS)
-    truth = pq.read_table(folder / "truth.parquet").to_pylist()
-    distinct = [at for at, row in enumerate(truth) if row["original"] is None]
-    owners: dict[tuple, set[int]] = {}
-    for at in distinct:
-        for gram in corpus.grams(plan.document(at).own):
-            owners.setdefault(gram, set()).add(at)
-    for at in distinct:
-        grams = corpus.grams(plan.document(at).own)
-        common = Counter(other for gram in grams for other in owners[gram] if other < at)
-        assert max(common.values(), default=0) < 0.7 * len(grams), truth[at]
-
-
 def evidence(plan, pairs):
     """Return evidence from pairs of places."""
     removed, kept = np.array(pairs).T

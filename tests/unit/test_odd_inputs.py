@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from spider.checkpoints.load import Checkpoint
-from spider.common.errors import CheckpointError
 from spider.common.files import read_json
 from spider.config.schema import Given, read_yaml
 from spider.config.tasks import CoreTask, JsonlTask
@@ -18,7 +16,6 @@ from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.questions import tasks
 from spider.tokens.stored import read_tokens
 from tests.transformers_models import byte_level, gpt2, multilingual
-from tests.unit.hf.small_exports import exported, models
 
 DEEP = "[" * 100_000
 DIGITS = "1" * 5_000
@@ -110,37 +107,6 @@ def test_tables_of_tasks(changes, tmp_path):
         f"{tmp_path}/core.yaml: must be YAML with the key icl_tasks, a list of tasks: "
     )
     assert f"icl_tasks.0.{next(iter(changes))}" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("Eval Task\na\n", "KeyError: 'Random baseline'"),
-        ("Eval Task,Random baseline\na\n", "TypeError: float"),
-        ("Eval Task,Random baseline\na,x\n", "could not convert string to float: 'x'"),
-        (b"\xff\xfe", "'utf-8' codec"),
-    ],
-)
-def test_tables_of_baselines(text, reason, tmp_path):
-    task = bundle(tmp_path)
-    (tmp_path / "eval_meta_data.csv").write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(ValueError) as error:
-        list(tasks("core", task))
-    assert said(error).startswith(f"{tmp_path}/eval_meta_data.csv: the baselines cannot be read: ")
-    assert reason in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"family": []}, {"family": {}}, {"vocab_size": 10**30}, {"ffn_ratio": 10**30}], ids=str
-)
-def test_exported_folders(changes, tmp_path):
-    folder = exported(models()["gpt"], tmp_path / "gpt")
-    plain = read_json(folder / "config.json")
-    plain["model"] |= changes
-    (folder / "config.json").write_text(json.dumps(plain))
-    with pytest.raises(CheckpointError) as error:
-        Checkpoint.at(folder).model()
-    assert said(error).startswith(f"{folder}: ")
 
 
 @pytest.fixture(scope="module")

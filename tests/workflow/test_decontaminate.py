@@ -148,11 +148,3 @@ def test_a_folder_of_another_format_stops_the_workflow_before_its_first_job(web,
     web.config["datasets"]["web"]["cleaning"]["decontaminate"] = [folder]
     assert message in web("datasets/web", fails=True)
     assert not (web.results / "raw").exists()
-
-
-def test_a_malformed_or_missing_task_stops_the_workflow_before_its_first_job(web):
-    (web.folder / "quiz.jsonl").write_text('{"text": "no question"}')
-    assert "quiz.jsonl, line 1: needs choices" in web("datasets/web", fails=True)
-    (web.folder / "quiz.jsonl").unlink()
-    assert "evaluation.tasks.quiz: quiz.jsonl: no such file" in web("datasets/web", fails=True)
-    assert not (web.results / "raw").exists()

@@ -101,17 +101,6 @@ def test_local_files_are_compared_by_their_paths(tmp_path, monkeypatch):
     assert refusal(configuration({"held": local("none*.jsonl"), "docs": docs})) == ""
 
 
-def test_shards_of_ids_are_compared_by_file(tmp_path):
-    def tokens(train, validation):
-        source = {"kind": "tokens", "train": train, "validation": validation, "model": "m", "vocab_size": 300}
-        return {"source": source}
-
-    docs, held = tokens(["a.bin", "b.bin"], ["c.bin"]), tokens(["d.bin"], ["b.bin"])
-    message = refusal(configuration({"held": held, "docs": docs}))
-    assert "b.bin" in message and "'docs'" in message
-    assert refusal(configuration({"held": tokens(["d.bin"], ["c.bin"]), "docs": docs})) == ""
-
-
 def test_a_stream_is_evaluated_on_what_it_holds_out():
     stream = {"source": {**HUB, "kind": "stream"}, "validation": 0.1}
     assert refusal(configuration({"held": hub(validation=0.1), "docs": stream})) == ""

@@ -154,17 +154,6 @@ def test_other_endings_are_read_or_listed(tmp_path, monkeypatch):
         LocalSource(kind="local", files=["g/*.ndjson", "g/*.md"]).items()
 
 
-def test_what_has_no_parts_is_refused_by_the_name_of_its_dataset(tmp_path):
-    with pytest.raises(ConfigError, match=r"datasets.mine.source.files: no file matches 'none/\*.jsonl'"):
-        parts("none/*.jsonl")
-    with pytest.raises(ConfigError, match=r"mine.source.files: .* holds no file of a known kind; give"):
-        parts(touch(tmp_path / "empty", "README.md"))
-    with pytest.raises(
-        ConfigError, match=r"holds texts \(README.txt\) and other files \(a.csv\); name the f"
-    ):
-        parts(touch(tmp_path / "both", "README.txt", "a.csv"))
-
-
 def identity(item: str = "a.jsonl", **dataset: Any) -> dict[str, Any]:
     made = Dataset.model_validate({"source": LOCAL, **dataset})
     return made.source.identity(item, made)

@@ -40,27 +40,15 @@ def changed(path: str, value) -> dict:
         ("stages.1.tokens", -5, "stages[1].tokens: must be positive (got -5)"),
         ("stages.1.tokns", 5, 'stages[1].tokns: unknown key; did you mean "tokens"?'),
         ("stages.1.name", "a", "stages[1].name: 'a' is used twice in this run"),
-        ("stages.1.name", "../x", "stages[1].name: a name is letters, digits"),
-        ("stages", [], "stages: must not be empty"),
         ("stages", [{"name": "a"}], "stages[0]: needs tokens, max_steps,"),
         ("model", "tinny", "model.preset: no preset 'tinny'; did you mean \"tiny\"?"),
         ("model", {"moe": {"exprts": 3}}, 'model.moe.exprts: unknown key; did you mean "experts"?'),
-        ("model", {"attention": {"rope_dim": 15}}, "model.attention: rope_dim must be even, RoPE rotates"),
         ("model", {"family": "gpt", "depth": 12, "heads": 5}, "model.heads: depth: 12 means 6 heads of 128"),
-        ("model", {"family": "gpt", "depth": 12, "kv_heads": 4}, "kv_heads: 4 does not divide heads: 6"),
         ("model", {"family": "gpt", "depth": 1.5}, "model.depth: must be a whole number"),
-        ("precision", "fp9", "precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32'"),
-        ("seed", "x", "seed: must be a whole number (got 'x')"),
         ("seed", True, "seed: must be a number (got true)"),  # as YAML reads `yes`
-        ("tf32", "high", "tf32: must be true or false (got 'high')"),
         ("data", "dosc", "stages[0].data: no dataset 'dosc'; did you mean \"docs\"?"),
-        ("optimizer", "nanochatt", "optimizer.preset: no optimizer 'nanochatt'; did you"),
         ("optimizer", {"betas": [0.9, 1]}, "optimizer.betas[1]: must be below 1.0 (got 1)"),
-        ("optimizer", {"groups": {"head": {"lr_ratio": 2}}}, "groups.head: the family spider has no such"),
         ("resources", {"processes": 7}, "windows, which 7 processes cannot share evenly; the nearest batch"),
-        ("defaults.keep_every", 70, "stages[0].keep_every: must be a multiple of ckpt_every, because only"),
-        ("evaluation", {"ttt": {"layers": []}}, "ttt.layers: must be all, or a list of layers, counted"),
-        ("evaluation", {"ttt": {"layers": [0, 99]}}, "ttt.layers: 99 is not one of the model's "),
         (
             "evaluation",
             {"ttt": {"chunk": 100}},
@@ -76,7 +64,6 @@ def changed(path: str, value) -> dict:
             {"ttt": {"chunk": 256, "objective": "projection", "layers": "all"}},
             "ttt.chunk: with objective: projection must be shorter than the window",
         ),
-        ("evaluation", {"ttt": {"chunk": 128, "reset": "window"}}, "ttt.chunk: with reset: window must be"),
     ],
 )
 def test_a_wrong_run_is_refused_with_the_key_and_the_reason(path, value, message):
@@ -94,12 +81,9 @@ def test_a_wrong_run_is_refused_with_the_key_and_the_reason(path, value, message
             "CC BY 4.0",
             "license: must be a license's name on the hub, in lower case, such as cc-by",
         ),
-        ("language", "english", "language: must be a language code of two or three letters such as en"),
         ("language", False, "language: must be text (got False)"),  # as YAML reads `no`
-        ("ngram", 1, "ngram: must be below 1.0 (got 1)"),
         ("ngram", 0.995, "ngram: leaves no document to train on; validation + ngram = 0.005 + 0.995"),
         ("source", {"kind": "hib"}, "source.kind: no source 'hib'"),
-        ("source", {"kind": "hub"}, "source.repo: is required"),
         ("validation", 0, "validation must be above 0"),
     ],
 )

@@ -168,15 +168,3 @@ def test_digests_of_other_files_are_not_used(folder, caplog):
     assert "train/000.bin: intact, but its record has other digests; they are not used" in whole
     assert "train/000.idx: intact" in index
     verify(folder)
-
-
-def test_a_dataset_that_is_encoded_again_meanwhile_is_read_on(folder, tmp_path, caplog):
-    """Files are replaced by others of the same size: the open ones and their description stay."""
-    view = Shards(folder, "train")
-    before = view.maps[0].copy()
-    other = (before != BYTES.bos) * np.uint16(65) + (before == BYTES.bos) * before
-    begins = [np.flatnonzero(before == BYTES.bos), np.zeros(0, np.int64)]
-    shards_of_ids(folder, [other.astype("<u2"), view.maps[1].copy()], begins)
-    assert np.array_equal(view.read(0, LENGTHS[0]), before)
-    assert "intact, but its record has other digests" in caplog.text
-    assert (Shards(folder, "train").read(1, 9) == 65).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import resource
 import signal
 import subprocess
 import sys
@@ -211,65 +210,7 @@ def left(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize(
-    ("columns", "by_url", "problem"),
-    [
-        ({"content": ["a"]}, {}, r"no column 'text' \(there are: content\); set text_column to one of them$"),
-        ({"text": [1]}, {}, "column 'text' holds int64, not strings; set text_column"),
-        ({"text": [["a"]]}, {}, "column 'text' holds list.*, not strings; set text_column"),
-        ({"text": [{"a": "x"}]}, {}, "column 'text' holds struct.*, not strings; set text_column"),
-        ({"text": pa.array([UUIDS[0].bytes], pa.binary(16))}, {}, "column 'text' holds fixed_size_binary"),
-        ({"text": ["a"], "id": [[0.5]]}, {}, "column 'id' holds list"),
-        (
-            {"text": ["a"]},
-            {"split_by": {"column": "url"}},
-            r"no column 'url' \(there are: text\); set split_by.column to .* or leave split_by out$",
-        ),
-    ],
-)
-def test_a_column_that_is_missing_or_of_another_kind_is_named(tmp_path, columns, by_url, problem):
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=rf"a\.parquet: {problem}"):
-        encode_part(tmp_path / "a.parquet", tmp_path / "out", "000", dataset(**by_url))
-    assert left(tmp_path / "out") == []
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped page", "empty"])
-def test_damaged_parquet_names_the_file_and_the_remedy(tmp_path, damage):
-    options = {"compression": "snappy", "row_group_size": 2000, "use_dictionary": False}
-    file = write(tmp_path / "a.parquet", MANY * 20, **options)
-    whole = file.read_bytes()
-    at = len(whole) // 4
-    flipped = whole[:at] + b"\xff" * (at // 2) + whole[at + at // 2 :]
-    file.write_bytes({"truncated": whole[:at], "flipped page": flipped, "empty": b""}[damage])
-    message = r"a\.parquet: not a complete parquet file .* delete it and download it again"
-    with pytest.raises(ValueError, match=message):
-        encode_part(file, tmp_path / "out", "000", dataset())
-    assert left(tmp_path / "out") == []
-
-
 # ------------------------------------------------------------------------------------- killed, full disk
-
-
-def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path):
-    """With a limit of 1 MB a file, the process gets EFBIG in the middle of the shard."""
-    file = write(tmp_path / "a.parquet", ["x" * 100_000] * 20)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"out: cannot write the shards of part 000 \(.*\); free space"):
-            encode_part(file, tmp_path / "out", "000", dataset())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert left(tmp_path / "out") == []
-
-
-def test_a_read_only_folder_is_an_error(tmp_path):
-    (tmp_path / "out").write_text("a file where the folder should be")
-    with pytest.raises(
-        OSError, match=r"out: cannot write the shards of part 000 .* make the folder writable"
-    ):
-        encode_part(write(tmp_path / "a.parquet", ["a"]), tmp_path / "out", "000", dataset())
 
 
 def test_a_killed_process_leaves_no_final_name(tmp_path):
@@ -288,13 +229,6 @@ encode_part(Path({str(file)!r}), Path({str(tmp_path / "out")!r}), "000", Dataset
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert [n for n in left(tmp_path / "out") if not n.endswith(".tmp")] == []
-
-
-def test_a_second_encode_of_a_part_replaces_the_first(tmp_path):
-    encode_part(write(tmp_path / "a.parquet", MANY, IDS), tmp_path / "out", "000", dataset())
-    encode_part(write(tmp_path / "b.parquet", ["only"], ["1"]), tmp_path / "out", "000", dataset())
-    check(tmp_path / "out", ["only"], ["1"])
-    assert len(left(tmp_path / "out")) == 8
 
 
 def test_a_failed_encode_leaves_no_old_record(tmp_path, monkeypatch):

@@ -82,20 +82,6 @@ def test_a_filter_that_cannot_be_parsed_is_refused_before_anything_runs(written,
     assert problem in str(raised.value) and repr(written) in str(raised.value)
 
 
-def test_a_missing_column_or_one_of_another_type_is_named(tmp_path):
-    path = write(tmp_path / "a.parquet", {"text": ["a"], "tags": [["x"]]})
-    for written, problem in (
-        (
-            "score >= 3",
-            r"no column 'score' \(there are: text, tags\); set cleaning.filters\[0\] to one of them",
-        ),
-        ("tags == x", r"column 'tags' \(list<.*\) does not fit the filter 'tags == x'"),
-        ("text >= 3", r"column 'text' \(.*\) does not fit the filter 'text >= 3': .*'a'"),
-    ):
-        with pytest.raises(ValueError, match=f"a.parquet: {problem}"):
-            encode_part(path, tmp_path / "out", "000", dataset(cleaning={"filters": [written]}))
-
-
 def test_an_import_keeps_the_columns_of_filters(tmp_path):
     rows = [{"text": f"text {i}", "score": i, "other": "x"} for i in range(4)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))

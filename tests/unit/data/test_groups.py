@@ -96,25 +96,3 @@ def test_no_group_has_more_than_its_share_of_the_scored_text(tmp_path):
             every = [i for i in held_out(DOCUMENTS) if DOCUMENTS[i][0] == name]
             chosen = [i for i in numbers if DOCUMENTS[i][0] == name]
             assert chosen == every[: len(chosen)]
-
-
-def test_too_few_groups_are_an_error(tmp_path):
-    folder = encoded(tmp_path / "a", [(f"p{i % 5}", 100) for i in range(60)])
-    with pytest.raises(
-        ValueError, match=r"5 groups are held out, too few .* at most 10% .*; raise validation"
-    ):
-        balanced(folder, 10_000, 0.1)
-
-
-def test_a_salt_holds_out_other_groups(tmp_path):
-    names = {package for package, _ in DOCUMENTS}
-    chosen = {}
-    for salt in (0, 1):
-        settings = dataset(validation=0.4, split_by={"column": "package", "salt": salt})
-        folder = encoded(tmp_path / str(salt), DOCUMENTS, settings)
-        chosen[salt] = set(held_out_groups(folder))
-        recorded = load_metadata(folder).split_by
-        assert recorded == {"column": "package"} | ({"salt": 1} if salt else {})
-    assert chosen[0] == {name for name in names if is_validation(name.encode(), 0.4)}
-    assert chosen[1] == {name for name in names if is_validation(f"1/{name}".encode(), 0.4)}
-    assert chosen[0] != chosen[1]

@@ -13,7 +13,7 @@ from spider.data.sources import tokens as headered
 from spider.evaluation.text import validation_stream
 from spider.tokens import BYTES
 from spider.tokens.sentencepiece import read_model
-from tests.unit.data.published import BOS, EOS, SIZE, UNK, config_of, import_shards, publish, shard, stream
+from tests.unit.data.published import BOS, EOS, SIZE, config_of, import_shards, publish, shard, stream
 from tests.unit.tokens.sentencepiece_file import in_pieces, write_model
 
 
@@ -76,40 +76,6 @@ def test_control_pieces_and_empty_documents_are_left_out_and_counted(one, tmp_pa
     assert read_json(tmp_path / "shards/train/000.json")["rows"] == {"read": 5, "empty": 3}
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([BOS, 5, UNK], "token 2 is 3, '<unk>', which stands for no text; export the text with"),
-        ([BOS, 5, 60_000], r"token 2 is 60000, but the model has [\d,]+ pieces; give the model"),
-        ([5, BOS, 5], "begins with token 5, '<0x01>', instead of <s>; it continues a doc"),
-        ([5, 6, 7], "none of its first 3 tokens is <s>, the begin of a document; export"),
-        ([BOS, BOS], "holds no documents"),
-        ([], "holds no documents"),
-    ],
-)
-def test_tokens_without_text_are_errors_with_file_and_position(one, tmp_path, monkeypatch, ids, message):
-    monkeypatch.setattr(headered, "CHUNK", 2)
-    with pytest.raises(ValueError, match=f"train_000.bin: {message}"):
-        one(*ids)
-    assert not [path for path in (tmp_path / "shards").rglob("*") if path.is_file()]
-
-
-def test_a_damaged_shard_is_an_error_with_its_path(one, tmp_path):
-    one(*stream(["abc"])[:3])
-    path = tmp_path / "train_000.bin"
-    raw = path.read_bytes()
-    source = (dataset := load_config(config_of(tmp_path)).datasets["web"]).source
-    for damaged, message in (
-        (raw[:-1], r"bytes instead of \d+ for the 3 tokens of its header; download it"),
-        (raw + b"xx", "tokens of its header"),
-        (raw[:100], "not a headered shard, which begins with the int32 20240520 and 1"),
-        (raw[:4] + b"\2" + raw[5:], "not a headered shard"),
-    ):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"train_000\.bin: .*{message}"):
-            source.import_part(path, tmp_path / "shards", "000", dataset)
-
-
 def test_a_shard_without_the_begin_of_a_document_is_named_before_the_first_job(tmp_path):
     publish(tmp_path)
     dataset = load_config(config_of(tmp_path)).datasets["web"]
@@ -123,14 +89,6 @@ def test_a_shard_without_the_begin_of_a_document_is_named_before_the_first_job(t
     shard(tmp_path / "val_000.bin", [5, BOS, 6])
     with pytest.raises(ValueError, match=r"val_000.bin: begins with token 5"):
         dataset.source.probe(items, dataset)
-
-
-def test_a_wrong_vocab_size_is_an_error_with_the_right_one(tmp_path):
-    publish(tmp_path)
-    with pytest.raises(
-        ValueError, match=rf"has {SIZE} tokens including bytes, but .* says 999; set it to {SIZE}"
-    ):
-        import_shards(tmp_path, load_config(config_of(tmp_path, vocab_size=999)))
 
 
 def test_a_record_of_another_file_or_split_is_an_error(tmp_path):
@@ -159,20 +117,6 @@ def test_published_tokens_are_scored_unchanged_and_as_the_same_text_in_bytes(tmp
     assert min(limit, len(text)) <= size < limit + 16, "cut after a token"
     bytes_N, _ = validation_stream(tmp_path / "shards", limit, BYTES)
     assert BYTES.raw(bytes_N) == view.vocabulary.raw(ids_N) == text[:size]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokenizer": "t"}, "tokenizer: published shards have the tokens of their model"),
-        ({"validation": 0.1}, "validation: published shards are not rows of text"),
-    ],
-)
-def test_settings_of_text_are_errors_for_published_shards(tmp_path, change, message):
-    plain = config_of(tmp_path)
-    plain["datasets"]["web"] |= change
-    with pytest.raises(ConfigError, match=f"datasets.web.{message}"):
-        load_config(plain)
 
 
 def test_a_model_gets_the_vocabulary_of_the_shards_and_mismatches_are_errors(tmp_path):

@@ -118,16 +118,6 @@ def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after
     assert np.array_equal(whole[12 * before :], rest)
 
 
-def test_less_than_one_window_is_an_error(tmp_path):
-    shards, ids = shards_of(tmp_path, [6, 5])
-    rows = take(Loader(shards, seq_len=10, rows=2, seed=0), 1)
-    assert set(map(tuple, rows.tolist())) <= {tuple(np.roll(ids, -k).tolist()) for k in range(11)}
-    with pytest.raises(
-        ValueError, match=r"11 tokens are less than one window of seq_len \+ 1 = 12; lower seq_len"
-    ):
-        Loader(shards, seq_len=11, rows=1, seed=0)
-
-
 @pytest.mark.parametrize(("field", "value"), [("seed", 5), ("seq_len", 8), ("data", "other")])
 def test_a_position_of_another_order_is_an_error_with_the_field(data, field, value):
     position = next(Loader(data[0], seq_len=16, rows=1, seed=1)).position

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ import zstandard
 
 from spider.data.encode import encode_part
 from spider.data.sources import local
-from spider.data.sources.local import LocalSource, import_local
+from spider.data.sources.local import import_local
 from tests.unit.small_datasets import dataset
 
 
@@ -74,30 +73,6 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path, caplog):
     assert "deep/a.txt" in caplog.text
 
 
-NOISE = json.dumps(os.urandom(5000).hex()).encode()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("missing.jsonl", None, "no such file or folder"),
-        ("a.docx", b"x", "unknown kind of file; give .parquet, .arrow, .feather, .jsonl"),
-        ("torn.json.gz", gzip.compress(NOISE)[:-20], "the gzip file is truncated"),
-        ("plain.csv.gz", b"not compressed at all", "not a valid gzip file"),
-        ("torn.parquet", b"PAR1 and no end", "not a complete parquet file"),
-        ("torn.jsonl.zst", zstandard.compress(NOISE)[:-20], "truncated"),
-        ("plain.arrow", b"no arrow at all", "not a complete arrow or feather file"),
-        ("plain.jsonl.zst", b"not compressed at all", "not a valid zstd file"),
-    ],
-)
-def test_an_unreadable_file_is_an_error_and_leaves_no_file(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name}: .*{message}"):
-        import_local(tmp_path / name, tmp_path / "out/o.parquet", dataset())
-    assert not (tmp_path / "out/o.parquet").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -116,20 +91,6 @@ def test_a_file_without_documents_is_a_note(tmp_path, caplog, name, content):
     assert rows_of(tmp_path / "o.parquet") == []
     assert f"{name}: holds no documents" in caplog.text
     assert encode_part(tmp_path / "o.parquet", tmp_path / "out", "000", by_url)["train"]["documents"] == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "coding"), [("a.txt", "utf-16"), ("a.json", "utf-16-be"), ("a.jsonl.gz", "utf-32-le")]
-)
-def test_another_coding_than_utf8_is_refused(tmp_path, name, coding):
-    packed = gzip.compress if name.endswith(".gz") else bytes
-    source = tmp_path / name
-    source.write_bytes(packed('[{"text": "één"}]'.encode(coding)))
-    with pytest.raises(ValueError, match=rf"{source.name}: is UTF-16 or UTF-32; export it as UTF-8"):
-        import_local(source, tmp_path / "o.parquet", dataset())
-    mine = LocalSource(kind="local", files=[str(source)])
-    with pytest.raises(ValueError, match="is UTF-16 or UTF-32"):
-        mine.probe(mine.items(), dataset())
 
 
 @pytest.mark.parametrize("chunk", [1, 1000])
@@ -235,13 +196,6 @@ def test_errors_name_the_line_of_a_malformed_file(tmp_path, name, text, message)
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_large_array_is_refused_with_the_command_that_makes_lines_of_it(tmp_path, monkeypatch):
-    (tmp_path / "a.json").write_text(json.dumps(DOCUMENTS))
-    monkeypatch.setattr(local, "MOST_ARRAY", 100)
-    with pytest.raises(ValueError, match=r"a\.json: .*one object a line, as `jq -c '\.\[\]'` does"):
-        import_local(tmp_path / "a.json", tmp_path / "o.parquet", dataset())
-
-
 def test_an_arrow_file_may_hold_conversations_and_ids_of_another_kind(tmp_path):
     turns = [{"role": "user", "content": "Hé?"}, {"role": "assistant", "content": "Ja."}]
     feather.write_feather(pa.table({"text": [turns], "id": [7], "other": [[1.5]]}), tmp_path / "a.feather")
@@ -257,19 +211,6 @@ def test_an_arrow_file_may_hold_conversations_and_ids_of_another_kind(tmp_path):
         import_local(
             tmp_path / "a.feather", tmp_path / "o.parquet", chat.model_copy(update={"text_column": "turns"})
         )
-
-
-def test_a_column_that_no_line_has_is_an_error_with_its_setting(tmp_path, caplog):
-    (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": null}\n{"text": "y", "n": 1}\n')
-    wrong = dataset(split_by={"column": "url"})
-    message = r"a.jsonl: no line has 'url' \(keys: 'n', 'pkg', 'text'\); set split_by.column to .*, or leave"
-    with pytest.raises(ValueError, match=message):
-        import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", wrong)
-    import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset())
-    assert "a.jsonl: no line has 'id', the text itself decides the split" in caplog.text
-    (tmp_path / "a.jsonl").write_text('{"text": "x", "pkg": ["a"]}\n')
-    with pytest.raises(ValueError, match=r"line 1: 'pkg' must be text, a number or null \(got list\)"):
-        import_local(tmp_path / "a.jsonl", tmp_path / "o.parquet", dataset(split_by={"column": "pkg"}))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

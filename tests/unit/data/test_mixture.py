@@ -175,12 +175,3 @@ def test_a_position_in_the_middle_of_a_stage_continues_under_other_switches(fold
     # 100 more of a and b, and from sample 250 on 50 more of b and c
     more = {name: later[name] - read[name] for name in "abc"}
     assert more == {"a": 50, "b": 80, "c": 20}
-
-
-def test_a_position_of_another_dataset_is_refused(folders):
-    loader = mixed(folders, packed=True, rows=2)
-    position = next(loader).position
-    loader.close()
-    position["data"]["b"] = "other"
-    with pytest.raises(ValueError, match="the position to resume has data"):
-        mixed(folders, packed=True, rows=2, position=position)

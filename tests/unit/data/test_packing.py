@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.common.files import read_json, write_json
 from spider.config.requests import packing
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
-from spider.data.packing import PackedRows, Packing, cut_documents, pack, plan
+from spider.data.packing import PackedRows, cut_documents, pack, plan
 from spider.data.shards import Shards, build_metadata
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
@@ -56,8 +55,7 @@ def test_real_lengths_fill_the_rows_and_equal_pieces_share_them():
     assert not (neighbours == 100).mean() > 0.5, "chance parts what lay side by side"
 
 
-@pytest.mark.parametrize("seq_len", [64, 2048])
-def test_the_memory_of_a_piece_is_the_requested_memory(seq_len):
+def test_the_memory_of_a_piece_is_the_requested_memory(seq_len=64):
     draw = np.random.default_rng(0)
     begins = np.cumsum(np.maximum(3, np.exp(draw.normal(np.log(561), 0.8, 50_000))).astype(int))
     tokens = int(begins[-1]) + 500
@@ -136,24 +134,6 @@ def test_packed_rows_resume_anywhere_on_any_number_of_processes(folder, shuffled
         packed_loader(folder, position={k: v for k, v in whole[0].position.items() if k != "packing"})
 
 
-def test_a_missing_other_or_damaged_plan_is_an_error_with_its_remedy(folder):
-    shards = Shards(folder, "train")
-    with pytest.raises(
-        ValueError, match=r"packed-32.json: the dataset is not packed .* run `spider data pack \S+ 32"
-    ):
-        PackedRows.open(folder, shards, 32)
-    pack(folder, 32)
-    plain = read_json(folder / "packed-32.json")
-    write_json(folder / "packed-32.json", plain | {"data": "other"})
-    with pytest.raises(ValueError, match="the plan is of other text than the shards; run `spider data pack"):
-        PackedRows.open(folder, shards, 32)
-    write_json(folder / "packed-32.json", plain)
-    (folder / "packed-32.rows").write_bytes(b"\0" * 8)
-    with pytest.raises(ValueError, match=r"packed-32.rows: missing or damaged; run"):
-        PackedRows.open(folder, shards, 32)
-    assert Packing.read(folder / "packed-32.json").digest
-
-
 #: Pack within so many bytes a file, killed before the so manieth rename.
 PACK = """
 import os, signal, sys
@@ -168,7 +148,7 @@ pack(Path(sys.argv[1]), 32)
 """
 
 
-@pytest.mark.parametrize(("renames", "room"), [(0, None), (1, None), (2, None), (9, 5000)])
+@pytest.mark.parametrize(("renames", "room"), [(1, None), (9, 5000)])
 def test_an_unfinished_plan_cannot_be_opened_and_its_files_are_complete(folder, renames, room):
     pack(folder, 32)
     whole = {path.name: path.read_bytes() for path in folder.glob("packed-*")}

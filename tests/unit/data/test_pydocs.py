@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -15,7 +14,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from spider.data.sources import pydocs as corpus
-from spider.data.sources.pydocs import Harvest, SourceFile, installed_files, schema, write_pydocs
+from spider.data.sources.pydocs import Harvest, SourceFile, schema, write_pydocs
 
 PROSE = (
     "The reader of this text is told what the function does and when it is to be called with a list of names."
@@ -58,13 +57,6 @@ def test_readme_loses_badges_and_changelog(tmp_path):
     assert document == f"some\n\n# Some\n\n{PROSE}\n\n{OTHER}\n"
 
 
-def test_long_modules_are_cut_between_docstrings(tmp_path):
-    functions = "".join(f'def f{i}():\n    """Number {i} of many. {PROSE} {OTHER}"""\n' for i in range(200))
-    documents = Harvest().documents(source_file(tmp_path / "m.py", functions))
-    assert len(documents) > 1 and all(len(d) < corpus.DOCUMENT_CHARS + 1000 for d in documents)
-    assert "".join(documents).count("of many") == 200
-
-
 @pytest.fixture(scope="module")
 def harvested(tmp_path_factory) -> Path:
     """One small piece of the real corpus, written by a process of its own, twice."""
@@ -72,7 +64,7 @@ def harvested(tmp_path_factory) -> Path:
     for name, seed in (("a", "1"), ("b", "2")):
         code = (
             "import sys; from pathlib import Path; from spider.data.sources.pydocs import write_pydocs;"
-            f"write_pydocs(20, 24, Path({str(folder / name)!r}) / '000.parquet');"
+            f"write_pydocs(150, 200, Path({str(folder / name)!r}) / '000.parquet');"
             "print([m for m in ('torch', 'sympy', 'mlflow') if m in sys.modules])"
         )
         env = {**os.environ, "PYTHONHASHSEED": seed}
@@ -87,27 +79,15 @@ def test_real_harvest_is_reproducible_and_has_fineweb_columns(harvested):
     table = pq.read_table(harvested / "a/000.parquet")
     assert table.schema.remove_metadata() == schema()
     rows = table.to_pylist()
-    assert len(rows) > 20 and len({r["id"] for r in rows}) == len(rows)
+    assert len(rows) > 5 and len({r["id"] for r in rows}) == len(rows)
     assert len({r["text"] for r in rows}) == len(rows)
     assert all(r["token_count"] == len(r["text"].encode()) >= corpus.MIN_DOCUMENT for r in rows)
     constant = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
     assert all({name: row[name] for name in constant} == constant for row in rows)
     record = json.loads(table.schema.metadata[b"spider.pydocs"])
-    assert record["piece"] == "20/24" and {r["url"].split("==")[0][7:] for r in rows} <= set(
+    assert record["piece"] == "150/200" and {r["url"].split("==")[0][7:] for r in rows} <= set(
         record["packages"]
     )
-
-
-def test_an_install_without_a_record_lists_files_that_it_has_not(tmp_path):
-    """`setup.py install`, which an old pip still runs, leaves the list of the source tree."""
-    info = tmp_path / "old-1.0.egg-info"
-    info.mkdir()
-    (info / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: old\nVersion: 1.0\n")
-    (info / "SOURCES.txt").write_text("README.rst\nold.py\n")
-    (tmp_path / "old.py").write_text(f'"""{PROSE}"""\n')
-    (distribution,) = importlib.metadata.distributions(path=[str(tmp_path)])
-    files = [file for file in installed_files({"old": distribution}) if file.package == "old"]
-    assert [file.relative for file in files] == ["old.py"]
 
 
 def write_distribution(folder: Path, name: str, version: str, size: int = 9) -> None:

@@ -15,15 +15,7 @@ from spider.data.ngram.candidates import _read_rows, _shift
 from spider.data.ngram.contexts import contexts_of, mixed, power, prefix_hashes, reach
 from spider.data.ngram.layout import BEGIN, END
 from spider.data.ngram.table import count, merge, runs_of, stretches, write_runs
-from tests.unit.ngram.texts import (
-    built_of,
-    context_before,
-    documents,
-    followers,
-    last_of,
-    q,
-    symbols,
-)
+from tests.unit.ngram.texts import built_of, context_before, documents, followers, last_of, q, symbols
 
 TEXTS = documents(60, seed=1)
 
@@ -175,24 +167,6 @@ def test_a_table_has_the_most_frequent_successors_of_each_context_in_order(order
             absent += 1
             noise += any(found[i])
     assert kept and noise <= 1 + absent / 1000
-
-
-def test_a_context_that_does_not_occur_is_hardly_ever_found():
-    others = [bytes(values) for values in np.random.default_rng(0).integers(1, 250, (20, 1000), np.uint8)]
-    built = built_of([count(symbols(TEXTS), 5)], 5, 1)
-    found = look_up(others, 5, built[:2])
-    taken = np.mean([any(row) for row in found.values()])
-    assert taken < 4 * 8 / 65536
-
-
-def test_equal_counts_are_in_the_order_of_their_symbols_and_totals_count_all():
-    texts = [b"x" + bytes([symbol]) for symbol in b"qponmlkjihgfedcba"] + [b"xz", b"xz"]
-    found = look_up(texts, 5, built_of([count(symbols(texts), 5)], 5, 1)[:2])
-    assert not any(any(row) for row in found.values()), "no document is so long"
-    order_1 = look_up(texts, 1, built_of([count(symbols(texts), 1)], 1, 1)[:2])
-    assert order_1[2][:8] == [q(19), q(18), ord("z"), q(2), ord("a"), q(1), ord("b"), q(1)]
-    order_2 = look_up(texts, 2, built_of([count(symbols(texts), 2)], 2, 1)[:2])
-    assert order_2[2][:4] == [q(19), q(18), ord("z"), q(2)]
 
 
 # --------------------------------------------------------------------------------------- last positions

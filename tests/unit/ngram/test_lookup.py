@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -102,13 +101,6 @@ def test_the_loader_adds_candidates_and_gives_the_same_rows_as_without(train, wh
         loader.close()
 
 
-def test_a_missing_index_of_documents_is_an_error_with_its_remedy(shards, lookup, tmp_path):
-    own = shutil.copytree(shards, tmp_path / "shards")
-    (own / "train/000.idx").unlink()
-    with pytest.raises(ValueError, match=r"train/000\.idx: no index of documents; delete "):
-        lookup.windows(Shards(own, "train"), np.array([3]), 8)
-
-
 # ------------------------------------------------------------------------------------------- carry-over
 
 
@@ -159,11 +151,6 @@ def test_training_windows_look_back_within_their_shard(train, whole, carrying, i
     assert 0.1 < np.mean(carried) < 0.6
 
 
-def test_a_carry_over_beyond_the_memory_is_refused(lookup):
-    with pytest.raises(ValueError, match=r"carry_over: looking back on 1,000,000,000,000 bytes needs .* GB"):
-        lookup.stream(10**12)
-
-
 # ---------------------------------------------------------------------------------------- a long document
 
 
@@ -203,15 +190,3 @@ def test_a_document_match_reaches_to_the_largest_distance_wherever_the_window_be
 
 
 # ----------------------------------------------------------------------------------------------- settings
-
-
-def test_an_index_of_other_settings_is_an_error(indexes):
-    other = CONFIG.model_copy(update={"contexts": [1, 2, 3, "words0", "words2"]})
-    with pytest.raises(
-        ValueError, match=r"split: counted with other settings than those of model\.ngram"
-    ) as error:
-        NgramLookup(open_index(indexes["split"]), other, BYTES)
-    assert "contexts 1, 2, 3, 5, 9, words0, words2 instead of 1, 2, 3, words0, words2" in str(error.value)
-    assert "counts the text anew" in str(error.value)
-    same = CONFIG.model_copy(update={"matches": [3], "hidden": 99})
-    NgramLookup(open_index(indexes["split"]), same, BYTES)

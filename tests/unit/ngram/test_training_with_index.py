@@ -10,9 +10,8 @@ import torch
 
 from spider.checkpoints.load import Checkpoint
 from spider.common import files
-from spider.common.errors import CheckpointError
 from spider.common.results import Results, write_config
-from spider.config import EvaluationConfig, TTTConfig
+from spider.config import TTTConfig
 from spider.config.run import Mixture
 from spider.data.ngram import candidates
 from spider.data.ngram.lookup import NgramLookup
@@ -20,8 +19,7 @@ from spider.data.ngram.store import open_index
 from spider.data.shards import Shards
 from spider.evaluation.adapt import adapt
 from spider.evaluation.bpb import score
-from spider.evaluation.generate import as_text, generate, written
-from spider.evaluation.tasks import read_tasks, run_tasks
+from spider.evaluation.generate import generate
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
@@ -30,7 +28,6 @@ from spider.training.metrics import read_rows
 from spider.training.stage import train
 from tests.unit.ngram.small_index import CONFIG, make_shards
 from tests.unit.ngram.texts import documents
-from tests.unit.small_datasets import questions
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
@@ -89,14 +86,6 @@ def test_a_mixture_looks_up_all_its_datasets_in_the_index_of_the_first(tmp_path,
     assert 0 < upper < len(batch.rows_BT1)
 
 
-def test_an_index_of_other_splits_is_an_error(tmp_path, shards, both, make_spec):
-    with pytest.raises(ValueError, match="counts the text anew") as error:
-        train(make_spec(), tmp_path / "a", shards, indexes=both[::-1])
-    message = "holds the text of ngram and train, not of ngram; an index must not hold"
-    assert message in str(error.value) and str(both[1]) in str(error.value)
-    assert not list(tmp_path.glob("a/checkpoints/*"))
-
-
 # ------------------------------------------------------------------------------- reading a trained model
 
 
@@ -109,22 +98,6 @@ def model(results):
         for parameter in loaded.ngram.parameters():
             parameter.normal_(0, 0.1)
     return loaded
-
-
-def test_a_checkpoint_whose_index_is_missing_or_another_is_an_error(results, tmp_path):
-    root = shutil.copytree(results.root, tmp_path / "results")
-    full = Results(root).ngram("toy", CONFIG.counted, "full")
-    shutil.rmtree(full)
-    with pytest.raises(CheckpointError, match=rf"reads an n-gram index\. {full}: no n-gram index lies there"):
-        Checkpoint.at(root / "runs/r/a").model()
-    shutil.copytree(full.with_name("split"), full)
-    with pytest.raises(
-        CheckpointError, match=rf"{full}: another n-gram index .* run the workflow again, or name"
-    ):
-        Checkpoint.at(root / "runs/r/a").model()
-    shutil.copytree(root / "runs", tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="The checkpoint is not in a results folder"):
-        Checkpoint.at(tmp_path / "elsewhere/r/a").model()
 
 
 @pytest.mark.parametrize("context", [200, 16])
@@ -239,21 +212,3 @@ def test_validation_during_training_uses_the_index_of_the_evaluation(results, sh
     reading = spec.evaluation.model_dump(include={"overlap", "batch"}) | {"n_loops": spec.loops}
     expected = score(model, tokens_N, Scoring(seq_len=spec.window, **reading)).bpb
     assert read_rows(stage.metrics)[-1].metrics["val/bpb"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_questions_and_samples_in_training_read_the_full_index(results, shards, both, make_spec, tmp_path):
-    """The scored text is in neither index, and training goes on with the split index."""
-    spec = make_spec(max_steps=2)
-    evaluation = {"tasks": {"recall": questions(tmp_path / "q.jsonl")}, "sample_bytes": 40}
-    settings = spec.settings.model_copy(update={"tasks_every": 1, "samples_every": 1})
-    changes = {"settings": settings, "evaluation": EvaluationConfig(**evaluation)}
-    asked = spec.model_copy(update=changes)
-    folder = results.root / "runs/asked/a"
-    receipt = train(asked, folder, shards, indexes=both)
-    assert receipt.weights == train(spec, folder.with_name("b"), shards, indexes=both).weights
-    model = Checkpoint.at(folder).model()
-    found, _ = read_tasks(asked.evaluation, False)
-    (row,) = run_tasks(model, found, Scoring(spec.window))
-    assert read_rows(folder / "metrics.jsonl")[-1].metrics["val/tasks/recall"] == row.value
-    text = as_text(written(model, asked, converses=False))
-    assert (folder / "samples/sample-00000002.txt").read_text() == text
