@@ -59,10 +59,7 @@ def test_yaml(text, tmp_path):
     "row",
     [
         {**QUESTION, "choices": None},
-        {**QUESTION, "choices": 5},
-        {**QUESTION, "choices": {"label": 1}},
         {"context_options": True, "continuation": "c", "gold": 0},
-        {"question": "q", "choices": {"label": None, "text": ["a", "b"]}, "answerKey": "A"},
         {"question": "q", "choices": {"label": ["A"], "text": 1}, "answerKey": "A"},
     ],
 )
@@ -86,13 +83,9 @@ def bundle(folder: Path, **changes: Any) -> CoreTask:
     "changes",
     [
         {"label": None},
-        {"label": ["a"]},
         {"dataset_uri": 1},
         {"num_fewshot": None},
-        {"num_fewshot": []},
-        {"num_fewshot": {}},
         {"num_fewshot": ["x"]},
-        {"num_fewshot": [-1]},
         {"continuation_delimiter": None},
     ],
     ids=str,
@@ -119,12 +112,8 @@ def foreign(tmp_path_factory):
     ("file", "changes", "kind"),
     [
         ("config.json", {"model_type": ["x"]}, "TypeError"),
-        ("config.json", {"activation_function": ""}, "KeyError"),
-        ("config.json", {"dtype": []}, "IndexError"),
         ("config.json", {"n_positions": []}, "StrictDataclassFieldValidationError"),
         ("tokenizer_config.json", {"unk_token": [None]}, "TypeError"),
-        ("tokenizer_config.json", {"tokenizer_class": 1}, "AttributeError"),
-        ("tokenizer.json", {"added_tokens": True}, "TypeError"),
         ("tokenizer.json", {"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 2}}, "Panic"),
         ("tokenizer.json", {"normalizer": {"type": "None"}}, "Exception"),
     ],

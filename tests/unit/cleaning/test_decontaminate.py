@@ -101,20 +101,6 @@ def test_the_documents_found_are_those_of_plain_python(texts, searching, separat
     assert found == [number for number, one in enumerate(held) if one & wanted]
 
 
-def test_protected_texts_are_merged_and_short_ones_counted(tmp_path):
-    rows = [["web"], ["7"], [HELD_OUT], [True]]
-    pq.write_table(pa.table(rows, schema=SCHEMA), tmp_path / "000.parquet")
-    given = [("arc", "line 1", ["1 + 1?", "1 + 1? 2"]), ("arc", "line 2", ["short", numbered(0, 8)])]
-    output = tmp_path / "protected.parquet"
-    counts = write_protected(output, given, [tmp_path / "000.parquet"], 8)
-    assert counts == {"arc": (2, 1), "web": (1, 0)}
-    table = pq.read_table(output)
-    assert table["document"].to_pylist() == ["line 1", "line 1", "line 2", "line 2", "7"]
-    assert table["held_out"].to_pylist() == [False] * 4 + [True]
-    assert write_protected(output, [], [], 8) == {}
-    assert not searched(Protected(pq.read_table(output), 13, 8, 10), [HELD_OUT])
-
-
 def test_conversations_are_compared_without_their_form_and_documents_without_an_id_have_a_place(tmp_path):
     def conversation(text):
         turns = [("user", text.replace(" ", "\n")), ("assistant", "Yes.")]

@@ -127,11 +127,3 @@ def test_many_pages_of_one_template_hide_no_original():
     assert len(found) <= MOST * 2001
     templates = np.unique(lines(read([text(menu)]))[0])
     assert (2000, 1500) in pairs_of(texts, templates=templates)
-
-
-def test_the_pairs_of_a_document_do_not_depend_on_the_parts():
-    writer = Writer(7)
-    base = [writer.words(60) for _ in range(100)]
-    texts = [text(writer.edited(writer.random.choice(base), 2)) for _ in range(300)]
-    assert {pair for pair in pairs_of(texts) if pair[0] >= 299} <= set(pairs_of(texts, begin=200))
-    assert pairs_of(texts, begin=300) == []

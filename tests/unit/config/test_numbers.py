@@ -38,15 +38,3 @@ def test_a_whole_number_in_any_notation_is_the_same_configuration(text):
 def test_what_is_not_a_whole_number_is_refused(text):
     with pytest.raises(ConfigError, match=r"^runs.r.stages\[0\].tokens: must be a whole number \(got "):
         load_config(with_tokens(text))
-
-
-def test_whole_numbers_in_lists_and_beside_null():
-    plain = copy.deepcopy(BASE)
-    plain["datasets"]["docs"]["max_document_bytes"] = "2e3"
-    plain["runs"]["r"]["grid"] = {"tokens": ["6e5", "1e6"]}
-    del plain["runs"]["r"]["stages"][0]["tokens"]
-    plain["runs"]["r"]["model"] = {"preset": "tiny", "engram": {"byte_orders": ["3", "4e0"]}}
-    config = load_config(plain)
-    assert config.datasets["docs"].max_document_bytes == 2000
-    assert [run.defaults.tokens for run in config.runs.values()] == [600_000, 1_000_000]
-    assert [list(run.model.engram.byte_orders) for run in config.runs.values()] == [[3, 4]] * 2

@@ -179,22 +179,6 @@ def test_a_password_or_token_in_the_address_of_the_store_is_refused():
         assert load_config({**BASE, "tracking": {"uri": uri}}).tracking.uri == uri
 
 
-@pytest.mark.parametrize(("micro_batch", "grad_accum"), [(1, 4), (7, 5), (8, 1), (12, 4)])
-def test_a_refusal_names_the_nearest_batch_that_processes_can_share(micro_batch, grad_accum):
-    """A pass is never larger than it was, so it takes no more memory."""
-    settings = {"micro_batch": micro_batch, "grad_accum": grad_accum, "max_steps": 1}
-    spec = load_config(changed("runs.demo.defaults", settings)).stage("demo", "b")
-    whole = micro_batch * grad_accum
-    for processes in (n for n in range(1, 20) if whole % n):
-        with pytest.raises(ConfigError) as error:
-            spec.micro_batch(processes)
-        found = re.search(r"micro_batch: (\d+), grad_accum: (\d+) \((\d+) windows\)", str(error.value))
-        micro, accum, named = map(int, found.groups())
-        assert named == micro * accum and named % processes == 0 and micro <= micro_batch
-        down = whole // processes * processes
-        assert abs(named - whole) == min(abs(n - whole) for n in (down, down + processes) if n)
-
-
 def test_a_named_optimizer_is_its_settings_and_other_keys_override_it():
     named = changed("runs.demo.model", "gpt-cpu")
     found = {}

@@ -312,14 +312,6 @@ def test_the_ngram_split_has_shards_only_with_a_share(tmp_path):
     assert len(left(out)) == 8 and "ngram" not in without["train"]
 
 
-def test_a_document_without_a_group_is_split_by_its_id(tmp_path):
-    urls = [None, "", "no address"] * 30
-    sides = encode_by_site(tmp_path / "none", urls, pattern="//([^/]+)")
-    assert sides["train"] == sides["validation"] == set(urls)
-    held_out = [i for i in range(90) if is_validation(IDS[i].encode(), 0.2)]
-    assert len(shard(tmp_path / "none", "validation")[1]) == len(held_out)
-
-
 @pytest.mark.parametrize(
     ("pattern", "url", "group"),
     [

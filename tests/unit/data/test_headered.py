@@ -91,20 +91,6 @@ def test_a_shard_without_the_begin_of_a_document_is_named_before_the_first_job(t
         dataset.source.probe(items, dataset)
 
 
-def test_a_record_of_another_file_or_split_is_an_error(tmp_path):
-    publish(tmp_path)
-    import_shards(tmp_path)
-    record = tmp_path / "shards/train/001.json"
-    first = [f"{tmp_path}/train_000.bin"]
-    for held_out in ("val_000.bin", "train_001.bin"):
-        changed = config_of(tmp_path, train=first, validation=[f"{tmp_path}/{held_out}"])
-        source = load_config(changed).datasets["web"].source
-        with pytest.raises(ValueError, match=r"part 001 was made from .*train_001.bin \(train\), not"):
-            source.imported("001", record)
-    with pytest.raises(ValueError, match=r"part 007 is missing; encode it first"):
-        source.imported("007", record.with_name("007.json"))
-
-
 @pytest.mark.parametrize("limit", [1, 100, 10**9])
 def test_published_tokens_are_scored_unchanged_and_as_the_same_text_in_bytes(tmp_path, limit):
     documents = publish(tmp_path)

@@ -182,16 +182,3 @@ def test_offline_a_file_of_xet_is_compared_with_the_hash_of_the_hub(hub, tmp_pat
     said = offline(hub, tmp_path / "damaged")
     assert f"the cached copy {stored} is corrupt, expected sha256:{HASH}" in said
     assert not (tmp_path / "damaged").exists() and hub.content_requests == 0
-
-
-def test_offline_a_cache_without_links_is_read(hub, tmp_path):
-    """Its files have the names of the repository, such as one that is as long as a hash."""
-    name = f"{'a' * 32}.parquet"
-    hub.files |= {name: CONTENT}
-    found = in_process(
-        hub, tmp_path / "home", TO_CACHE, REPO, REVISION, name, "README.md", HF_HUB_DISABLE_SYMLINKS="1"
-    )
-    assert not any(map(os.path.islink, found))
-    for file in (name, "README.md"):
-        offline(hub, tmp_path / file, file)
-        assert (tmp_path / file).read_bytes() == hub.files[file]

@@ -60,14 +60,6 @@ def test_a_file_of_any_kind_becomes_the_same_parquet(hub, tmp_path):
     assert not list(tmp_path.glob(".out*imported"))
 
 
-def test_the_columns_decide_an_imported_file_and_not_a_parquet_file():
-    config = configuration(files=list(FILES))
-    config["datasets"]["texts"]["text_column"] = "id"
-    dataset = load_config(config).datasets["texts"]
-    decides = {name: dataset.source.identity(name, dataset) for name in FILES}
-    assert decides["data/a.jsonl"]["columns"] == ["id"] and "columns" not in decides["data/f.parquet"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

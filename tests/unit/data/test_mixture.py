@@ -160,18 +160,3 @@ def test_each_source_is_read_in_its_own_order_and_goes_on_under_other_weights(fo
         assert np.array_equal(own, alone.read(np.arange(len(own))).rows_BT1)
         assert positions_of(position)[shards.digest]["sample"] == len(own)
         assert loader.epochs(position)[name] == len(own) / alone.windows
-
-
-def test_a_position_in_the_middle_of_a_stage_continues_under_other_switches(folders):
-    loader = mixed(folders, packed=False, rows=10)
-    position = [next(loader) for _ in range(15)][-1].position
-    read = read_of_each(position)
-    loader.close()
-    loader = mixed(folders, packed=False, switches=SWITCHES, rows=10, position=position)
-    position = [next(loader) for _ in range(15)][-1].position
-    loader.close()
-    later = read_of_each(position)
-    assert position["sample"] == 300 and sum(later.values()) == 300
-    # 100 more of a and b, and from sample 250 on 50 more of b and c
-    more = {name: later[name] - read[name] for name in "abc"}
-    assert more == {"a": 50, "b": 80, "c": 20}

@@ -3,7 +3,6 @@
 import resource
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spider.config.requests import packing
 from spider.data.encode import encode_part
 from spider.data.loader import Loader
 from spider.data.packing import PackedRows, cut_documents, pack, plan
@@ -53,18 +51,6 @@ def test_real_lengths_fill_the_rows_and_equal_pieces_share_them():
     assert len(made.rows) - 1 == 100, "ten of a hundred ids go into a row of 1,024"
     neighbours = np.diff(made.pieces["first"].astype(int))
     assert not (neighbours == 100).mean() > 0.5, "chance parts what lay side by side"
-
-
-def test_the_memory_of_a_piece_is_the_requested_memory(seq_len=64):
-    draw = np.random.default_rng(0)
-    begins = np.cumsum(np.maximum(3, np.exp(draw.normal(np.log(561), 0.8, 50_000))).astype(int))
-    tokens = int(begins[-1]) + 500
-    tracemalloc.start()
-    made = plan(cut_documents(begins, tokens, seq_len), seq_len)
-    held = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    few, many = (packing(tokens * n, len(begins) * n, seq_len).mem_mb for n in (1, 1001))
-    assert held < (many - few) * 1e3 and len(made.pieces) > 50_000
 
 
 @pytest.fixture

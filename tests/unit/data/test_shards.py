@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.data.encode import encode_part
-from spider.data.loader import Loader
 from spider.data.shards import Shards, build_metadata, inspect, load_metadata, verify
 from spider.tokens import BYTES
 from tests.unit.small_datasets import dataset
@@ -84,18 +83,6 @@ def test_an_index_is_described_verified_and_shown(folder, tmp_path):
     poke(tmp_path / "m/ngram/000.bin", 4, b"Z")
     with pytest.raises(ValueError, match=r"ngram/000\.bin: SHA-256 differs"):
         verify(tmp_path / "m")
-
-
-@pytest.mark.parametrize(("validation", "ngram", "empty"), [(0.1, 0.89, "train"), (0.1, 1e-9, "ngram")])
-def test_an_empty_split_is_an_error_where_it_is_needed(tmp_path, validation, ngram, empty):
-    pq.write_table(pa.table({"text": TEXTS[:8]}), tmp_path / "a.parquet")
-    settings = dataset(validation=validation, ngram=ngram)
-    encode_part(tmp_path / "a.parquet", tmp_path / "s", "000", settings)
-    metadata = build_metadata(tmp_path / "s", "small", settings, source={}, parts=["000"])
-    assert metadata.splits[empty].documents == 0 and verify(tmp_path / "s")["documents"] == 8
-    assert inspect(tmp_path / "s")["splits"][empty]["beginning"] == ""
-    with pytest.raises(ValueError, match=rf"s \({empty}\): 0 tokens are less than one window"):
-        Loader(Shards(tmp_path / "s", empty), seq_len=32, rows=1, seed=0)
 
 
 # -------------------------------------------------------------------------------------------------- view

@@ -134,12 +134,6 @@ def test_ranks_share_the_global_order(hub, uninterrupted):
         assert (np.concatenate([ranks[r][step][0] for r in range(3)]) == expected).all()
 
 
-def test_long_documents_are_truncated_at_a_character(hub):
-    documents = documents_of(read(3, max_document_bytes=20))
-    assert max(len(d.encode()) for d in documents) in (19, 20)
-    assert not any("\ufffd" in d for d in documents)
-
-
 def test_a_held_out_group_is_never_trained_on(hub):
     """The groups are the last digits of the ids; the split is that of `is_validation`, group by group."""
     batches = read(60, split_by={"column": "id", "pattern": GROUP, "salt": 5})
@@ -228,17 +222,6 @@ def test_an_unusable_file_is_named_before_the_first_window(monkeypatch):
         for name, (_, problem) in bad.items():
             message = error_of(["good", name], 0, split_by={"column": "url", "pattern": "."})
             assert message.startswith(f"{name} of {REPO}@{REVISION}: {problem}")
-
-
-def test_a_damaged_row_group_is_an_error_with_its_file(monkeypatch):
-    content = parquet(80, 130)
-    at = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(1).column(1).data_page_offset
-    damaged = content[:at] + bytes([255] * 60) + content[at + 60 :]
-    with serving({FILES[0]: parquet(0, 80), FILES[1]: damaged}) as server:
-        reached(server, monkeypatch)
-        message = error_of(count=60)
-    where = f"{FILES[1]} of {REPO}@{REVISION}: not a complete parquet file (row group 1: "
-    assert message.startswith(where) and "run again to continue; if it happens again, leave it out" in message
 
 
 GROUPS, GROUP_BYTES = 20, 200_000

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_server import REPO, REVISION, Hub, Repeated, reached, serving
+from hub_server import REPO, REVISION, Hub, reached, serving
 
 from spider.config import load_config
 from spider.data import hub as downloads
@@ -209,59 +209,3 @@ def test_a_corrupt_range_is_requested_once_more(hub, tmp_path, monkeypatch, capl
 
 
 # ---------------------------------------------------------------------------------------- large and real
-
-
-class Sink(io.RawIOBase):
-    """A file that holds only the latest bytes, if any, and counts all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.latest: bytearray | None = bytearray()
-        self.size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.size
-
-    def write(self, data: Any) -> int:
-        if self.latest is not None:
-            self.latest += data
-        self.size += len(data)
-        return len(data)
-
-
-def repeated(rows: int, count: int, size: int) -> Repeated:
-    """Return a parquet file with columns of FineWeb-Edu and ``count`` row groups of the same bytes."""
-    generator = random.Random(0)
-    text = [generator.randbytes(size // rows // 2).hex() for _ in range(rows)]
-    site = [f"https://site{i}.example/page" for i in range(rows)]
-    table = pa.table(
-        {"text": text, "id": [f"<{i}>" for i in range(rows)], "url": site, "score": [3.5] * rows}
-    )
-    sink = Sink()
-    with pq.ParquetWriter(sink, table.schema, compression="none", use_dictionary=False) as writer:
-        writer.write_table(table)
-        block = bytes(sink.latest[4:])
-        sink.latest = None
-        for _ in range(count - 1):
-            writer.write_table(table)
-        assert sink.size == 4 + count * len(block)
-        sink.latest = bytearray()
-    return Repeated(b"PAR1", block, count, bytes(sink.latest))
-
-
-def test_the_preset_of_real_data_takes_its_30_mb_with_less_than_40_mb_of_traffic(tmp_path, monkeypatch):
-    dataset = load_config(ROOT / "presets/fineweb-cpu.yaml").datasets["fineweb-edu"]
-    source = dataset.source
-    assert len(source.files) == 14 and source.parts() == ["000"]
-    file = repeated(rows=200, count=700, size=3_000_000)
-    assert len(file) > 2e9
-    with serving(dict.fromkeys(source.files, file), repo=source.repo, revision=source.revision) as hub:
-        reached(hub, monkeypatch)
-        source.fetch("000", tmp_path / "000.parquet", dataset)
-        table = pq.read_table(tmp_path / "000.parquet")
-        assert table.column_names == ["text", "id", "url"]
-        assert 30e6 <= sum(map(len, table["text"].to_pylist())) + 4 * len(table) < 34e6
-        assert hub.served < 40e6

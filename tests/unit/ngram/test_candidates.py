@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from spider.config.model import NgramConfig
-from spider.data.ngram import candidates as module
 from spider.data.ngram.candidates import _HELD, MAX_DISTANCE, MAX_MATCH, Document, history_of
 from spider.data.ngram.layout import BEGIN, END, Layout
 from spider.data.ngram.table import MATCH_LENGTH, successors
@@ -175,35 +174,6 @@ def test_an_index_match_is_the_last_of_several_and_measures_up_to_64_symbols():
         last = features(out[-1], layout)
         assert last["symbols"][0] == symbol[0] and last["matches"][-1] == [1, q(length)]
         assert last["bits"][0][-1] == 1
-
-
-def test_no_scratch_buffer_is_written_outside_its_bounds(monkeypatch):
-    """The buffers stand between guard bytes, because compiled code does not check the bounds of an array."""
-    guard = 0xA5
-    guarded = []
-    scratch = module._scratch
-
-    def between_guards(*arguments):
-        inner = []
-        for array in scratch(*arguments):
-            whole = np.full(array.nbytes + 2 * 256, guard, np.uint8)
-            inner.append(whole[256:-256].view(array.dtype).reshape(array.shape))
-            inner[-1][...] = array
-            guarded.append(whole)
-        return tuple(inner)
-
-    monkeypatch.setattr(module, "_scratch", between_guards)
-    document = new_document(0)
-    for orders, candidates in [([*range(5, 30)], 1), ([5], 1), ([*range(1, 26)], 3)]:
-        tables = tables_of(TEXTS[:8], orders, 9)
-        config = NgramConfig(contexts=orders[:24], matches=[2], counts=[1, 2])
-        layout = Layout(len(orders) + 2, 2, candidates)
-        out = np.zeros((len(document), layout.width), np.uint8)
-        Document(layout, tables, config).read(document, out)
-        assert out.any()
-    assert guarded
-    for whole in guarded:
-        assert (whole[:256] == guard).all() and (whole[-256:] == guard).all()
 
 
 # ------------------------------------------------------------------------------------------------ causality

@@ -138,14 +138,6 @@ def test_tables_do_not_depend_on_parts_pieces_and_slices(tmp_path, order, parts)
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_table_of_no_runs_is_empty():
-    """It has two empty buckets."""
-    for kind in (1, 12, ~0):
-        first, rows, left_out = built_of([], kind, 1)
-        assert (first.tolist(), first.dtype, left_out) == ([0, 0, 0], np.uint32, 0)
-        assert rows.shape == (0, table.width(kind))
-
-
 # ------------------------------------------------------------------------------------------------- tables
 
 

@@ -32,18 +32,6 @@ def ring(array: np.ndarray, start: int, length: int) -> np.ndarray:
     return array[np.arange(start, start + length) % len(array)]
 
 
-def test_a_stream_in_pieces_has_the_candidates_of_the_whole(train, whole, lookup):
-    tokens = train.read(0, train.tokens)
-    rng = random.Random(0)
-    lo = 0
-    while lo < len(tokens):
-        hi = min(len(tokens), lo + rng.choice([1, 2, 7, 60, 300]))
-        assert np.array_equal(lookup.after(tokens, lo, hi), whole[lo:hi])
-        assert np.array_equal(lookup.after(tokens[:hi], lo, hi), whole[lo:hi]), "later tokens are not read"
-        lo = hi
-    assert whole.any(1).mean() > 0.9
-
-
 @pytest.mark.parametrize("largest", [30, 2000])
 def test_a_growing_stream_has_the_candidates_of_the_whole(train, whole, lookup, largest):
     """Pieces may hold several documents, and may be skipped."""
@@ -76,14 +64,6 @@ def test_windows_in_any_order_have_the_streams_candidates_across_borders_and_the
         assert np.array_equal(window, ring(whole, start, length)), start
         alone = lookup.windows(train, np.array([start]), length)[0]
         assert np.array_equal(alone, window), "other windows change nothing"
-
-
-def test_candidates_do_not_depend_on_earlier_documents(train, whole, lookup):
-    tokens = train.read(0, train.tokens)
-    begins = np.flatnonzero(tokens == BYTES.bos)
-    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(tokens)], strict=True):
-        alone = lookup.after(tokens[begin:end], 0, end - begin)
-        assert np.array_equal(alone, whole[begin:end])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

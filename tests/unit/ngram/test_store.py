@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from spider.config.model import name_of
-from spider.data.ngram import store
 from spider.data.ngram.layout import BEGIN, symbols_of
-from spider.data.ngram.lookup import NgramLookup
 from spider.data.ngram.store import MARK, build, open_index, verify
 from spider.data.shards import Shards, load_metadata
 from spider.tokens import BYTES
@@ -117,22 +115,6 @@ def test_a_merge_that_failed_continues_after_its_finished_tables(indexes, shards
     assert rebuilt == {"words2.rows.npy"}
     expected = {path.name: path.read_bytes() for path in indexes["split"].iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == expected
-
-
-def test_indexes_of_a_small_dataset_are_built_again_only_for_other_settings(shards, tmp_path):
-    data = shutil.copytree(shards, tmp_path / "shards")
-    both = (tmp_path / "split", tmp_path / "full")
-    times = {}
-    for orders in ([1, 2], [1, 2], [1, 3]):
-        config = CONFIG.model_copy(update={"contexts": orders})
-        store.build_indexes(data, config, *both)
-        for folder in both:
-            description = open_index(folder).description
-            assert (description.counted, list(description.contexts)[1]) == (config.counted, str(orders[1]))
-            NgramLookup(open_index(folder), config, BYTES)
-            times.setdefault(folder, []).append((folder / MARK).stat().st_mtime_ns)
-    for first, second, third in times.values():
-        assert first == second < third
 
 
 # ------------------------------------------------------------------------------------------------ damage

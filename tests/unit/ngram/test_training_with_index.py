@@ -23,7 +23,6 @@ from spider.evaluation.generate import generate
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
-from spider.training.loop import Trainer
 from spider.training.metrics import read_rows
 from spider.training.stage import train
 from tests.unit.ngram.small_index import CONFIG, make_shards
@@ -67,23 +66,6 @@ def test_a_mixture_looks_up_all_its_datasets_in_the_index_of_the_first(tmp_path,
     train(spec, tmp_path / "undisturbed", first, indexes=both)
     assert outcome(folder) == outcome(tmp_path / "undisturbed")
     assert Checkpoint.at(folder).model().lookup.index.folder == full
-    opened = tuple(map(open_index, both))
-    loader = Trainer(spec, tmp_path, first, {"data_digest": ""}, indexes=opened).loader
-    batch = next(loader)
-    loader.close()
-    lookup = NgramLookup(opened[0], CONFIG, BYTES)
-    upper = 0
-    for row, chosen in zip(batch.rows_BT1, batch.candidates_BTW, strict=True):
-        upper += bytes(row[row < 256].astype(np.uint8)).isupper()
-        starts = [
-            (one, at)
-            for one in (Shards(first, "train"), Shards(first.with_name("other"), "train"))
-            for at in range(one.tokens - len(row) + 1)
-            if np.array_equal(one.read(at, len(row)), row)
-        ]
-        found = [lookup.windows(one, np.array([at]), len(row) - 1)[0] for one, at in starts]
-        assert any(np.array_equal(chosen, expected) for expected in found)
-    assert 0 < upper < len(batch.rows_BT1)
 
 
 # ------------------------------------------------------------------------------- reading a trained model
