@@ -120,7 +120,7 @@ def test_evidence_that_was_edited_is_refused(corpus):
         corpus("encode", "one", "000", corpus.raw("one", "000"))
 
 
-def test_removed_documents_are_listed_and_shown_beside_what_they_repeat(corpus, capsys):
+def test_removed_documents_are_listed_and_shown_with_what_they_repeat(corpus, capsys):
     corpus.add("one", [["a text\nof two lines", "b"], ["a  text of two lines"]], exact=True)
     corpus.clean("one")
     capsys.readouterr()
@@ -129,9 +129,8 @@ def test_removed_documents_are_listed_and_shown_beside_what_they_repeat(corpus, 
     assert listed == ["exact: 1 removed", "one-1-0 (001/0): exact, 100%, repeats one-0-0 of one"]
     for name in ("one-1-0", "001/0"):
         corpus("removed", "one", name)
-        lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-        assert [line[0].strip() for line in lines] == ["a  text of two lines", ""]
-        assert [line[1] for line in lines] == ["a text", "of two lines"]
+        removed, _, repeated = capsys.readouterr().out.partition("\n\nwhat it repeats:\n")
+        assert removed.endswith("\n\nremoved:\na  text of two lines") and repeated == "a text\nof two lines\n"
     with pytest.raises(ValueError, match="no document 'one-0-1' was removed; `spider data removed one`"):
         corpus("removed", "one", "one-0-1")
     corpus.raw("one", "000").unlink()

@@ -64,7 +64,7 @@ def harvested(tmp_path_factory) -> Path:
     for name, seed in (("a", "1"), ("b", "2")):
         code = (
             "import sys; from pathlib import Path; from spider.data.sources.pydocs import write_pydocs;"
-            f"write_pydocs(150, 200, Path({str(folder / name)!r}) / '000.parquet');"
+            f"write_pydocs(60, 100, Path({str(folder / name)!r}) / '000.parquet');"
             "print([m for m in ('torch', 'sympy', 'mlflow') if m in sys.modules])"
         )
         env = {**os.environ, "PYTHONHASHSEED": seed}
@@ -79,13 +79,13 @@ def test_real_harvest_is_reproducible_and_has_fineweb_columns(harvested):
     table = pq.read_table(harvested / "a/000.parquet")
     assert table.schema.remove_metadata() == schema()
     rows = table.to_pylist()
-    assert len(rows) > 5 and len({r["id"] for r in rows}) == len(rows)
+    assert len(rows) > 3 and len({r["id"] for r in rows}) == len(rows)
     assert len({r["text"] for r in rows}) == len(rows)
     assert all(r["token_count"] == len(r["text"].encode()) >= corpus.MIN_DOCUMENT for r in rows)
     constant = {"dump": "pydocs", "language": "en", "language_score": 1.0, "score": 0.0, "int_score": 0}
     assert all({name: row[name] for name in constant} == constant for row in rows)
     record = json.loads(table.schema.metadata[b"spider.pydocs"])
-    assert record["piece"] == "150/200" and {r["url"].split("==")[0][7:] for r in rows} <= set(
+    assert record["piece"] == "60/100" and {r["url"].split("==")[0][7:] for r in rows} <= set(
         record["packages"]
     )
 

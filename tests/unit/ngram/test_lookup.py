@@ -9,12 +9,14 @@ import pytest
 
 from spider.config.model import NgramConfig
 from spider.data.loader import Loader
+from spider.data.ngram import candidates
 from spider.data.ngram.candidates import MAX_DISTANCE
 from spider.data.ngram.lookup import NgramLookup
 from spider.data.ngram.store import open_index
 from spider.data.shards import Shards
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG, make_shards
+from tests.unit.ngram.texts import documents
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,26 @@ def test_a_growing_stream_has_the_candidates_of_the_whole(train, whole, lookup, 
             else:
                 assert np.array_equal(stream.extend(tokens[lo:hi]), whole[lo:hi]), lo
             lo = hi
+
+
+def test_a_byte_takes_the_same_work_after_1000_and_after_60000(lookup, monkeypatch):
+    """Work is the number of symbols that are added to the chains of the document."""
+    added = []
+    extend_chain = candidates._extend_chain
+
+    def counted(contexts, *arguments):
+        added.append(len(contexts))
+        return extend_chain(contexts, *arguments)
+
+    monkeypatch.setattr(candidates, "_extend_chain", counted)
+    for before in (1000, 60_000):
+        stream = lookup.stream()
+        stream.read(BYTES.encode(b" ".join(documents(before // 10, 0))[:before])[:-1])
+        stream.extend(np.array([ord(" ")], np.uint16))  # what is read without candidates waits for the next
+        added.clear()
+        for byte in b"the cat sat on":
+            stream.extend(np.array([byte], np.uint16))
+        assert sum(added) == 14 * len(CONFIG.matches), before
 
 
 @pytest.mark.parametrize("length", [1, 16, 500])

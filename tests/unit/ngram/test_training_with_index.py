@@ -13,7 +13,6 @@ from spider.common import files
 from spider.common.results import Results, write_config
 from spider.config import TTTConfig
 from spider.config.run import Mixture
-from spider.data.ngram import candidates
 from spider.data.ngram.lookup import NgramLookup
 from spider.data.ngram.store import open_index
 from spider.data.shards import Shards
@@ -116,24 +115,6 @@ def test_generation_uses_the_candidates_of_scoring(model, context):
             nats = -logits[0, -1].double().log_softmax(-1)[written[turn]].item()
             assert nats == pytest.approx(float(scored[end - 1]), rel=2e-3, abs=2e-4)
     assert len(written) > 10
-
-
-def test_a_byte_takes_the_same_work_after_1000_and_after_20000(model, monkeypatch):
-    """Work is the number of symbols that are added to the chains of the document."""
-    added = []
-    extend_chain = candidates._extend_chain
-
-    def counted(contexts, *arguments):
-        added.append(len(contexts))
-        return extend_chain(contexts, *arguments)
-
-    monkeypatch.setattr(candidates, "_extend_chain", counted)
-    for before in (1000, 20_000):
-        prompt = b" ".join(documents(before // 10, 0))[:before]
-        written = generate(model, prompt, max_bytes=12, seed=2, context=16)
-        next(written)
-        added.clear()
-        assert sum(1 for _ in written) * len(CONFIG.matches) == sum(added) > 0, before
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
