@@ -6,7 +6,6 @@ from __future__ import annotations
 NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "trust/code.py": ("no job recorded its code: it was untracked, or run by an earlier version",),
     "cli/inspect.py": ("Remove all of this?", "  code      Spider {}, commit {}{}"),
-    "cli/data.py": ("{}: written; commit it with the configuration",),
     "cli/train.py": ("%s: set in the environment and ignored, %s",),
     "checkpoints/compress/code.py": ("loaded = {name: getattr(m, ",),
     "evaluation/baselines.py": ("Compressors coded the same bytes",),

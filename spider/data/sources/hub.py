@@ -47,10 +47,11 @@ class HubSource(TakingSource):
         other = next((name for name in self.files if kind_of(name) not in ("", ".parquet")), None)
         if other is None or self._is_imported(other):
             return
-        reader, remedy = "a stream", "set source.kind: hub"
-        if not self.STREAMED:
-            reader, remedy = "take", "leave take out, or download the file and set source.kind: local"
-        raise wrong_key("source.files", f"{reader} reads only parquet files (got {other}); {remedy}")
+        remedy = "leave take out, or download the file and set source.kind: local"
+        problem = f"take reads only parquet files (got {other}); {remedy}"
+        if self.STREAMED:
+            problem = f"a stream reads only parquet files (got {other}); set source.kind: hub"
+        raise wrong_key("source.files", problem)
 
     def _is_imported(self, item: str) -> bool:
         """Return whether an item is a whole file that is not parquet."""
