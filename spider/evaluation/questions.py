@@ -22,7 +22,7 @@ import numpy as np
 
 from spider.common.errors import reported
 from spider.config import Config, ConfigError
-from spider.config.cleaning import SHORTEST
+from spider.config.data import SHORTEST
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
 from spider.data.sources.local import all_texts, files_of
 
