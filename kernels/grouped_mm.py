@@ -5,7 +5,7 @@
 On compute capability 10 torch leaves uninitialised memory in the gradient of such experts (pytorch issue
 172439; 9.0 is correct), which would train them on noise. There the gradient is masked, at the cost of one
 more pass over it. Without a gradient the product gets the weights themselves, because calibration
-(spider/checkpoints/compress/calibrate.py) recognises a matrix by its tensor.
+(spider/checkpoints/compress/quantize.py) recognises a matrix by its tensor.
 
 Letters: P rows, contiguous for each expert; D features in, F out, E experts.
 """

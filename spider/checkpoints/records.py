@@ -267,7 +267,7 @@ class MatrixRecord(BaseModel, frozen=True):
     bits_per_weight: float
     """Entropy of its integers, without the quantization steps."""
     error: float | None
-    """Squared error of its products (`gptq.error`); None without calibration inputs."""
+    """Squared error of its products (`compress.quantize.error`); None without calibration inputs."""
     error_nearest: float | None
     """The same error if each weight were rounded to the nearest step."""
 
@@ -321,7 +321,7 @@ class CompressedReceipt(Receipt):
         parts = ", ".join(f"{part} {size:,}" for part, size in record.parts.items() if size)
         used = record.settings
         notes = [
-            f"Matrices in {used['bits']} bits by {used['method']}, tables in {used['embedding_bits']} bits.",
+            f"Matrices in {used['bits']} bits by {used['method']}, tables in 8 bits.",
             f"Parts of the file: {parts}.",
         ]
         ratios = sorted(

@@ -397,9 +397,8 @@ class CompressConfig(Block):
     cap: Positive = 16_000_000
     """Largest size in bytes of the file and of the code that reads it, together."""
     bits: Bits = 6
-    """Bits of an entry of a matrix, which has one of 2^bits - 1 values."""
-    embedding_bits: Bits = 8
-    """Bits of an entry of a table: embeddings, heads, hashed n-grams."""
+    """Bits of an entry of a matrix, which has one of 2^bits - 1 values. A table (embeddings, heads, hashed
+    n-grams) has 8."""
     clip: Annotated[float, Field(gt=0)] | None = None
     """Clipping range of a row, in standard deviations. A larger range gives a coarser step, a smaller file
     and more error (null: the smallest range that fits ``cap``)."""

@@ -20,7 +20,7 @@ from spider.tokens import Tokens
 from spider.tokens.sentencepiece import BLANK, SentencePieceTokens
 
 if TYPE_CHECKING:
-    from spider.evaluation.measures import Subject
+    from spider.evaluation.subject import Subject
 
 
 Config = Block

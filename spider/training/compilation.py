@@ -40,9 +40,6 @@ def compile_forward(model: Model, **options: Any) -> None:
     torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
     torch._functorch.config.backward_pass_autocast = "off"
-    from spider.processes.fusion import fuse_mixed_orders_first  # which imports the compiler
-
-    fuse_mixed_orders_first()
     # Of one function for all layers, this many kinds of layers may have a graph of their own.
     torch._dynamo.config.recompile_limit = 32
     for module, name in model.parts_to_compile():

@@ -18,7 +18,7 @@ from rich.table import Table
 from spider.checkpoints.records import Kind
 from spider.common.formatting import quantity
 from spider.common.results import Results
-from spider.config import CompressConfig, Config, StageSpec
+from spider.config import Config, StageSpec
 from spider.data.mixture import Mixture
 from spider.data.packing import Packing
 from spider.data.shards import Split, load_metadata
@@ -84,7 +84,6 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
         "optimizer": block.optimizer.kind,
         "groups": _groups(model, specs[0]),
         "stages": stages,
-        "compressed": _compressed(model, block.compress) if block.compress else None,
     }
 
 
@@ -120,13 +119,6 @@ def _groups(model: Model, spec: StageSpec) -> list[dict[str, Any]]:
         }
         groups.append(settings)
     return groups
-
-
-def _compressed(model: Model, settings: CompressConfig) -> dict[str, Any]:
-    """Predict the size of the compressed model."""
-    from spider.checkpoints.compress.predict import predict
-
-    return predict(model, settings)
 
 
 def _splits(shards: Path) -> dict[str, Split] | None:
@@ -288,7 +280,7 @@ def _source_row(source: dict[str, Any], stage: str) -> dict[str, str]:
 
 
 def _sentences(run: dict[str, Any], ids: str, unit: str) -> Iterator[str]:
-    """Yield what stands below the tables: totals, memory, the n-gram index and the compressed model."""
+    """Yield what stands below the tables: totals, parameters, memory and what ``auto`` chose."""
     if run["steps"] is None:
         yield "max_hours limits at least one stage: its steps depend on the speed of the machine."
     else:
@@ -312,14 +304,6 @@ def _sentences(run: dict[str, Any], ids: str, unit: str) -> Iterator[str]:
         )
         fits = quantity(run["device_memory"], "B")
         yield f"auto, on a device of {fits} (--memory names another): {chosen}."
-    if (file := run["compressed"]) is not None:
-        fits = "" if file["total_bytes"] <= file["cap"] else ", does not fit"
-        at = "no clip fits" if file["clip"] is None else f"clip {file['clip']:.3g}"
-        sizes = ", ".join(f"{name} {size:,}" for name, size in file["bytes"].items() if size)
-        yield (
-            f"Compressed: {file['total_bytes']:,} bytes, cap {file['cap']:,}{fits} ({at}): {sizes} "
-            "(Gaussian weights, before it is trained: an estimate)."
-        )
 
 
 def _print(what: str | Iterable[dict[str, str]], *, no_wrap: bool = False) -> None:

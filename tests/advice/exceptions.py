@@ -6,8 +6,9 @@ from __future__ import annotations
 NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "trust/code.py": ("no job recorded its code: it was untracked, or run by an earlier version",),
     "cli/inspect.py": ("Remove all of this?", "  code      Spider {}, commit {}{}"),
+    "cli/data.py": ("{}: written; commit it with the configuration",),
     "cli/train.py": ("%s: set in the environment and ignored, %s",),
-    "checkpoints/compress/code.py": ("loaded = {name: getattr(m, ",),
+    "checkpoints/compress/pipeline.py": ("loaded = {name: getattr(m, ",),
     "evaluation/baselines.py": ("Compressors coded the same bytes",),
     "evaluation/harness.py": ("Run on {} by lm-evaluation-harness {}",),
     "evaluation/records.py": (
@@ -23,7 +24,7 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     ),
     "data/sources/pydocs.py": ("edistribution and use",),
     "tracking/registry.py": ("its registered model was deleted in MLflow and stays deleted", "name = '{}'"),
-    "tracking/target.py": ("UPDATE {} SET {} = :new",),
+    "tracking/store.py": ("UPDATE {} SET {} = :new",),
     "tracking/trainings.py": ("train {}/{}", "evaluate --model {}"),
     "training/loop.py": ("step %d: the loss or its gradient is not finite, update skipped",),
 }
@@ -42,7 +43,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # GPU memory: tests/unit/cli/test_train.py
     # test_the_remedy_for_running_out_of_memory_continues_the_stage.
     "training/memory.py": ("set {}. The stage then goes on from its last checkpoint",),
-    # A compiler that fails: tests/unit/training/test_compilation.py.
+    # A compiler that fails: tests/unit/training/test_passes.py.
     "training/compilation.py": ("cannot compile this model here ({}); set compile: false",),
     # A GPU: tests/unit/training/test_passes.py::test_passes_that_cannot_be_captured_name_the_switch.
     "training/passes.py": ("cannot be captured here ({}); set graphs: off",),
@@ -81,9 +82,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # A worktree of an older commit: docs/trust.md.
     "trust/replay.py": ("run the audit with PYTHONPATH set to a worktree of the commit",),
     "tracking/registry.py": ("To reset it, delete that alias",),
+    "tracking/store.py": ("make a copy of it and run `mlflow db upgrade {}`", "install the same here"),
     "tracking/target.py": (
-        "make a copy of it and run `mlflow db upgrade {}`",
-        "install the same here",
         "this user may not write there (403)",
         "send to the server's address instead of its database",
     ),

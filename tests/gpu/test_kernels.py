@@ -19,15 +19,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, _inductor, nn
+from torch import Tensor
 
 from kernels import switch
 from kernels.expand_reduce import expand_to_fused, reduce_fused
 from kernels.get_fused_mapping import get_fused_mapping
-from spider.model.layers import Linear, RMSNorm
 from spider.model.spider.config import MoEConfig
 from spider.model.spider.moe import MoE
-from spider.processes.fusion import fuse_mixed_orders_first
 from tests.kernels.twins import pairs
 
 pytestmark = pytest.mark.skipif(
@@ -226,26 +224,3 @@ def test_compute_sanitizer_finds_nothing(tool):
         pytest.skip("NOT CHECKED: compute-sanitizer does not support this machine's device")
     clean = re.search(r"SUMMARY: 0 (errors|hazards)", run.stdout)
     assert run.returncode == 0 and clean and " calls" in run.stdout, run.stdout[-6000:]
-
-
-def test_kernel_with_both_sums_of_a_norms_gradient_gives_what_two_give():
-    """The compiler counts such kernels: they sum over features, and over rows for the weight."""
-    torch.compiler.reset()
-    norms = nn.ModuleList(RMSNorm(2048) for _ in range(2)).to(DEVICE)
-    maps = nn.ModuleList(Linear(2048, 2048) for _ in range(2)).to(DEVICE, torch.bfloat16)
-    for part in [*norms, *maps]:
-        part.init_weights()
-
-    def stack(x_ND: Tensor) -> Tensor:
-        for norm, linear in zip(norms, maps, strict=True):
-            x_ND = x_ND + linear(norm(x_ND))
-        return x_ND
-
-    x_ND = torch.randn(8192, 2048, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
-    wanted = [x_ND, *norms.parameters()]
-    fuse_mixed_orders_first()
-    with _inductor.config.patch(force_disable_caches=True):
-        before = _inductor.metrics.codegen_mix_order_reduction
-        got = torch.autograd.grad(torch.compile(stack)(x_ND).float().square().sum(), wanted)
-        assert _inductor.metrics.codegen_mix_order_reduction > before
-    agree(got, torch.autograd.grad(stack(x_ND).float().square().sum(), wanted), 0.02)

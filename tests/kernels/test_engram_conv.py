@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,27 +42,6 @@ def case(windows: tuple[int, ...], K: int, D: int, dtype: torch.dtype = torch.fl
     number = torch.cat([torch.arange(n) for n in windows] or [torch.arange(0)])
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return Case(v.to(dtype), number, taps.to(wide), weight.to(wide))
-
-
-def by_hand(made: Case) -> list[list[float]]:
-    taps, weight, x = made.taps.tolist(), made.weight.tolist(), []
-    for row in made.v.tolist():
-        rms = math.sqrt(math.fsum(a * a for a in row) / len(row) + made.eps)
-        x.append([a / rms * w for a, w in zip(row, weight, strict=True)])
-    out = []
-    for n, (row, number) in enumerate(zip(made.v.tolist(), made.number.tolist(), strict=True)):
-        seen = [(taps[k], x[n - k]) for k in range(min(len(taps), number + 1))]
-        sums = [math.fsum(tap[d] * before[d] for tap, before in seen) for d in range(len(row))]
-        out.append([a + c / (1 + math.exp(-c)) for a, c in zip(row, sums, strict=True)])
-    return out
-
-
-@settings(max_examples=25)
-@given(WINDOWS, st.integers(1, 5), WIDTHS)
-def test_values_are_convolved_within_their_windows(windows, K, D):
-    made = case(windows, K, D, torch.float64)
-    want = torch.tensor(by_hand(made), dtype=torch.float64).view(-1, D)
-    torch.testing.assert_close(engram_conv(*made), want)
 
 
 def conv_in_float32(*made) -> Tensor:

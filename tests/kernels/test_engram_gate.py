@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.engram_gate import (
-    FLOOR,
     ROWS,
     engram_gate,
     engram_gate_backward,
@@ -44,24 +42,6 @@ def case(
     key[3:4] = 0
     weight = torch.rand(shape[1], generator=generator, dtype=torch.float64) + 0.5
     return Case(h.to(dtype), key.to(narrow or dtype), value.to(narrow or dtype), weight.to(dtype))
-
-
-def by_hand(made: Case) -> list[list[float]]:
-    out, weight = [], made.weight.tolist()
-    for h, key, value in zip(*(x.tolist() for x in made[:3]), strict=True):
-        rms = math.sqrt(math.fsum(x * x for x in h) / len(h) + made.eps)
-        s = math.fsum(k * x / rms * w for k, x, w in zip(key, h, weight, strict=True)) / math.sqrt(len(h))
-        signed = math.copysign(math.sqrt(max(abs(s), FLOOR)), s) if s else 0.0
-        out.append([v / (1 + math.exp(-signed)) for v in value])
-    return out
-
-
-@settings(max_examples=25)
-@given(SHAPES)
-def test_values_are_gated(shape):
-    made = case(shape, torch.float64)
-    want = torch.tensor(by_hand(made), dtype=torch.float64).view(shape)
-    torch.testing.assert_close(engram_gate(*made), want)
 
 
 def with_special_values() -> Case:
@@ -107,9 +87,3 @@ def test_gradients_of_op_and_twin(shape):
     arguments = [x.requires_grad_() for x in made[:4]]
     for op in (engram_gate, engram_gate_torch):
         assert torch.autograd.gradcheck(lambda *x, op=op: op(*x, EPS), arguments)
-
-
-def test_no_gradient_below_the_floor():
-    made = case((6, 20))
-    dh, dkey, dvalue, _ = engram_gate_backward(torch.ones(6, 20), *made)
-    assert (dh[2:4] == 0).all() and (dkey[2:4] == 0).all() and (dvalue[2:4] == 0.5).all()

@@ -73,7 +73,7 @@ def by_hand(made: Case) -> list[list[list[int]]]:
     return rows
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases())
 @example(AS_CONFIGURED)
 def test_rows_are_those_of_unbounded_integers(made):

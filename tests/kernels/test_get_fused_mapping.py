@@ -32,7 +32,7 @@ def by_hand(chosen_NK: Tensor, E: int, alignment: int) -> list[list[int]]:
     return [[entry[i] for entry in entries] for i in range(3)] + [token_to_pos, start, end, count]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(choices())
 def test_mapping_is_what_lists_give(case):
     got = get_fused_mapping(*case)

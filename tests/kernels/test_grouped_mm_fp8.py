@@ -45,10 +45,6 @@ def test_errs_as_three_bits_of_mantissa_do_and_not_in_the_weight_gradient(dtype)
         assert a.dtype == b.dtype and error < bound and (error > 0.02 or bound < 0.02)
 
 
-def test_an_expert_without_rows_has_no_gradient():
-    assert (results(lambda x, w: grouped_mm_fp8(x, w, ENDS))[2][1] == 0).all()
-
-
 def test_compiles_without_a_break_to_the_same_numbers():
     torch.compiler.reset()
     compiled = torch.compile(grouped_mm_fp8, backend="aot_eager", fullgraph=True)

@@ -25,7 +25,7 @@ from kernels.engram_conv import engram_conv, engram_conv_backward
 from kernels.engram_gate import engram_gate, engram_gate_backward
 from kernels.engram_hash import engram_hash
 from kernels.expand_reduce import expand_to_fused, reduce_fused, reduce_fused_backward
-from kernels.get_fused_mapping import fused_mapping, get_fused_mapping
+from kernels.get_fused_mapping import fused_mapping
 from kernels.grouped_mm_fp8 import grouped_mm_fp8
 from kernels.normalize_weight import normalize_weight
 from kernels.route import route
@@ -225,31 +225,11 @@ def test_torch_library_finds_nothing_wrong(op, arguments):
 @pytest.mark.parametrize(
     ("op", "arguments", "problem"),
     [
-        (aux_fi, (z(3, 2, dtype=I64), 2, 0), "aux_fi: the number of experts 2 and k 0"),
-        (cast_rows_fp8, (z(3),), r"must be \(R, C\)"),
-        (cast_columns_fp8, (z(3, 3),), r"must be \(E, K, N\)"),
-        (engram_conv, (z(6), *convolved(F32)[1:]), "engram_conv: v_ND must be"),
-        (engram_conv, (z(64, 20), *convolved(F32)[1:]), "engram_conv: D is 20 in v_ND"),
-        (engram_gate, (z(16, 20), *gated(2048, F32, F32)[1:]), "engram_gate: D is 20 in h_ND"),
-        (engram_hash, (z(3, dtype=I64), *HASH), r"engram_hash: ids must be \(B, T\)"),
-        (engram_hash, (z(2, 3), *HASH), "engram_hash: ids must be .*float32"),
         (engram_hash, (z(2, 3, dtype=I64), [3, 7], *HASH[1:]), "engram_hash: orders"),
-        (engram_hash, (z(2, 3, dtype=I64), *HASH[:2], [5, 7, 11], 257, 256), "engram_hash: the 3 primes"),
         (expand_to_fused, (z(3, 2), z(2, 1, dtype=I32), z(4)), "N is 3 in x_ND and 2 in token_to_pos_NK"),
-        (get_fused_mapping, (z(3, dtype=I64), 2, 1), r"get_fused_mapping: chosen_NK must be \(N, K\)"),
-        (get_fused_mapping, (z(3, 1, dtype=I64), 2, 0), "get_fused_mapping: experts 2 and alignment 0"),
-        (grouped_mm_fp8, (z(96, 32), z(3, 64, 48), z(3)), "grouped_mm_fp8: x .* must be"),
         (grouped_mm_fp8, (z(96, 64), z(3, 64, 40), z(3)), "with D and F multiples of 16"),
-        (normalize_weight, (z(3),), r"must be \(N, K\)"),
-        (reduce_fused, (z(3, 2), z(2, 2), z(2, 1), z(3)), "K is 2 in w_NK and 1 in token_to_pos_NK"),
         (route, (z(2, 4), None, 5), "k = 5 must be in"),
-        (route, (z(2, 4), z(3), 2), "E is 4 in logits_NE and 3 in bias_E"),
-        (route, (z(2, 4), None, 2, None, 0), "alignment 0 must be a positive number"),
-        (segment_sum, (z(8, 4), *NINE), "segment_sum: N is 8 in x_ND and 9 in segment_N"),
-        (segment_expand, (z(4, 4), *NINE), r"segment_expand: 4 edges do not fit z_MD \(4, 4\)"),
-        (sum_tensors, ([], F32), "sum_tensors: the tensors must have one shape"),
         (sum_tensors, ([z(2), z(3)], F32), "sum_tensors: the tensors must have one shape"),
-        (topk_gate, (z(2, 3), 4), r"must be in 1\.\.E"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(op, arguments, problem):

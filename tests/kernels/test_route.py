@@ -53,7 +53,7 @@ def by_hand(logits_NE, bias_E, k, valid_N) -> list[list]:
     return [gates, chosen, count, all_scores]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cases())
 def test_routing_is_what_lists_give(case):
     got = route(*case)

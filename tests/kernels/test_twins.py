@@ -13,7 +13,7 @@ PAIRS = pairs()
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", PAIRS)
-@settings(max_examples=12)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_kernel_gives_what_its_twin_gives(name, data):
     PAIRS[name].check(data.draw(PAIRS[name].cases))

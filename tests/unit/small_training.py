@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from spider.common.errors import Preempted
+from spider.common.files import digest
 from spider.config import StageSpec, TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.packing import pack
@@ -114,6 +115,23 @@ def make_spec() -> Callable[..., StageSpec]:
         return config.stage("r", stage)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Callable[[StageSpec], Path]:
+    """Return a function that gives the folder of an undisturbed training of a spec, trained once."""
+    known: dict[str, Path] = {}
+
+    def trained(spec: StageSpec) -> Path:
+        name = digest(spec.model_dump(mode="json"))
+        if name not in known:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            torch.set_num_threads(1)
+            train(spec, folder, shards)
+            known[name] = folder
+        return known[name]
+
+    return trained
 
 
 @pytest.fixture(scope="session")

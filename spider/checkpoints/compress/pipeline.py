@@ -11,7 +11,12 @@ falls by one bit per weight whenever the range doubles.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import lzma
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from bisect import bisect_left
@@ -23,10 +28,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from spider.checkpoints.compress import code
-from spider.checkpoints.compress.calibrate import input_sums
 from spider.checkpoints.compress.format import read as read_compressed
-from spider.checkpoints.compress.parts import QuantizedPart, quantize, split
+from spider.checkpoints.compress.quantize import QuantizedPart, input_sums, quantize, split
 from spider.checkpoints.compress.writer import compressed
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CompressedReceipt, CompressedRecord, Receipt
@@ -34,6 +37,7 @@ from spider.common import files
 from spider.common.results import CompressedFolder
 from spider.common.version import VERSION
 from spider.config import StageSpec
+from spider.config.imports import allowed_imports
 from spider.config.run import CompressConfig
 from spider.data.shards import Shards
 from spider.model.interface import Model, model_tensors
@@ -51,6 +55,21 @@ _FIRST_CLIP = 12.85
 _TRIES = 4
 #: Windows of training text that GPTQ reads. More of them change the loss little.
 WINDOWS = 64
+#: Reads a file, predicts once, and lists the modules of this project that it has loaded.
+_READ = """
+import json, sys
+from pathlib import Path
+import torch
+from spider.config.imports import allow_import
+for family in json.loads(sys.argv[2]):
+    allow_import(family)
+from spider.checkpoints.compress.format import read
+model = read(Path(sys.argv[1])).model()
+model(torch.zeros(1, 8, dtype=torch.long))
+ours = {"spider", "kernels", model.config.family.partition(".")[0]}
+loaded = {name: getattr(m, "__file__", None) for name, m in sys.modules.items()}
+print(json.dumps({name: file for name, file in loaded.items() if file and name.partition(".")[0] in ours}))
+"""
 
 
 @dataclass(eq=False)
@@ -79,8 +98,8 @@ class Compressor:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.spider"
             path.write_bytes(compressed(self.about, self.tokenizer, self.tensors, plain, self.exact)[0])
-            self.modules = code.needed(path)
-        self.code_bytes = code.size(self.modules)
+            self.modules = needed_modules(path)
+        self.code_bytes = source_size(self.modules)
 
     def total(self, clip: float) -> int:
         """Compress at a clipping range, and return the bytes of the file and of its code."""
@@ -252,3 +271,29 @@ def _windows(data: Path, length: int) -> np.ndarray:
     rng = np.random.default_rng(int(files.digest(["calibration", shards.digest]), 16))
     starts = rng.integers(0, shards.tokens, min(WINDOWS, -(-shards.tokens // length)))
     return shards.gather(np.sort(starts), length)
+
+
+def needed_modules(path: Path) -> dict[str, Path]:
+    """Return the path of each module of this project that reading the file at ``path`` imports, by name.
+
+    A fresh process reads the file, predicts once and prints what it imported. Libraries are not counted, like
+    the C library of any decompressor.
+    """
+    root = str(Path(__file__).parents[3])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.run(
+        [sys.executable, "-c", _READ, str(path.resolve()), json.dumps(allowed_imports())],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    if process.returncode:
+        raise ValueError(f"a fresh process cannot read {path}:\n{process.stderr.strip()}")
+    found = json.loads(process.stdout.splitlines()[-1])
+    return {name: Path(found[name]) for name in sorted(found)}
+
+
+def source_size(modules: dict[str, Path]) -> int:
+    """Return the size of the modules' concatenated source, packed by the strongest preset of xz."""
+    source = b"".join(path.read_bytes() for path in modules.values())
+    return len(lzma.compress(source, preset=9 | lzma.PRESET_EXTREME))

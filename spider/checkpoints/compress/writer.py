@@ -23,7 +23,7 @@ from torch import Tensor
 
 from spider.checkpoints.compress import rans
 from spider.checkpoints.compress.format import FORMAT, MAGIC, MAX_CLUSTERS, SECTIONS, Quantized, restored
-from spider.checkpoints.compress.gptq import largest
+from spider.checkpoints.compress.quantize import largest
 from spider.model.interface import weights_digest
 
 #: Packed bytes per entry of a frequency table.

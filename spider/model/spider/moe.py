@@ -169,7 +169,7 @@ class Experts(nn.Module):
             n_N = torch.arange(len(x_ND), device=x_ND.device)
             y_NKD = (swiglu(x_ND @ up) @ down)[chosen_NK, n_N[:, None]]
         else:
-            # Zeros for tokens without an expert: calibration (`compress.calibrate`) sums over rows.
+            # Zeros for tokens without an expert: calibration (`compress.quantize`) sums over rows.
             has_expert_N1 = routing.chosen_NK[:, :1] >= 0
             y_NKD = self._sorted(x_ND * has_expert_N1, up, down, chosen_NK)
         y_ND = (routing.gates_NK[:, :, None].to(dtype) * y_NKD).sum(1)

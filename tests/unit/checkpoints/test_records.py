@@ -36,11 +36,6 @@ def test_a_receipt_is_a_function_of_the_final_manifest(stage):
     assert Receipt.of(manifest, written.checkpoint) == written
 
 
-def test_an_origin_holds_the_spec_of_the_stage(stage):
-    spec = Origin.read(stage.origin).spec
-    assert (spec.run, spec.stage, spec.index, spec.settings.max_steps) == ("r", "a", 0, 3)
-
-
 def test_a_manifest_holds_its_epoch_and_one_of_before_is_read_without_it(stage, tmp_path):
     newest = steps(stage.checkpoints)[-1]
     plain = files.read_json(newest / "manifest.json")

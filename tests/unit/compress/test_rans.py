@@ -25,9 +25,9 @@ def gaussian(count):
 
 @pytest.mark.parametrize(
     "run",
-    [np.array([7], np.uint8), np.full(5000, 3, np.uint8), np.arange(2, dtype=np.uint8).repeat(999),
-     RNG.integers(0, 255, 100_000).astype(np.uint8), gaussian(1_000_000)],
-    ids=["one", "one symbol", "two", "uniform", "gaussian"],
+    [np.array([7], np.uint8), np.full(5000, 3, np.uint8), RNG.integers(0, 255, 100_000).astype(np.uint8),
+     gaussian(300_000)],
+    ids=["one", "one symbol", "uniform", "gaussian"],
 )  # fmt: skip
 def test_decoding_returns_the_symbols_and_the_size_is_near_their_entropy(run):
     data, tables, lanes = coded(run)

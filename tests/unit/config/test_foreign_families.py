@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 import spider
+from spider.checkpoints.compress.format import CompressedModel
 from spider.cli import cli
 from spider.common.errors import CheckpointError
-from spider.config import imports, load_config
+from spider.config import CompressConfig, imports, load_config
 from spider.config.block import ConfigError
 from spider.config.imports import allow_import
 from spider.config.model import family_block
 from spider.model import build_model
+from spider.model.interface import model_tensors
 from tests.unit.hf.small_exports import exported
 
 ROOT = Path(__file__).parents[3]
@@ -69,18 +71,30 @@ def test_a_downloaded_model_imports_no_family_that_its_user_did_not_name(downloa
     assert "family/model.ran" in ran(foreign)
 
 
-def test_transformers_imports_one_with_trust_remote_code_alone(downloaded, foreign):
+def test_a_compressed_file_imports_none_either(downloaded, foreign, tmp_path):
+    compressed = CompressedModel(tmp_path / "model.spider", {"model": {"family": "foreign_code.family"}}, {})
+    with pytest.raises(CheckpointError, match=REFUSED):
+        compressed.model()
+    assert ran(foreign) == []
+
+
+@pytest.mark.parametrize("trusted", [None, False, True])
+def test_transformers_imports_one_with_trust_remote_code_alone(downloaded, foreign, trusted):
     transformers = pytest.importorskip("transformers")
     import_module("spider.hf")  # registers Spider's classes
-    auto = transformers.AutoModelForCausalLM
-    config = transformers.AutoConfig.from_pretrained(downloaded)
-    assert config.vocab_size == 272
-    for make in (lambda: auto.from_pretrained(downloaded), lambda: auto.from_config(config)):
-        with pytest.raises(ValueError, match=REFUSED):
-            make()
+
+    config = transformers.AutoConfig.from_pretrained(downloaded, trust_remote_code=trusted)
+    assert config.vocab_size == 272 and ran(foreign) == []
+    if trusted:
+        auto = transformers.AutoModelForCausalLM
+        model = auto.from_pretrained(downloaded, trust_remote_code=True)
+        assert type(model.model).__name__ == "Toy" and "family/model.ran" in ran(foreign)
+        return
+    with pytest.raises(ValueError, match=REFUSED):
+        transformers.AutoModelForCausalLM.from_pretrained(downloaded, trust_remote_code=trusted)
+    with pytest.raises(ValueError, match=REFUSED):
+        transformers.AutoModelForCausalLM.from_config(config)
     assert ran(foreign) == []
-    model = auto.from_pretrained(downloaded, trust_remote_code=True)
-    assert type(model.model).__name__ == "Toy" and "family/model.ran" in ran(foreign)
 
 
 def configuration(folder, family):
@@ -121,9 +135,16 @@ def test_an_installed_package_registers_its_family(downloaded, foreign):
     assert spider.load_model(downloaded)[1].family == "foreign_code.family"
 
 
-def test_the_source_of_ones_own_family_is_counted_in_a_fresh_process(foreign, monkeypatch):
+def test_the_source_of_ones_own_family_is_counted_in_a_fresh_process(foreign, monkeypatch, tmp_path):
     """The process that counts what reading a compressed model imports takes over what was named here."""
     monkeypatch.setenv("PYTHONPATH", f"{foreign.parent}:{ROOT}")
-    code = import_module("spider.checkpoints.compress.code")
+    pipeline = import_module("spider.checkpoints.compress.pipeline")
     allow_import("foreign_code.family")
-    assert "foreign_code.family.model" in code.needed_by(json.dumps({"family": "foreign_code.family"}))
+    model = build_model(family_block({"family": "foreign_code.family"}))
+    tensors = model_tensors(model, "")
+    parts, exact = pipeline.split(model, CompressConfig())
+    about = {"model": model.config.model_dump(mode="json"), "window": 8}
+    quantized = {part.name: part.nearest(12.0) for part in parts}
+    content, _ = pipeline.compressed(about, b"", tensors, quantized, exact)
+    (tmp_path / "model.spider").write_bytes(content)
+    assert "foreign_code.family.model" in pipeline.needed_modules(tmp_path / "model.spider")

@@ -1,4 +1,4 @@
-"""Test that no output depends on a later byte, for the whole model under every switch and for each part.
+"""Test that no output depends on a later byte, under every switch.
 
 Two forward passes of one shape are compared row by row: one over copies of a window, one over copies of which
 row t is changed at place t. In float64 no product's last bit depends on the other rows of a batch of the same
@@ -9,27 +9,19 @@ there it means equal but for the last bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from small import SWITCHES, randomised, small_config
+from small import SWITCHES, randomised
 from torch import Tensor
 
 from spider.config import merged
-from spider.model.layers import rope_table
 from spider.model.spider import chunking
-from spider.model.spider.attention import LatentAttention
-from spider.model.spider.chunking import Chunker, lay_out
-from spider.model.spider.config import AttentionConfig, BoundaryConfig
-from spider.model.spider.engram import Engram, Retrieved, Tables, primes_from
-from spider.model.spider.recurrence import Halting, Layer
+from spider.model.spider.chunking import Chunker
+from spider.model.spider.config import BoundaryConfig
 from spider.tokens import BYTES
-
-# ------------------------------------------------------------------------------------- the whole model
 
 T = 24
 #: A document ends and the next begins in the middle; runs of spaces; more words than the low capacity.
@@ -122,118 +114,9 @@ def test_a_row_does_not_depend_on_the_others_of_its_batch(make, off):
             torch.testing.assert_close(alone, among_others[t], rtol=0, atol=off)
 
 
-# ------------------------------------------------------------------------------------- each part alone
-
-N, D = 9, 8
-HEADS = AttentionConfig(heads=2, nope_dim=4, rope_dim=4, v_dim=8, kv_lora_rank=6)
-ROPE = rope_table(N, HEADS.rope_dim, 1e4, torch.device("cpu"))
-SPARE = 16
-#: N windows of N rows in a buffer with spare rows; a window might be longer.
-WINDOWS = lay_out(torch.full((N,), N), N * N + SPARE, N + 3)
-
-
-def bumped(x_ND: Tensor) -> Tensor:
-    """Return N copies of ``x_ND``, (N, N, D). In copy t, row t is changed."""
-    return x_ND + torch.eye(len(x_ND), dtype=x_ND.dtype)[..., None] * torch.randn_like(x_ND)
-
-
-def check(part: Callable[[Tensor], Tensor], dim: int = D) -> None:
-    torch.manual_seed(0)
-    x_ND = torch.randn(N, dim, dtype=torch.float64)
-    with torch.no_grad():
-        assert_causal(part(x_ND.repeat(N, 1, 1)), part(bumped(x_ND)), "this part")
-
-
-def by_rows(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Apply a part of the core to windows (N, N, D) laid out as `WINDOWS`; spare rows are not zero."""
-
-    def run(x_NND: Tensor) -> Tensor:
-        rows_MD = F.pad(x_NND.flatten(0, 1), (0, 0, 0, SPARE), value=1.0)
-        return part(rows_MD)[: N * N].unflatten(0, (N, N))
-
-    return run
-
-
-def test_attention():
-    attention = randomised(LatentAttention(D, HEADS)).double()
-    check(lambda x: attention(x, ROPE))
-    longer = rope_table(WINDOWS.longest, HEADS.rope_dim, 1e4, torch.device("cpu"))
-    check(by_rows(lambda x: attention(x, longer, WINDOWS)))
-
-
-def test_dense_block():
-    config = small_config(hidden=D, attention=HEADS.model_dump())
-    block = randomised(Layer(config)).double()
-    check(lambda x: block(x, ROPE)[0])
-
-
-def engram() -> Engram:
-    config = small_config().engram
-    return randomised(Engram(D, config, primes_from(31, len(config.ORDERS) * config.HEADS))).double()
-
-
-def test_engram_sees_neither_later_states_nor_later_indexes():
-    part = engram()
-    torch.manual_seed(1)
-    given = torch.randn(3, N, D, dtype=torch.float64).repeat(1, N, 1)
-    h, key, value = F.pad(given, (0, 0, 0, SPARE))
-    number = WINDOWS.number_M
-    check(by_rows(lambda x: part(x, Retrieved(key, value), number)))
-    check(by_rows(lambda x: part(h, Retrieved(x, value), number)))
-    check(by_rows(lambda x: part(h, Retrieved(key, x), number)))
-
-
-@pytest.mark.parametrize("moe", [None, {}])
-def test_core(make, moe):
-    model = make(moe=moe, engram={"layers": [0, 1]}, recurrence={"loops": 3}).double().eval()
-    tokens, close = torch.randint(0, 256, (1, N)).expand(N, -1), torch.arange(N * N + SPARE) % (N * N)
-    indexes = model.core.retrieve(tokens, close, WINDOWS.valid_M)
-    rope = rope_table(WINDOWS.longest, model.config.attention.rope_dim, 1e4, torch.device("cpu"))
-    check(by_rows(lambda x: model.core(x, indexes, rope, WINDOWS, 3).z_MD), model.config.hidden)
-
-
-def test_halting_and_experts_keep_places_apart(make):
-    halting = randomised(Halting(D)).double()
-    experts = make().double().core.layers[0].ffn
-
-    def halted(x: Tensor) -> Tensor:
-        state = halting(halting.start(x), x, last=False)
-        return halting(state, 2 * x, last=True).output_MD
-
-    for part, dim in ((halted, D), (by_rows(lambda x: experts(x, WINDOWS.valid_M)[0]), 32)):
-        check(part, dim)
-        check(
-            lambda x, part=part: part(x.flip(1)).flip(1), dim
-        )  # reversed: no position depends on an earlier one
-
-
-def test_ngrams():
-    before, after = WINDOW.repeat(T, 1), changed_at_each_place(WINDOW, 0)
-    tables = Tables([1, 3], primes_from(81_307, 2), 1, std=0.0)
-    assert_causal(tables.rows(before), tables.rows(after), "n-grams")
-
-
-def chunker(**changes: object) -> Chunker:
-    config = BoundaryConfig.model_validate({"hidden": 8} | changes)
-    return randomised(Chunker(D, config)).double().eval()
-
-
-@pytest.mark.parametrize("cut", CUTS)
-def test_boundaries_down_and_up(cut):
-    part = chunker(**CUTS[cut])
-    tokens = WINDOW[:N].repeat(N, 1)
-
-    def there_and_back(h: Tensor) -> Tensor:
-        patches, _, _ = part.patch_bounds(tokens, h)
-        # The byte's own state is added, as in the model; up alone does not depend on it before its patch
-        # closes.
-        return h + part.up(part.down(h, patches), patches)
-
-    check(there_and_back)
-
-
 def test_a_byte_shows_from_the_closing_byte_of_its_patch_on_and_a_patch_until_the_next_closes():
-    part = chunker(kind="whitespace", capacity=1.0)
+    D, config = 8, BoundaryConfig(hidden=8, kind="whitespace", capacity=1.0)
+    part = randomised(Chunker(D, config)).double().eval()
     window_1T = torch.tensor([list(b"ab cde f ghi")])
     h = torch.randn(1, 12, D, dtype=torch.float64)
     patches, _, _ = part.patch_bounds(window_1T, h)

@@ -54,31 +54,13 @@ def test_down_and_up_equal_a_loop_over_bytes(capacity):
     assert metrics["patch_fill"] == 1 and len(e) == 1 + len(closed)  # one window: no row is spare
 
 
-def test_the_shown_size_of_a_patch_is_bytes_over_patches():
-    """24 bytes in two windows are cut at each of 6 runs of spaces."""
-    tokens = torch.stack([text("ab cd ef gh ")[0], text("abcdefghi k ")[0]])
-    h = torch.zeros(2, 12, D)
-    _, spaced, _ = chunker(kind="whitespace", capacity=1.0).patch_bounds(tokens, h)
-    assert spaced["bytes_per_patch"].item() == pytest.approx(24 / 6) and spaced["boundary_rate"] == 6 / 24
-    _, uncut, _ = chunker(kind="whitespace", capacity=1.0).patch_bounds(torch.full((2, 12), 97), h)
-    assert uncut["bytes_per_patch"].item() == 24, "without a boundary, all bytes and not infinity"
-
-
 def test_whitespace_closes_at_specials_too():
     tokens = torch.tensor([[BYTES.bos, 97, 32, 32, 98, BYTES.eos, BYTES.bos, 99]])
     patches, _, _ = chunker(kind="whitespace", capacity=1.0).patch_bounds(tokens, torch.zeros(1, 8, D))
     assert patches.row_BT.tolist() == [[1, 1, 2, 2, 2, 3, 3, 3]]
 
 
-def test_none_moves_nothing():
-    module, h = chunker(kind="none"), torch.randn(1, 5, D)
-    patches, metrics, loss = module.patch_bounds(text("abcde"), h)
-    assert torch.equal(module.down(h, patches), module.down_norm(h[0]))
-    assert torch.equal(module.up(h[0], patches), module.up_norm(h))
-    assert (metrics, loss.item(), module.slots(5)) == ({}, 0, 5)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
     rates = {True: [], False: []}
     for seed in range(6):
@@ -87,11 +69,10 @@ def test_a_new_predictor_cuts_at_about_the_wanted_rate(rate):
         for part in module.modules():
             if hasattr(part, "init_weights"):
                 part.init_weights()
-        for training in rates:
-            _, metrics, _ = module.train(training).patch_bounds(
-                torch.zeros(8, 256).long(), torch.randn(8, 256, 64)
-            )
-            rates[training].append(metrics["boundary_rate"].item())
+        for training, found in rates.items():
+            tokens, h = torch.zeros(8, 256).long(), torch.randn(8, 256, 64)
+            _, metrics, _ = module.train(training).patch_bounds(tokens, h)
+            found.append(metrics["boundary_rate"].item())
     for seen in rates.values():
         assert sum(seen) / len(seen) == pytest.approx(rate, abs=0.1)
 
@@ -107,14 +88,6 @@ def test_a_predictor_may_start_at_white_space_and_learn_from_there():
     for name, parameter in predictor.named_parameters():
         if "hidden" not in name:  # it feeds an output map that starts at zero
             assert parameter.grad.abs().sum() > 0, name
-
-
-def test_flexi_loss_is_free_between_its_two_ends_and_linear_outside():
-    module = chunker(rate=0.3)
-    for k, expected in ((10, 0.1), (20, 0.0), (25, 0.0), (30, 0.0), (50, 0.2)):
-        b = torch.zeros(1, 100)
-        b[0, :k] = 1
-        assert module._rate_loss(b)[0].item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_boundary_has_the_gradient_of_what_cutting_changes_for_the_bytes_that_read_it():

@@ -8,9 +8,9 @@ import torch
 from spider.config import ConfigError, load_config
 from spider.model import build_model
 from spider.model.interface import Reader
-from spider.workflow.describe import describe
 
 TOY = "tests.families.toy"
+TOYS = f"from {TOY}.config import Config"
 
 
 def configuration(model, **stage):
@@ -25,11 +25,6 @@ def configuration(model, **stage):
 def build(**changes):
     torch.manual_seed(0)
     return build_model(configuration({"family": TOY, **changes}).run("r").model)
-
-
-def test_a_family_is_found_by_the_name_it_is_imported_by():
-    model = build(width=8)
-    assert type(model).__name__ == "Toy" and model.embedding.shape == (model.tokens.size, 8)
 
 
 def test_one_seed_gives_one_model_also_by_way_of_the_meta_device():
@@ -54,12 +49,6 @@ def test_a_stream_without_a_cache_gives_the_logits_of_one_pass_and_keeps_its_con
     torch.testing.assert_close(pieces, whole)
     with pytest.raises(ValueError, match=r"cannot read 1 ids after 7 with a context of 7"):
         reader.extend([0])
-
-
-def test_it_is_described_and_its_parts_add_up():
-    told = describe(configuration({"family": TOY}), "r")
-    assert told["parameters"] == sum(told["parameters_by_part"].values()) == 2 * 272 * 16
-    assert told["stages"][0]["n_loops"] == 1 and told["stages"][0]["memory"]["activations"] > 0
 
 
 def test_a_family_without_loops_takes_no_n_loops():
@@ -87,48 +76,23 @@ def test_a_wrong_family_or_key_is_named_with_the_nearest(model, message):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "module", "message"),
     [
-        (
-            "import no_such_module",
-            r"broken\.config cannot be imported \(ModuleNotFoundError: .*no_such",
-        ),
-        ("1 / 0", r"broken\.config cannot be imported \(ZeroDivisionError: division by zero\)"),
-        ("", r"family 'broken': its config\.py defines no Config, a spider\.config\.ModelConfig"),
-        (None, r"broken\.config cannot be imported \(ModuleNotFoundError"),
+        ("import no_such_module", "", r"broken\.config cannot be imported \(ModuleNotFoundError: .*no_such"),
+        ("", "", r"family 'broken': its config\.py defines no Config, a spider\.config\.ModelConfig"),
+        (None, "", r"broken\.config cannot be imported \(ModuleNotFoundError"),
+        (TOYS, "1 / 0", r"broken\.model cannot be imported \(ZeroDivisionError: division by zero\)"),
+        (TOYS, "", r"family 'broken': its model\.py defines no Model"),
     ],
 )
-def test_a_family_that_cannot_be_imported_says_why(tmp_path, monkeypatch, config, message):
-    _package(tmp_path, monkeypatch, config)
-    with pytest.raises(ConfigError, match=rf"runs\.r\.model.*: .*{message}"):
-        configuration({"family": "broken"})
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (
-            "import no_such_module",
-            r"broken\.model cannot be imported \(ModuleNotFoundError: .*no_such",
-        ),
-        ("", r"family 'broken': its model\.py defines no Model"),
-    ],
-)
-def test_a_family_without_a_model_says_so_where_it_is_built(tmp_path, monkeypatch, module, message):
-    _package(tmp_path, monkeypatch, "from tests.families.toy.config import Config", module)
-    config = configuration({"family": "broken"}).run("r").model
-    with pytest.raises(ConfigError, match=message):
-        build_model(config)
-
-
-def _package(tmp_path, monkeypatch, config, model=""):
-    """Put a family ``broken`` on Python's path."""
+def test_a_family_that_cannot_be_imported_says_why(tmp_path, monkeypatch, config, module, message):
     folder = tmp_path / "broken"
     folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    if config is not None:
-        (folder / "config.py").write_text(config)
-    (folder / "model.py").write_text(model)
+    for name, text in (("__init__", ""), ("config", config), ("model", module)):
+        if text is not None:
+            (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.split(".")[0] == "broken"]:
         monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=message):
+        build_model(configuration({"family": "broken"}).run("r").model)

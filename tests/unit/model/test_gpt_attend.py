@@ -92,11 +92,6 @@ def test_offsets_give_what_the_mask_gives(switch, document_BT, kernel, monkeypat
     torch.testing.assert_close(by_offsets, model(x, document_BT=document_BT).logits, rtol=1e-9, atol=1e-9)
 
 
-def test_without_a_bound_documents_take_the_mask(kernel):
-    build_gpt(windows="L")(text(2, 20), document_BT=SEGMENTS)
-    assert kernel == []
-
-
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_documents_of_a_packed_row_are_read_as_each_alone(switch):
     model, x = build_gpt(**SWITCHES[switch]).double().eval(), text(2, 20)
@@ -109,12 +104,12 @@ def test_documents_of_a_packed_row_are_read_as_each_alone(switch):
     torch.testing.assert_close(packed[1], row[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 9])
+@pytest.mark.parametrize("window", [None, 4])
 def test_a_cache_holds_what_the_next_positions_see_in_a_fixed_buffer(window):
     torch.manual_seed(0)
     k, v, q = torch.randn(1, 30, 2, 8), torch.randn(1, 30, 2, 8), torch.randn(1, 30, 4, 8)
     whole = attend(q, k, v, view((1, 30), window, None, None, CPU, torch.float32))
-    for sizes in ([1] * 30, [7, 1, 1, 12, 9], [30], [2, 28], [13, 1, 1, 15]):
+    for sizes in ([1] * 30, [7, 1, 1, 12, 9], [2, 28]):
         cache, start = Cache(30, window), 0
         for N in sizes:
             seen = view_behind(start if window is None else min(start, window), N, window, CPU)

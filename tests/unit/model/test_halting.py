@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spider.model.spider.recurrence import EPSILON, Halting
 
@@ -23,33 +21,6 @@ def run(probabilities: list[list[float]], states: torch.Tensor):
     return state
 
 
-#: 0 and 1, the threshold and its neighbours, and arbitrary values.
-PROBABILITIES = st.one_of(
-    st.sampled_from([0.0, 1.0, EPSILON, 0.5, 1 - EPSILON, 1 - EPSILON - 1e-7, 1 - EPSILON + 1e-7, 1e-30]),
-    st.floats(0, 1),
-)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(
-    rows=st.integers(1, 32).flatmap(
-        lambda n: st.lists(st.lists(PROBABILITIES, min_size=n, max_size=n), min_size=1, max_size=6)
-    )
-)
-@settings(max_examples=60)
-def test_weights_of_every_patch_sum_to_one(rows, dtype):
-    R = len(rows[0])
-    # State r is the r-th unit vector, so the output is the weights themselves.
-    one_hot = torch.eye(R, dtype=dtype)[:, None, None].expand(R, 1, len(rows), R)
-    state = run(rows, one_hot)
-    weight_LR = state.output_MD[0].double()
-    assert (weight_LR.sum(1) - 1).abs().max() <= 1e-6
-    assert weight_LR.min() >= 0
-    unused = torch.arange(R) >= state.loops_M[0, :, None]
-    assert (weight_LR[unused] == 0).all()
-    assert not state.running_M.any()
-
-
 def test_output_loops_and_remainder_are_those_of_the_definition():
     rows = [[0.3, 0.5, 0.4, 0.9], [0.995, 0.5, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1], [0.5, 0.495, 0.1, 0.1]]
     torch.manual_seed(0)
@@ -64,13 +35,3 @@ def test_output_loops_and_remainder_are_those_of_the_definition():
         torch.testing.assert_close(state.output_MD[0, j], expected)
         assert state.loops_M[0, j] == n + 1
         assert state.remainder_M[0, j].item() == pytest.approx(1 - total)
-
-
-def test_ponder_pushes_towards_earlier_halting():
-    module = Halting(2)
-    module.init_weights()
-    h = torch.ones(1, 1, 2)
-    state = module(module.start(h), h, last=False)
-    state = module(state, h, last=True)
-    (state.loops_M + state.remainder_M).sum().backward()
-    assert module.bias.grad < 0, "descending the ponder cost must raise p"

@@ -18,7 +18,7 @@ def whole(model, ids: list[int], context: int, n_loops: int | None = None) -> to
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12], [40]])
+@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12]])
 def test_every_prefix_has_the_logits_of_a_whole_forward_pass(make, tokens, switch, sizes):
     model = make(**SWITCHES[switch]).double().eval()
     for ids in tokens.tolist():
@@ -58,12 +58,3 @@ def test_only_latents_and_one_rotated_key_are_kept_and_the_core_runs_only_where_
     for cache in (stream.pasts[0].blocks[0], stream.pasts[0].core[1][0]):
         assert cache._buffer.shape[-1] == attention.kv_lora_rank + attention.rope_dim
     assert (stream.pasts[0].blocks[0].length, stream.pasts[0].core[1][0].length) == (12, 4)
-
-
-def test_narrow_arithmetic_stays_near_the_whole_pass(make, tokens):
-    model = make(busy=False).eval()
-    ids = tokens[0].tolist()
-    with torch.autocast("cpu", torch.bfloat16):
-        stream = Incremental(model, context=40)
-        got = torch.cat([stream.extend([i]) for i in ids])
-    torch.testing.assert_close(got, whole(model, ids, 40), rtol=0.05, atol=0.05)

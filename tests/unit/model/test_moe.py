@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from small import build, train
+from small import build
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -98,20 +98,12 @@ def test_ops_have_the_result_and_the_gradients_of_torch(request):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_ops_send_slots_that_are_not_valid_to_no_expert(ops):
-    module, x, mask = moe(), torch.randn(1, 6, 16), torch.zeros(1, 6, dtype=torch.bool)
-    mask[0, :2] = True
-    y, stats = module(x, mask)
-    assert stats.counts_E.sum() == 4 and (y[0, 2:] == 0).all() and (y[0, :2] != 0).any()
-
-
-@pytest.mark.parametrize("stream", ["wide", "narrow"])
-def test_a_layer_by_ops_has_the_same_gradients_recomputed_and_compiled(ops, stream):
+def test_a_layer_by_ops_has_the_same_gradients_recomputed_and_compiled(ops):
     torch.compiler.reset()
     results = {}
     for way in ("none", "selective", "compiled"):
         recurrence = {"layers": 1, "loops": 1, "checkpointing": "none" if way == "compiled" else way}
-        model = build(engram={"layers": [0]}, recurrence=recurrence, stream=stream).train()
+        model = build(engram={"layers": [0]}, recurrence=recurrence, stream="narrow").train()
         if way == "compiled":
             compile_forward(model, backend="aot_eager")
         x = torch.randint(97, 123, (2, 41), generator=torch.Generator().manual_seed(0))
@@ -124,11 +116,17 @@ def test_a_layer_by_ops_has_the_same_gradients_recomputed_and_compiled(ops, stre
         assert (kept - compiled).norm() <= 0.02 * kept.norm()
 
 
-def test_no_part_of_the_model_by_ops_has_a_graph_break(ops):
-    torch.compiler.reset()
-    model = build(engram={"layers": [0]}, recurrence={"layers": 1, "checkpointing": True}).train()
-    compile_forward(model, backend="aot_eager", fullgraph=True)
-    train(model, model)
+def test_the_losses_of_the_router_are_their_formulas_over_valid_tokens():
+    """The first is Switch's loss: E times the sum of load share times mean probability."""
+    module, x = moe(), torch.randn(2, 8, 16)
+    mask = valid(x)
+    mask[1, 3:] = False
+    _, stats = module(x, mask)
+    assert stats.counts_E.sum() == 2 * mask.sum()
+    logits = x[mask] @ module.router.weight.T
+    used_E = stats.counts_E / stats.counts_E.sum()
+    torch.testing.assert_close(stats.aux, 4 * (used_E * logits.softmax(-1).mean(0)).sum())
+    torch.testing.assert_close(stats.z, logits.logsumexp(-1).square().mean())
 
 
 def test_no_gradient_of_the_model_adds_floats_in_the_order_of_threads(ops, monkeypatch):
@@ -178,47 +176,16 @@ def test_the_routers_gradients_are_as_wide_compiled_as_they_are_eager():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_counts_are_exact_and_leave_invalid_slots_out():
-    module, x = moe(), torch.randn(2, 8, 16)
-    mask = valid(x)
-    mask[1, 3:] = False
-    _, stats = module(x, mask)
-    assert stats.counts_E.sum() == 2 * mask.sum()
-    changed = torch.where(mask[..., None], x, 100 * torch.randn_like(x))
-    _, again = module(changed, mask)
-    assert torch.equal(stats.counts_E, again.counts_E)
-    torch.testing.assert_close(stats.aux, again.aux)
-    torch.testing.assert_close(stats.z, again.z)
-
-
-def test_the_losses_of_the_router_are_their_formulas():
-    """The first is Switch's loss over valid tokens: E times the sum of load share times mean probability."""
-    module, x = moe(), torch.randn(2, 8, 16)
-    mask = valid(x)
-    mask[1, 3:] = False
-    _, stats = module(x, mask)
-    logits = x[mask] @ module.router.weight.T
-    used_E = stats.counts_E / stats.counts_E.sum()
-    torch.testing.assert_close(stats.aux, 4 * (used_E * logits.softmax(-1).mean(0)).sum())
-    torch.testing.assert_close(stats.z, logits.logsumexp(-1).square().mean())
-
-
 def test_the_bias_spreads_a_collapsed_load():
     module = moe()
     with torch.no_grad():
         module.router.weight[0] += 0.5  # nearly all tokens prefer one expert
     x = torch.randn(4, 64, 16) + 0.5
-
-    def busiest() -> float:
+    busiest = []
+    for _ in range(500):
         counts = module(x, valid(x))[1].counts_E
+        busiest.append((counts.max() * len(counts) / counts.sum()).item())
         module.load += counts
-        return (counts.max() * len(counts) / counts.sum()).item()
-
-    before = busiest()
-    for _ in range(1000):
         module.rebalance()
-        after = busiest()
-    assert before > 1.7, "the load was meant to be collapsed"
-    assert after < 1.4
-    module.rebalance()
-    assert (module.load == 0).all()
+    assert busiest[0] > 1.7, "the load was meant to be collapsed"
+    assert busiest[-1] < 1.4 and (module.load == 0).all()

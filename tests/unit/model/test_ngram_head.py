@@ -9,12 +9,11 @@ from small import SWITCHES, randomised
 from torch import Tensor
 
 from spider.config import merged
-from spider.config.model import NgramConfig
+from spider.config.ngram import NgramConfig
 from spider.data.ngram.layout import BEGIN, END, Layout
 from spider.model.ngram_head import NgramHead
 from spider.model.spider.model import Incremental
 from spider.tokens import BYTES
-from spider.training.compilation import compile_forward
 from tests.families.toy.config import Config as ToyConfig
 from tests.families.toy.model import Toy
 
@@ -87,52 +86,21 @@ def test_only_candidates_move_until_the_network_is_trusted_more_or_less(head):
         torch.testing.assert_close(scaled[place, others], scaled[place, others[:1]].expand(len(others)))
 
 
-def test_probabilities_sum_to_one_and_none_is_zero_also_under_autocast(head):
-    logits, h, proposed = given()
-    with torch.autocast("cpu", torch.bfloat16):
-        priced = randomised(head)(logits.bfloat16(), h.bfloat16(), proposed)
-    assert priced.dtype == torch.float32 and priced.log_softmax(-1).isfinite().all()
-    torch.testing.assert_close(priced.softmax(-1).sum(-1), torch.ones(len(priced)))
-
-
-def test_what_is_no_candidate_is_not_looked_at(head):
-    """Bytes after the last candidate have no effect."""
-    randomised(head)
-    logits, h, proposed = given()
-    LAYOUT.split(proposed)[0].zero_()
-    none = head(logits, h, proposed)
-    for part in (1, 4, 5):
-        LAYOUT.split(proposed)[part].fill_(7)
-    assert torch.equal(head(logits, h, proposed), none)
-
-
-def test_gradients_reach_every_parameter_after_a_step(head):
-    logits, h, proposed = given()
-    labels = torch.tensor([(chosen(row) or [65])[0] for row in proposed])
-    optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(head(logits, h, proposed), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > losses[1] > losses[2]
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
-
-
 def test_a_counts_worth_is_that_of_its_candidate_whatever_the_slot(head):
+    """And what is no candidate has no effect."""
     randomised(head)
     logits, h, proposed = given(200)
     LAYOUT.split(proposed)[0].fill_(LAYOUT.candidates)
     turned = proposed.clone()
     for part in (1, 4, 5):
-        before, after = LAYOUT.split(proposed)[part], LAYOUT.split(turned)[part]
-        after.copy_(before.flip(1))
+        LAYOUT.split(turned)[part].copy_(LAYOUT.split(proposed)[part].flip(1))
     different = [len(set(chosen(row))) == LAYOUT.candidates for row in proposed]
     a, b = head(logits, h, proposed), head(logits, h, turned)
     torch.testing.assert_close(a[different], b[different], rtol=1e-3, atol=1e-3)  # the order of sums differs
     assert sum(different) > 10
+    for none in (proposed, turned):
+        LAYOUT.split(none)[0].zero_()
+    assert torch.equal(head(logits, h, proposed), head(logits, h, turned))
 
 
 # ------------------------------------------------------------------------------------------------- in a model
@@ -177,7 +145,7 @@ def test_no_logit_sees_a_later_byte_nor_what_is_proposed_after_it(make, tokens, 
 
 
 @pytest.mark.parametrize("switch", ["everything", "whitespace_overflow", "no_patches", "bare"])
-@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12], [40]])
+@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12]])
 def test_every_prefix_has_the_logits_of_a_whole_forward_pass(make, tokens, switch, sizes):
     model = make(**merged(SWITCHES[switch], {"ngram": NGRAM})).eval()
     for row, ids in enumerate(tokens.tolist()):
@@ -190,22 +158,3 @@ def test_every_prefix_has_the_logits_of_a_whole_forward_pass(make, tokens, switc
         with torch.no_grad():
             whole = model(window, candidates_BTW=padded).logits[0, : len(ids)]
         torch.testing.assert_close(torch.cat(got), whole, rtol=1e-4, atol=1e-4)
-
-
-def test_compiled_it_computes_the_same(make, tokens):
-    model, proposed = make(moe=None, ngram=NGRAM), candidates(*tokens.shape)
-    losses, gradients = [], []
-    for compiled in (False, True):
-        if compiled:
-            compile_forward(model, fullgraph=True, backend="eager")
-        model.zero_grad()
-        torch.manual_seed(0)
-        loss = model(tokens[:, :-1], tokens[:, 1:], candidates_BTW=proposed[:, :-1]).loss
-        loss.backward()
-        losses.append(loss.item())
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    priced = {f"ngram.{name}" for name, _ in model.ngram.named_parameters()}
-    assert gradients[0].keys() == gradients[1].keys() >= priced
-    for name in gradients[0]:
-        torch.testing.assert_close(gradients[0][name], gradients[1][name], rtol=1e-4, atol=1e-6)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from spider.model.layers import rms_norm, rope_table
 from spider.model.spider.chunking import equal_windows
-from spider.model.spider.recurrence import Injection, _Aliases, loop_embedding
+from spider.model.spider.recurrence import Injection, _Aliases
 
 
 def enter(model, length: int = 9):
@@ -24,12 +22,12 @@ def enter(model, length: int = 9):
     return e, indexes, rope_table(length, model.config.attention.rope_dim, 1e4, e.device), windows
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3])
-def test_a_thousand_loops_stay_bounded_whatever_the_weights(make, scale):
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_hundreds_of_loops_stay_bounded_whatever_the_weights(make, scale):
     """The output of the blocks does not grow, and each feature of the state stays within the bound of a
     linear time-invariant system, ``|h_R| <= |h_0| + (Dt |B e| + max |y|) min(R, 1 / (1 - A))``.
     """
-    R = 1000
+    R = 300
     model = make(engram={"layers": [0, 1]})
     core = model.eval().core
     added, states = [], []
@@ -76,17 +74,6 @@ def test_injection_survives_a_decay_that_exp_cannot_hold():
     out.sum().backward()
     assert out.isfinite().all()
     assert all(p.grad.isfinite().all() for p in injection.parameters())
-
-
-def test_each_loop_reads_the_embedding_of_its_number(make, tokens, monkeypatch):
-    model = make(recurrence={"loops": 3}).eval()
-    begin = mock.Mock(wraps=model.core.begin)
-    monkeypatch.setattr(model.core, "begin", begin)
-    model(tokens)
-    given = [call.args[2] for call in begin.call_args_list]
-    torch.testing.assert_close(
-        torch.stack(given), loop_embedding(3, model.config.hidden, torch.device("cpu"))
-    )
 
 
 def test_a_patch_that_halts_at_the_first_loop_is_that_of_a_one_loop_model(make, tokens):

@@ -27,36 +27,6 @@ def test_training_gives_every_parameter_a_finite_gradient(make, tokens, switch):
         assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_language_model_loss_pushes_a_cut_where_cutting_lowers_it(make, seed):
-    """Of 256 continuations of one text, some are likelier with a cut before them, some without.
-
-    The gradient is a linear approximation, so it must agree in sign where the difference is clear.
-    """
-    model, at, N = make(seed=seed, boundary={"capacity": 1.0}).eval(), 11, 256
-    model.chunker.boundary_predictor = given = GivenLogits()
-    tokens = torch.randint(97, 123, (1, 24)).repeat(N, 1)
-    labels = torch.full_like(tokens, -100)
-    labels[:, at : at + 4] = torch.randint(97, 123, (N, 4))  # the bytes that read the patch closed at ``at``
-    cut = torch.full((N, 24), -2.0)
-    cut[:, 3::4] = 2.0
-    uncut = cut.clone()
-    uncut[:, at] = -2.0
-
-    def loss_N(logits_BT: torch.Tensor) -> torch.Tensor:
-        given.logits_BT = logits_BT
-        return model(tokens, labels, reduction="none").loss.sum(1)
-
-    with torch.no_grad():
-        worse_N = loss_N(cut) - loss_N(uncut)
-    (gradient_BT,) = torch.autograd.grad(loss_N(cut.requires_grad_()).sum(), cut)
-    gradient_N = gradient_BT[:, at]
-    assert torch.corrcoef(torch.stack([worse_N, gradient_N]))[0, 1] > 0.7
-    for clear_N in (worse_N > worse_N.std(), worse_N < -worse_N.std()):
-        assert clear_N.sum() > 10
-        assert (worse_N * gradient_N > 0)[clear_N].double().mean() > 0.85
-
-
 @pytest.mark.parametrize(
     ("preset", "count"),
     [("spider-400m", 395_696_738), ("spider-150m", 149_691_234), ("tiny", 17_196_198), ("slim", 245_622)],
@@ -116,20 +86,21 @@ def test_no_reduction_gives_the_cross_entropy_of_each_label(make, tokens):
     assert model(tokens, torch.full_like(labels, -100)).loss.isfinite()
 
 
-@pytest.mark.parametrize("checkpointing", [True, "selective", "full"])
-@pytest.mark.parametrize("n_loops", [1, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_recomputation_changes_neither_gradients_nor_load(make, tokens, n_loops, checkpointing, dtype):
+@pytest.mark.parametrize(
+    ("checkpointing", "n_loops", "narrow"),
+    [(True, 4, False), ("selective", 1, False), ("selective", 4, True), ("full", 4, True)],
+)
+def test_recomputation_changes_neither_gradients_nor_load(make, tokens, checkpointing, n_loops, narrow):
     plain = make(recurrence={"checkpointing": "none"}).train()
     recomputed = make(recurrence={"checkpointing": checkpointing}).train()
     assert not plain.config.recurrence.checkpointing
     for model in (plain, recomputed):
         torch.manual_seed(9)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
             loss = model(tokens, tokens.roll(-1, 1), n_loops=n_loops).loss
         loss.backward()
     # The loops' gradients of a weight are summed at once, in float32, except where all is recomputed.
-    most = 2**-6 if dtype == torch.bfloat16 else 0
+    most = 2**-6 if narrow else 0
     for (name, a), b in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
         assert (a.grad - b.grad).norm() <= most * a.grad.norm(), name
     for a, b in zip(plain.core.layers, recomputed.core.layers, strict=True):
@@ -152,20 +123,6 @@ def test_flops_per_token_agree_with_the_flop_counter(make, switch):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(x)
     assert model.flops_per_token(128) == pytest.approx(3 * counter.get_total_flops() / x.numel(), rel=0.02)
-
-
-def test_overfits_one_batch(make):
-    model = make(busy=False).train()
-    x = torch.randint(97, 123, (2, 33), generator=torch.Generator().manual_seed(0))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95))
-    for _ in range(80):
-        out = model(x[:, :-1], x[:, 1:])
-        out.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        model.after_step()
-    assert out.metrics["cross_entropy"] < 0.3  # chance is ln 26 = 3.26
 
 
 def test_trace_tells_cuts_loops_and_loads(make, tokens):

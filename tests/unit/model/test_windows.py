@@ -132,15 +132,12 @@ def chunker(**changes: object) -> tuple[Chunker, GivenLogits]:
     return model.chunker.eval(), given
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("spare, rows", [(0.06, 7728), (0.05, 7648)])
-def test_static_rows_are_92_percent_useful_at_the_rate_of_spider_1b_and_hold_all_patches(
-    static, seed, spare, rows
-):
+def test_static_rows_are_92_percent_useful_at_the_rate_of_spider_1b_and_hold_all_patches(static, spare, rows):
     """The rates of windows differ, as those of texts do."""
     config, (B, T) = SpiderConfig().boundary, (112, 256)
     part, given = chunker(**config.model_dump() | {"spare": spare})
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rate_B1 = config.rate + 0.02 * torch.randn(B, 1, generator=generator)
     given.logits_BT = CLEAR * (rate_B1 - torch.rand(B, T, generator=generator))
     patches, metrics, _ = part.train().patch_bounds(torch.zeros(B, T).long(), torch.zeros(B, T, 32))

@@ -16,8 +16,6 @@ from spider.processes import device
 from spider.processes.device import choose_attention, choose_tf32, make_deterministic, require_gpus
 from spider.training import memory
 from spider.training.memory import check_fits
-from spider.training.stage import train
-from spider.training.warmup import warm_up
 
 REASONS = {
     "Torch not compiled with CUDA enabled": "install a build of torch for its CUDA",
@@ -96,7 +94,6 @@ class Package:
         ("missing", "works", False, "FA4"),
         ("works", "works", True, "FA2"),
         ("missing", "fails", False, "FA2"),
-        ("missing", "missing", False, "FA2"),
     ],
 )
 def test_a_flash_attention_that_is_installed_and_works_is_selected(
@@ -106,10 +103,9 @@ def test_a_flash_attention_that_is_installed_and_works_is_selected(
     implementations = {"FA3": fa3, "FA4": fa4}
     packages = {name: Package(how == "missing") for name, how in implementations.items()}
     monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", dict(packages))
-    tried = []
 
     def attend(device):
-        tried.extend(name for name, package in packages.items() if package.active)
+        tried = [name for name, package in packages.items() if package.active]
         if implementations[tried[-1]] == "fails":
             raise RuntimeError("backward unsupported: windowed attention not supported\nmore of it")
 
@@ -117,13 +113,33 @@ def test_a_flash_attention_that_is_installed_and_works_is_selected(
     assert choose_attention(torch.device("cpu"), deterministic=False) == "none" and not caplog.text
     assert choose_attention(GPU, deterministic=deterministic) == chosen
     assert [name for name, package in packages.items() if package.active] == [chosen] * (chosen != "FA2")
-    assert tried == [name for name, how in implementations.items() if how != "missing"][: not deterministic]
     reasons = {"missing": "No module named 'flash_attn_interface'", "fails": "backward unsupported"}
     for name, how in implementations.items():
         reason = reasons.get(how)
         assert bool(reason) == (f"attention: {name} is not used: {reason}" in caplog.text)
     assert choose_attention(GPU, deterministic=True) == "FA2"
     assert not any(package.active for package in packages.values())
+
+
+def test_a_training_too_large_for_the_gpu_is_refused_or_warned_of_with_what_needs_less(
+    gpu, needed, make_spec, caplog
+):
+    spec, least, likely = needed
+    gpu(1.01 * likely, 1.01 * likely)
+    check_fits(spec, "bf16", GPU)
+    assert not caplog.text
+    gpu((least + likely) / 2, (least + likely) / 2)
+    check_fits(spec, "bf16", GPU)
+    assert "memory: this training may need" in caplog.text and "RTX 3060 has" in caplog.text
+    gpu(0.9 * least, 0.9 * least)
+    auto = r"set windows_per_step: 64, micro_batch: auto, model.recurrence.checkpointing: full; or take"
+    with pytest.raises(TrainingError, match=auto) as error:
+        check_fits(spec, "bf16", GPU)
+    assert "another process" not in str(error.value)
+    gpu(1e4, 1e4)
+    smallest = make_spec(micro_batch=1, model={"recurrence": {"checkpointing": "full"}})
+    with pytest.raises(TrainingError, match=r"10\.0 kB; take optimizer\.kind: adamw8bit, a smaller"):
+        check_fits(smallest, "bf16", GPU)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -160,40 +176,3 @@ def needed(make_spec):
     spec = make_spec(micro_batch=64, model={"recurrence": {"checkpointing": False}})
     least, likely = memory._needs(spec, "bf16", "cuda")
     return spec, least, likely
-
-
-def test_a_training_that_may_not_fit_gets_a_warning(gpu, needed, caplog):
-    spec, least, likely = needed
-    gpu((least + likely) / 2, (least + likely) / 2)
-    check_fits(spec, "bf16", GPU)
-    assert "memory: this training may need" in caplog.text and "RTX 3060 has" in caplog.text
-    caplog.clear()
-    gpu(1.01 * likely, 1.01 * likely)
-    check_fits(spec, "bf16", GPU)
-    assert not caplog.text
-
-
-def test_a_training_too_large_for_the_gpu_is_refused_with_what_needs_less(gpu, needed, make_spec):
-    spec, least, _ = needed
-    gpu(0.9 * least, 0.9 * least)
-    auto = r"set windows_per_step: 64, micro_batch: auto, model.recurrence.checkpointing: full; or take"
-    with pytest.raises(TrainingError, match=auto) as error:
-        check_fits(spec, "bf16", GPU)
-    assert "another process" not in str(error.value)
-    gpu(1e4, 1e4)
-    smallest = make_spec(micro_batch=1, model={"recurrence": {"checkpointing": "full"}})
-    with pytest.raises(TrainingError, match=r"10\.0 kB; take optimizer\.kind: adamw8bit, a smaller"):
-        check_fits(smallest, "bf16", GPU)
-
-
-def test_warm_up_and_training_check_the_memory_before_they_begin(tmp_path, make_spec, shards, monkeypatch):
-    def refuse(*_):
-        raise TrainingError("too small")
-
-    for module in ("loop", "warmup"):
-        monkeypatch.setattr(f"spider.training.{module}.check_fits", refuse)
-    with pytest.raises(TrainingError, match="too small"):
-        warm_up(make_spec(), tmp_path / "warmup.json")
-    with pytest.raises(TrainingError, match="too small"):
-        train(make_spec(), tmp_path / "a", shards)
-    assert not (tmp_path / "warmup.json").exists() and not list((tmp_path / "a").glob("checkpoints/step*"))

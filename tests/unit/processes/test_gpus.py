@@ -107,17 +107,12 @@ def wait_until(condition, seconds: float = 60) -> None:
     [
         (0, None, {}),
         (2, None, {"0": "GPU-0", "1": "GPU-1"}),
-        (3, "2,0", {"2": "GPU-2", "0": "GPU-0"}),
         (3, " 1 , 2", {"1": "GPU-1", "2": "GPU-2"}),
         (3, "GPU-2,GPU-0", {"GPU-2": "GPU-2", "GPU-0": "GPU-0"}),
         (3, "1,7,2", {"1": "GPU-1"}),  # as CUDA reads it
-        (3, "1,1", {"1": "GPU-1"}),
         (3, "GPU-", {}),  # the beginning of several
         (3, "", {}),
-        (3, "-1", {}),
-        (3, "NoDevFiles", {}),
         ("1,2", None, {"0": "GPU-0", "MIG-1-0": "MIG-1-0", "MIG-1-1": "MIG-1-1"}),
-        ("1,2", "MIG-1-1", {"MIG-1-1": "MIG-1-1"}),
         ("1,2", "1", {"1": "MIG-1-0"}),
     ],
 )
@@ -139,18 +134,15 @@ def test_a_process_sees_the_gpus_that_it_takes_and_no_others(monkeypatch, variab
         assert os.environ[VISIBLE] == (variable or "0,1")
     with claimed(0):
         assert os.environ[VISIBLE] == ""
+    with claimed(3):  # more than there are
+        assert os.environ.get(VISIBLE) == variable and CLAIMED not in os.environ
     assert os.environ.get(VISIBLE) == variable and ORDER not in os.environ and CLAIMED not in os.environ
 
 
-def test_more_gpus_than_there_are_are_not_taken():
-    with claimed(3):
-        assert VISIBLE not in os.environ and CLAIMED not in os.environ
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_eight_jobs_share_the_gpus_one_at_a_time(made, jobs, gpus):
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_five_jobs_share_the_gpus_one_at_a_time(made, jobs, gpus):
     made(gpus)
-    for number in range(8):
+    for number in range(5):
         jobs.start(str(number), 1, "end")
     wait_until(lambda: len(jobs.having()) == gpus)  # As many as there are GPUs begin, before any has ended.
     Path("end").touch()

@@ -22,7 +22,7 @@ from spider.processes.parallel import full_tensor, replicate, shard
 from spider.processes.world import ALONE, World, join
 from spider.training import optim
 
-STEPS, SAMPLES = 20, 240
+STEPS, SAMPLES = 5, 240
 #: The net of this way is a single matrix.
 LONE = "lone"
 WAYS: dict[str, dict[str, Any]] = {"evened": {"muon_beta2": 0.9}, "rows": {"muon_rows": True}, LONE: {}}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,35 +18,45 @@ from spider.model.reading import Scoring
 from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.training.state import Ema
-from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
 EMA = {"decay": 0.8, "start_step": 6}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_ema_averages_the_weights_since_its_start(dtype):
+def test_the_ema_averages_the_weights_since_its_start_in_float32(dtype):
     net = nn.Linear(8, 4).to(dtype)
     ema = Ema(net, EmaConfig(decay=0.75, start_step=2))
     expected = None
-    for number in range(1, 8):
+    for number in range(1, 9):
         with torch.no_grad():
             net.weight.add_(torch.randn_like(net.weight))
-        ema.update(number, torch.tensor(True))
+        ema.update(number, torch.tensor(number < 8))  # the last update is skipped
         now = net.weight.detach().double()
         if number < 2:
             assert ema.tensors() == {}
-        else:
+        elif number < 8:
             expected = now if expected is None else 0.75 * expected + 0.25 * now
-            torch.testing.assert_close(ema.tensors()["ema.weight"].double(), expected)
-    with torch.no_grad():
-        net.weight.add_(1)
-    ema.update(8, torch.tensor(False))
+    assert {name: t.dtype for name, t in ema.tensors().items()} == dict.fromkeys(
+        ("ema.weight", "ema.bias"), torch.float32
+    )
     torch.testing.assert_close(ema.tensors()["ema.weight"].double(), expected)
-    assert ema.tensors()["ema.weight"].dtype == torch.float32 and set(ema.tensors()) == {
-        "ema.weight",
-        "ema.bias",
-    }
+
+
+def test_a_training_with_ema_ends_with_the_same_bytes_after_crashes_and_as_one_without_it(
+    tmp_path, make_spec, shards, averaged, undisturbed
+):
+    spec = make_spec(ema=EMA)
+    for step in (5, 12):  # before and after the average begins
+        with pytest.raises(Stop):
+            train(spec, tmp_path, shards, on_step=crash_at(step))
+        averages = read_manifest(steps(tmp_path / "checkpoints")[-1]).averaged_weights
+        assert (averages is None) == (step == 5)
+    train(spec, tmp_path, shards)
+    assert outcome(tmp_path) == outcome(averaged[0])
+    assert Receipt.read(tmp_path / "train.json").averaged_weights == averaged[1].averaged_weights
+    assert Receipt.read(undisturbed(make_spec()) / "train.json").weights == averaged[1].weights
 
 
 @pytest.fixture(scope="module")
@@ -68,27 +75,6 @@ def saved(good, prefix):
     for file in good.path.glob("*.safetensors"):
         tensors |= load_file(file)
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def test_a_training_with_ema_ends_with_the_same_bytes_after_a_kill_and_a_crash(
-    tmp_path, make_spec, shards, start, averaged
-):
-    spec = make_spec(ema=EMA)
-    with pytest.raises(Stop):
-        train(spec, tmp_path, shards, on_step=crash_at(5))
-    assert read_manifest(steps(tmp_path / "checkpoints")[-1]).averaged_weights is None
-    process = start(spec, tmp_path)
-    read_until(process, 12)
-    time.sleep(0.02)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    train(spec, tmp_path, shards)
-    assert outcome(tmp_path) == outcome(averaged[0])
-    assert Receipt.read(tmp_path / "train.json").averaged_weights == averaged[1].averaged_weights
-
-
-def test_the_ema_does_not_change_the_training(tmp_path, make_spec, shards, averaged):
-    assert train(make_spec(), tmp_path, shards).weights == averaged[1].weights
 
 
 def test_a_checkpoint_loads_the_averaged_model(averaged):

@@ -1,20 +1,18 @@
 """Quantized AdamW: torchao's numbers, our names, exact checkpoints."""
 
-import signal
-
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torchao.optim import AdamW8bit
 
 from spider import load_model
-from spider.checkpoints.save import save
+from spider.checkpoints.records import steps
 from spider.config import OptimizerConfig
-from spider.model.interface import Model, model_tensors
+from spider.model.interface import Model
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.stage import train
-from tests.unit import records
-from tests.unit.training.disturb import Stop, crash_at, read_until
+from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.nets import matrix
 from tests.unit.training.outcomes import outcome
 
@@ -76,28 +74,15 @@ def test_a_scheduled_weight_decay_needs_no_recompilation(monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", lambda f, **how: compiles(f, **{**how, "backend": backend}))
-    net, other = matrix(64, 64), matrix(64, 64)
-    other.load_state_dict(net.state_dict())
-    moving = build_optimizer(net, OptimizerConfig(kind="adamw8bit"), 1e-2, compiled=True)
-    for i in range(4):
-        moving.set_scheduled(weight_decay=0.4 - 0.1 * i)
-        fixed = build_optimizer(other, OptimizerConfig(kind="adamw8bit", weight_decay=0.4 - 0.1 * i), 1e-2)
-        for name, t in fixed.tensors(other).items():
-            t.copy_(moving.tensors(net)[name])
-        give_gradients(net, other, seed=i)
+    net = matrix(64, 64)
+    moving = build_optimizer(net, OptimizerConfig(kind="adamw8bit", eps=1e9), 1e-2, compiled=True)
+    for decay in (0.4, 0.3, 0.2):
+        before = net.weight.detach().clone()
+        moving.set_scheduled(weight_decay=decay)
+        give_gradients(net, seed=0)
         moving.step()
-        fixed.step()
-        assert torch.equal(net.weight, other.weight)
+        torch.testing.assert_close(net.weight.detach(), before * (1 - 1e-2 * decay))
     assert len(traced) == 1
-
-
-def test_only_matrices_become_bf16_and_parameters_keep_their_identity():
-    net = Net()
-    before = dict(net.named_parameters())
-    narrow_weights(net, OptimizerConfig(**BF16))
-    assert all(p is before[name] for name, p in net.named_parameters())
-    narrow = {name for name, p in net.named_parameters() if p.dtype == torch.bfloat16}
-    assert narrow == {"matrix", "stack"}
 
 
 def test_stochastic_rounding_keeps_small_updates_on_average():
@@ -114,49 +99,19 @@ def test_stochastic_rounding_keeps_small_updates_on_average():
     assert net.weight.float().mean().item() == pytest.approx(1 - 5 * 2e-4, abs=5e-5)
 
 
-@pytest.mark.parametrize("config", [{"kind": "adamw8bit"}, BF16])
-def test_a_checkpoint_stores_the_state_as_plain_tensors_and_restores_it_bit_equal(tmp_path, config):
-    net = Net()
-    config = OptimizerConfig(**config)
-    narrow_weights(net, config)
-    optimizer = build_optimizer(net, config, lr=1e-2)
-    give_gradients(net, seed=0)
-    optimizer.step()
-
-    def tensors(model, optimizer):
-        state = {f"optimizer.{name}": t for name, t in optimizer.tensors(model).items()}
-        return {**model_tensors(model), **state}
-
-    saved = tensors(net, optimizer)
-    assert {type(t) for t in saved.values()} == {torch.Tensor}
-    assert "optimizer.matrix.exp_avg.8bit.codes" in saved and "optimizer.vector.exp_avg" in saved
-    good = save(tmp_path, saved, records.saved())
-
-    other = Net()
-    narrow_weights(other, config)
-    fresh = build_optimizer(other, config, lr=1e-2)
-    loaded = tensors(other, fresh)
-    assert good.holds_optimizer(loaded)
-    good.load_into(loaded)
-    for seed in (1, 2):
-        for model, its in ((net, optimizer), (other, fresh)):
-            give_gradients(model, seed=seed)
-            its.step()
-    after, again = tensors(net, optimizer), tensors(other, fresh)
-    assert all(torch.equal(after[name], again[name]) for name in saved)
-
-
-def test_adamw8bit_ends_with_the_same_bytes_after_a_kill_and_a_crash(tmp_path, make_spec, shards, start):
+def test_adamw8bit_ends_with_the_same_bytes_after_crashes_from_plain_tensors(tmp_path, make_spec, shards):
     spec = make_spec(optimizer=BF16, precision="bf16", max_steps=12)
     train(spec, tmp_path / "undisturbed", shards)
-    process = start(spec, tmp_path / "disturbed")
-    read_until(process, 6)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    with pytest.raises(Stop):
-        train(spec, tmp_path / "disturbed", shards, on_step=crash_at(11))
+    for step in (6, 11):
+        with pytest.raises(Stop):
+            train(spec, tmp_path / "disturbed", shards, on_step=crash_at(step))
     train(spec, tmp_path / "disturbed", shards)
     assert outcome(tmp_path / "disturbed") == outcome(tmp_path / "undisturbed")
+    files = steps(tmp_path / "disturbed/checkpoints")[-1].glob("*.safetensors")
+    saved = {name: t for file in files for name, t in load_file(file).items()}
+    narrow = {name for name, t in saved.items() if t.dtype == torch.bfloat16}
+    assert narrow and all(name.startswith("model.") and saved[name].ndim > 1 for name in narrow)
+    assert any(name.endswith(".exp_avg.8bit.codes") for name in saved)
     # A loaded model is fp32.
     model, _ = load_model(tmp_path / "disturbed")
     assert {p.dtype for p in model.parameters()} == {torch.float32}

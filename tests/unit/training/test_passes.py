@@ -1,18 +1,25 @@
-"""A micro-batch that is replayed computes the bits of one that is called."""
+"""A micro-batch that is replayed computes the bits of one that is called; a process reuses compiled code."""
+
+from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import time
 
 import pytest
 import torch
 
 from spider.common.errors import TrainingError
 from spider.config import StageSpec
-from spider.training import build, passes
+from spider.training import build, compilation, loop, passes
 from spider.training.loop import Trainer
-from spider.training.passes import Graph, why_eager
+from spider.training.passes import why_eager
 from spider.training.stage import train
+from tests.forkserver import python
 from tests.unit.training.outcomes import outcome
-from tests.unit.training.test_divergence import without_loss
+from tests.unit.training.test_faults import without_loss
 
 GPU = torch.device("cuda")
 
@@ -37,32 +44,32 @@ def outcome_of(spec: StageSpec, folder, data):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "bad"),
     [
-        {"micro_batch": 2, "grad_accum": 4},
-        {"optimizer": {"kind": "muon", "muon_beta2": 0.9}, "ema": {"decay": 0.9}, "val_every": 3},
-        {
-            "optimizer": {"clip": None},
-            "model": {"recurrence": {"checkpointing": "selective"}},
-            "compile": True,
-            "precision": "bf16",
-        },
+        ({"micro_batch": 2, "grad_accum": 4}, ()),
+        ({"optimizer": {"kind": "muon", "muon_beta2": 0.9}, "ema": {"decay": 0.9}, "val_every": 3}, (2, 5)),
+        (
+            {
+                "optimizer": {"clip": None},
+                "model": {"recurrence": {"checkpointing": "selective"}},
+                "compile": True,
+                "precision": "bf16",
+            },
+            (),
+        ),
     ],
-    ids=["micro-batches", "muon, average and validation", "compiled, without a clip"],
+    ids=["micro-batches", "muon, average, validation, skipped steps", "compiled, without a clip"],
 )
-def test_a_replay_ends_with_the_bytes_of_the_calls(tmp_path, make_spec, shards, monkeypatch, graphs, changes):
+def test_a_replay_ends_with_the_bytes_of_the_calls(
+    tmp_path, make_spec, shards, monkeypatch, graphs, changes, bad
+):
+    without_loss(monkeypatch, *bad)
     called, replayed = both(make_spec(max_steps=6, ckpt_every=6, **changes), tmp_path, shards, monkeypatch)
     assert called == replayed
 
 
 def test_packed_rows_are_replayed(tmp_path, talk, talk_spec, monkeypatch):
     called, replayed = both(talk_spec, tmp_path, talk, monkeypatch)
-    assert called == replayed
-
-
-def test_a_replay_skips_a_step_without_a_finite_loss(tmp_path, make_spec, shards, monkeypatch):
-    without_loss(monkeypatch, 2, 5)
-    called, replayed = both(make_spec(max_steps=8, ckpt_every=4), tmp_path, shards, monkeypatch)
     assert called == replayed
 
 
@@ -88,22 +95,6 @@ def test_passes_that_cannot_be_captured_name_the_switch(tmp_path, make_spec, sha
         train(make_spec(max_steps=4), tmp_path, shards)
 
 
-def test_a_captured_function_reads_new_inputs_and_adds_to_the_same_gradients():
-    weight = torch.ones(3, requires_grad=True)
-
-    def function(inputs):
-        loss = (weight * inputs["x"]).sum()
-        loss.backward()
-        return {"loss": loss.detach()}
-
-    function({"x": torch.ones(3)})
-    place = weight.grad.data_ptr()
-    graph = Graph(function, {"x": torch.zeros(3)})
-    assert graph({"x": torch.full((3,), 2.0)})["loss"] == 6
-    assert weight.grad.tolist() == [3, 3, 3] and weight.grad.data_ptr() == place
-    assert graph.takes({"x": torch.zeros(3)}) and not graph.takes({"x": torch.zeros(2)})
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -119,3 +110,70 @@ def test_what_is_launched_kernel_by_kernel_says_why(make_spec, changes, reason):
     assert (why is None) if reason is None else reason in why
     assert "not compiled" in why_eager(make_spec(), GPU, 1, compiled=False)
     assert "CPU" in why_eager(make_spec(), torch.device("cpu"), 1, compiled=True)
+
+
+# The function leaves and enters autocast, as the model's router does, and has a backward pass.
+COMPILE = """
+import json, sys
+from pathlib import Path
+import torch
+from spider.training import compilation
+from torch._dynamo.utils import counters
+
+@torch.compile
+def step(x, w):
+    y = x @ w
+    with torch.autocast("cpu", enabled=False):
+        z = x.float() @ w.float()
+    return (torch.nn.functional.silu(y) + z).square().mean()
+
+def run():
+    x, w = torch.ones(16, 16), torch.ones(16, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        step(x, w).backward()
+
+archive = Path(sys.argv[2])
+if sys.argv[1] == "keep":
+    with compilation.saved_to(archive):
+        run()
+else:
+    compilation.unpack(archive)
+    run()
+print(json.dumps({"graphs": counters["inductor"], "steps": counters["aot_autograd"]}))
+"""
+
+
+@pytest.fixture
+def compile_in(tmp_path):
+    """Return a function that compiles in another process with a cache folder and returns torch's counters."""
+
+    def begin(what, folder):
+        command = [python(), "-c", COMPILE, what, str(tmp_path / "a.cache")]
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / folder)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return begin
+
+
+@pytest.mark.inductor
+def test_another_process_reuses_the_compiled_code(compile_in, tmp_path):
+    cold = compile_in("keep", "cold")
+    assert cold["graphs"]["fxgraph_cache_miss"] == 2 and cold["steps"]["autograd_cache_saved"] == 1
+    began = time.time()
+    warm = compile_in("take", "warm")
+    assert warm["steps"]["autograd_cache_hit"] == 1 and "fxgraph_cache_miss" not in warm["graphs"]
+    libraries = list((tmp_path / "warm").rglob("*.so"))
+    assert libraries and all(path.stat().st_mtime < began for path in libraries)
+
+
+def test_a_compiler_that_fails_is_named_with_the_remedy(tmp_path, make_spec, shards, monkeypatch):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fail(*given, **options):
+        raise BackendCompilerFailed(lambda: None, RuntimeError("PassManager::run failed"), None)
+
+    monkeypatch.setattr(loop.Trainer, "_forward_backward", fail)
+    with pytest.raises(TrainingError, match=r"cannot compile this model here .*PassManager.*compile: false"):
+        train(make_spec(), tmp_path, shards)
+    assert compilation.compiler_failed(RuntimeError("other")) is None

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 
-from spider import load_model
 from spider.config import load_config
 from spider.data.shards import Shards
 from spider.evaluation.baselines import text_baselines
 from spider.evaluation.evaluate import evaluate
-from spider.evaluation.generate import generate
 from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.overlap import find_overlap
 from spider.evaluation.records import Evaluation
 from spider.evaluation.text import LearnedFrom
-from spider.publish.export import export
 from spider.report.tables import compare
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
@@ -75,14 +72,3 @@ def test_the_golf_script_leaves_out_a_first_blank_and_counts_inner_marks_as_thre
     assert golf_bytes(np.array(stream, np.uint16), tokens) == expected
     with pytest.raises(ValueError, match=r"golf_bytes: counts pieces of a SentencePiece model"):
         golf_bytes(BYTES.encode("text"), BYTES)
-
-
-def test_the_exported_model_includes_its_tokenizer_and_generates_with_it(trained, tmp_path):
-    folder, stage, _ = trained
-    digest = read_tokens(folder / "m.model").digest
-    export(stage, tmp_path / "exported")
-    for path in (stage, tmp_path / "exported"):
-        model, _ = load_model(path)
-        assert model.tokens.digest == digest and not model.tokens.lossless
-        written = list(generate(model, "of the\nin", max_bytes=12, temperature=1.0, seed=1))
-        assert 0 < len(model.tokens.raw(written)) <= 12 and max(written) < model.tokens.size

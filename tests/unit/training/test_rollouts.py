@@ -13,25 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from spider.config import ConfigError, load_config, merged
+from spider.config import load_config
 from spider.data.chat import asked
 from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
-from spider.evaluation.questions import reward
 from spider.model import build_model
 from spider.tokens import BYTES
-from spider.tokens.stored import BpeTokens
+from spider.tokens.bpe import BpeTokens
 from spider.tokens.turns import TURN
-from spider.training import build
-from spider.training.compilation import compile_forward
 from spider.training.loop import Trainer, seed_of
 from spider.training.metrics import read_rows
-from spider.training.rollouts import AnswerValidation, Rollouts, Sampler
+from spider.training.rollouts import AnswerValidation, Prompts, Rollouts, Sampler, check
 from spider.training.stage import train
 from spider.training.warmup import warm_up
 from tests.unit.evaluation.toys import Toy
 from tests.unit.small_datasets import dataset
-from tests.unit.small_training import MODEL as SPIDER
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
 
@@ -66,20 +62,6 @@ def spec(**changes):
 
 
 # ------------------------------------------------------------------------------------------------ rewards
-
-
-@pytest.mark.parametrize(
-    ("answer", "reference", "expected"),
-    [
-        ("3 and 4 are 7", "... #### 7", 1.0),
-        ("It costs $1,200.50.", "1200.5", 1.0),
-        ("-7", "7", 0.0),
-        ("seven", "7", 0.0),
-        ("7 or 8", "7", 0.0),
-    ],
-)
-def test_rewards_compare_with_the_reference(answer, reference, expected):
-    assert reward(answer, reference) == expected
 
 
 # ------------------------------------------------------------------------------------------------ batches
@@ -124,9 +106,27 @@ def test_processes_share_the_prompts_and_a_position_continues(sums):
     assert np.array_equal(again.reward_B, second.reward_B)
 
 
-def test_an_answer_that_does_not_end_gets_no_reward(sums):
-    answers = [[*b"7", TURN], [*b"7"], [*b"8", BYTES.eos], []]
-    assert sampler(spec()).rewards(answers, "7").tolist() == [1, 0, 0, 0]
+def test_an_answer_that_does_not_end_gets_no_reward():
+    answers = [[*b"7", TURN], [*b"it is 7.0", TURN], [*b"7"], [*b"8", BYTES.eos], [*b"7 or 8", TURN], []]
+    assert sampler(spec()).rewards(answers, "... #### 7").tolist() == [1, 1, 0, 0, 0, 0]
+
+
+def test_made_up_questions_occur_once_and_are_answered(tmp_path):
+    SETTINGS.source.fetch("000", tmp_path / "000.parquet", SETTINGS)
+    talks = [json.loads(row["text"]) for row in pq.read_table(tmp_path / "000.parquet").to_pylist()]
+    assert len({question["content"] for question, _ in talks}) == 8100
+    numbers = [question["content"].strip("What is?").split(" + ") for question, _ in talks]
+    answers = [int(answer["content"]) for _, answer in talks]
+    assert answers == [int(a) + int(b) for a, b in numbers]
+
+
+def test_answers_without_a_number_and_prompts_without_room_are_refused_before_training(sums):
+    wide = sampler(spec())
+    wide.seq_len = 4
+    with pytest.raises(ValueError, match=r"prompt of conversation 0 has \d+ tokens.*raise seq_len"):
+        check(Prompts(Shards(sums, "train")), wide, "sums")
+    with pytest.raises(ValueError, match=r"conversation 0, 'none', has no number.*correct the data"):
+        check([(np.zeros(2), "none")], sampler(spec()), "sums")
 
 
 class Repeats(Toy):
@@ -144,7 +144,7 @@ class Repeats(Toy):
         return SimpleNamespace(logits=logits)
 
 
-@pytest.mark.parametrize(("most", "ids"), [(100, 6), (18, 6), (8, 2), (2, 0)])
+@pytest.mark.parametrize(("most", "ids"), [(18, 6), (8, 2), (2, 0)])
 def test_an_answer_in_tokens_has_the_bytes_of_max_bytes_and_the_ids_that_fit_into_the_window(most, ids):
     model_spec = spec(rollouts={"samples": 4, "max_bytes": most, "val_prompts": 3})
     own = Sampler(Repeats(), model_spec, partial(seed_of, 0), contextlib.nullcontext)
@@ -187,29 +187,6 @@ def test_a_killed_stage_continues_to_the_same_bytes(sums, tmp_path):
     assert {"train/reward", "train/loss"} <= logged[-1].metrics.keys()
 
 
-def test_sampling_compiles_no_graph_of_a_compiled_spider(sums, tmp_path, monkeypatch):
-    """Each prompt has another length, which as a graph of its own would use up the limit of the step's."""
-    monkeypatch.setattr(build, "compile_forward", partial(compile_forward, backend="eager"))
-    torch.compiler.reset()
-    model = merged(SPIDER, {"moe": {"expert_hidden": 12}})
-    model_spec = spec(model=model, compile=True, rollouts={"samples": 4, "max_bytes": 3, "val_prompts": 8})
-    origin = {"data_digest": Shards(sums, "train").digest.split("/")[0], "parent_weights": None}
-    trainer = Trainer(model_spec, tmp_path, sums, origin)
-    graphs = torch._dynamo.utils.counters["stats"]
-    graphs.clear()
-    compiled = []
-    for _ in range(2):
-        before = graphs["unique_graphs"]
-        trainer._answer_prompts(trainer.answers)
-        batch = next(trainer.loader)
-        assert graphs["unique_graphs"] == before
-        counted_B = batch.learned_BT.sum(1)
-        trainer.model.train()
-        trainer._forward_backward(batch, counted_B, int(counted_B.sum()))
-        compiled.append(graphs["unique_graphs"] - before)
-    assert compiled[1] < compiled[0], "the step's own graphs are compiled"
-
-
 def test_pass_at_k_counts_prompts_with_a_correct_answer(sums, monkeypatch):
     own = sampler(spec())
     validation = AnswerValidation(sums, own, 0, 1)
@@ -218,58 +195,7 @@ def test_pass_at_k_counts_prompts_with_a_correct_answer(sums, monkeypatch):
     assert validation.sums() == pytest.approx({"val/pass_1": 1.25 / 3, "val/pass_4": 2 / 3})
 
 
-def test_made_up_questions_occur_once_and_are_answered(tmp_path):
-    SETTINGS.source.fetch("000", tmp_path / "000.parquet", SETTINGS)
-    rows = pq.read_table(tmp_path / "000.parquet").to_pylist()
-    questions = [json.loads(row["text"]) for row in rows]
-    assert len({question[0]["content"] for question in questions}) == 8100
-    for question, answer in questions:
-        numbers = question["content"].removeprefix("What is ").removesuffix("?").split(" + ")
-        assert sum(map(int, numbers)) == int(answer["content"])
-
-
 # -------------------------------------------------------------------------------------------- refused input
-
-
-def conversations(tmp_path, answers):
-    texts = [
-        json.dumps([{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": answer}])
-        for i, answer in enumerate(answers)
-    ]
-    table = pa.table({"text": texts, "id": [str(i) for i in range(len(texts))]})
-    pq.write_table(table, tmp_path / "000.parquet")
-    encode_part(tmp_path / "000.parquet", tmp_path / "shards", "000", dataset(format="chat", validation=0))
-    build_metadata(
-        tmp_path / "shards", "sums", dataset(format="chat", validation=0), source={}, parts=["000"]
-    )
-    return tmp_path / "shards"
-
-
-def test_answers_without_a_number_are_refused_before_training(tmp_path):
-    data = conversations(tmp_path, ["It is 7", "I do not know"])
-    message = r"conversation 1, 'I do not know', has no number.*correct the data"
-    with pytest.raises(ValueError, match=message):
-        train(spec(val_every=0), tmp_path / "run", data)
-    with pytest.raises(ValueError, match=r"prompt of conversation 0 has \d+ tokens.*raise seq_len"):
-        train(spec(val_every=0, seq_len=12), tmp_path / "other", data)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"source": "pydocs"}, r"rollouts: sums has no conversations"),
-        ({"packing": "best_fit"}, r"learns from its own answers; leave packing, learn and order out"),
-        ({"parallel": "fsdp"}, r"set parallel: ddp"),
-        ({"data": {"mix": {"sums": 0.5, "more": 0.5}}}, r"has one dataset of conversations; name one"),
-        (
-            {"rollouts": {"samples": 3}},
-            r"micro_batch: a process has 8 answers .* multiple of rollouts\.samples \(3\)",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        configuration(**changes)
 
 
 def test_a_compiled_stage_runs_the_graphs_of_its_warm_up_and_samples_with_none(sums, tmp_path, graphs):
