@@ -14,7 +14,7 @@ BIN := .venv/bin
 # `--snakefile` ends the list of files that `--configfile` takes, so that targets may follow in ARGS.
 SNAKEMAKE = PATH="$(CURDIR)/$(BIN):$$PATH" "$(BIN)/snakemake" $(if $(CONFIG),--configfile "$(CONFIG)") --snakefile Snakefile
 # Fails where the configuration cannot be read, and prints its results folder.
-RESULTS_FOLDER = "$(BIN)/python" -m spider.config "$(or $(CONFIG),config.yaml)"
+RESULTS_FOLDER = "$(BIN)/python" -m spider.config.schema "$(or $(CONFIG),config.yaml)"
 # One call for all, so that pip finds the core that the extras need.
 EXTRAS := $(patsubst %/pyproject.toml,--editable %,$(wildcard extras/*/pyproject.toml))
 PIP_INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt

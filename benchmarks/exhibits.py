@@ -35,7 +35,7 @@ from torture import jobs_of, kill
 from spider.common.results import Results
 from spider.evaluation.records import Evaluation
 from spider.provenance.lineage import Lineage
-from spider.report.jobs import grouped
+from spider.report.page import grouped
 
 RUN = "smoke"
 LAST = "anneal"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from spider.tracking.views import COLUMNS, opening  # noqa: E402
+from spider.tracking.pages import COLUMNS, opening  # noqa: E402
 from tests.chromium import chromium  # noqa: E402 (tests/ is not part of the package)
 
 PORT = 5077

@@ -18,8 +18,7 @@ from spider.data.packing import pack
 from spider.data.shards import DTYPE, build_metadata, load_metadata
 from spider.data.sources.mock import MOCK, make_mock_data
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
-from spider.tokens.stored import TOKENIZER, LearnedFrom, StoredTokens
+from spider.tokens.stored import TOKENIZER, BpeTokens, LearnedFrom, StoredTokens
 
 IDS = 4_000_000
 """Ids of made-up text."""

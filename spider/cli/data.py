@@ -1,4 +1,4 @@
-"""`spider data`: resolve, download, clean, encode, index, pack, verify; learn tokenizers; count n-grams."""
+"""`spider data`: download, clean, encode, index, pack, verify; learn tokenizers; count n-grams."""
 
 from __future__ import annotations
 
@@ -14,26 +14,13 @@ from spider.cli import cleaning
 from spider.cli.session import COUNT, FILE, JSON, THREADS, Group, Session, command, log
 from spider.common.files import read_json, sha256, write_json
 from spider.common.results import root_of
-from spider.config import Config, load_config
-from spider.config.ngram import NgramConfig
+from spider.config import Config
+from spider.config.model import NgramConfig
 
 
 @click.group(cls=Group)
 def data() -> None:
-    """Datasets: resolve, download, clean, encode, index, pack, verify; tokenizers and n-gram indexes."""
-
-
-@click.command()
-@click.argument("configuration", metavar="CONFIG", type=FILE)
-def resolve(configuration: Path) -> None:
-    """Write the lock file of each hub source of CONFIG that names one. This needs a network."""
-    config = load_config(configuration)
-    datasets = [one for one in config.datasets.values() if one.like is None]
-    written = [path for one in datasets if (path := one.source.resolve(one)) is not None]
-    if not written:
-        raise ValueError(f"{configuration}: no dataset has a source with a lock; nothing to resolve")
-    for path in written:
-        click.echo(f"{path}: written; commit it with the configuration")
+    """Datasets: download, clean, encode, index, pack, verify; tokenizers and n-gram indexes."""
 
 
 @command("dataset", "part")
@@ -253,6 +240,6 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
 
 _MEASURED = (cleaning.held_out, cleaning.protect, cleaning.contaminated)
 _STEPS = (cleaning.signatures, cleaning.pairs, *_MEASURED, cleaning.drop)
-_DATASETS = (resolve, download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
+_DATASETS = (download, tokenizer, *_STEPS, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect, cleaning.removed):
     data.add_command(one)

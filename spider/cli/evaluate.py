@@ -333,7 +333,7 @@ def sync(session: Session, follow: bool) -> None:
 @click.pass_obj
 def ui(session: Session, port: int) -> None:
     """Send what is missing, and serve MLflow, on the loopback address only."""
-    from spider.tracking.store import serve
+    from spider.tracking.pages import serve
     from spider.tracking.sync import sync
 
     answer = sync(session.results, session.config, timeout=60)

@@ -1,8 +1,8 @@
 """The schema of ``config.yaml``: one pydantic model for each block. Every default is defined here.
 
     block      base class of all blocks; digests and error messages
-    data       datasets, with `cleaning` and `text_files`
-    model      families of models, with `ngram`
+    data       datasets, their sources and cleaning
+    model      families of models, and the n-gram index that any of them may read
     run        runs and stages, with `tasks`
     spec       the resolved specification of a stage, which a job reads
     settings   settings by their path, and grids that make several runs from one block

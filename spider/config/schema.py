@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from spider.common import extras
 from spider.common.record import key_path
 from spider.config.block import Block, ConfigError, Name, explain, none_such
 from spider.config.checks import data_problems, sized, token_problems
-from spider.config.cleaning import Cleaning
-from spider.config.data import Dataset, TokenizerConfig, expand_likes
+from spider.config.data import Cleaning, Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import, measurement_problems
 from spider.config.run import Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
@@ -473,3 +473,17 @@ def with_settings(config: Config, run: str, stage: str, given: Sequence[Given]) 
             key = re.escape(key_path(("runs", run, *inside)))
             text = re.sub(rf"^{key}(?=[:.\[])", one.origin.replace("\\", r"\\"), text, flags=re.MULTILINE)
         raise ConfigError(text) from None
+
+
+def results_folder(path: Path) -> str:
+    """Return the folder that ``results:`` names. The workflow validates the rest of the file."""
+    written = read_yaml(path)
+    return str(written.get("results", "results")) if isinstance(written, dict) else "results"
+
+
+if __name__ == "__main__":
+    # `make` calls this before Snakemake, whose own errors lack a missing file and the line of a broken one.
+    try:
+        print(results_folder(Path(sys.argv[1])))
+    except (ConfigError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 
 from spider.common.pace import Pace
 from spider.config import Dataset
-from spider.config.cleaning import SIZE, Filter
+from spider.config.data import SIZE, Filter
 from spider.data import chat
 
 logger = logging.getLogger(__name__)

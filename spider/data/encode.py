@@ -7,7 +7,7 @@ buffer widened to uint16, with BOS and EOS spliced around every document:
     joined   |. T h e   c a t .|. A   d o g .|  Arrow puts a placeholder byte before and after each document
     tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; BOS and EOS replace the placeholders
 
-With a tokenizer (`spider.tokens.bpe`), and in conversations (`spider.data.chat`), each document is encoded
+With a tokenizer (`spider.tokens.stored`), and in conversations (`spider.data.chat`), each document is encoded
 separately, which is much slower. For bytes, Python handles single documents only to hash their ids for the
 split, and to truncate long ones (`spider.data.documents`). A repeated id is kept (every copy falls into the
 same split), counted and reported by a warning.

@@ -8,6 +8,12 @@ hash is discarded. After about two minutes of errors the download fails (`Patien
 compared with the hash that the hub states (SHA-256 for large files, the git blob id for small ones), flushed
 and renamed.
 
+A parquet file may be read in place (`RemoteFile`). Then only its footer and the configured columns of chosen
+row groups are requested, at most `CHUNK_BYTES` at a time. Each answer has the requested length, and comes
+from a file with the hash that the hub stated at the beginning (``X-Linked-ETag``). The footer and the pages
+must decode, with the checksums of pages that have them. What does not decode is requested once more. The
+SHA-256 of a whole file cannot be compared without reading all of it.
+
 Every failure is a `DownloadError` of one line that names the file, ``repo@revision`` and the remedy. The
 library's own settings apply: ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` (a file in its cache is used).
 """
@@ -17,6 +23,7 @@ from __future__ import annotations
 import difflib
 import errno
 import hashlib
+import io
 import logging
 import os
 import random
@@ -29,6 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
@@ -43,7 +52,7 @@ from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 
-from spider.common.files import fsync, read_json, replacing, sha256, write_json
+from spider.common.files import fsync, read_json, replacing, sha256, write_bytes, write_json
 
 log = logging.getLogger(__name__)
 
@@ -109,18 +118,15 @@ PATIENCE = Patience()
 HURRY = Patience(attempts=3, backoff=0.3)
 
 
-def download_file(
-    file: HubFile, output: Path, patience: Patience = PATIENCE, locked: str | None = None
-) -> None:
+def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> None:
     """Download one file of a dataset repository to ``output``, unless the complete file exists.
 
-    A second process waits for the first. ``locked`` is the hash in a lock file. Raises `DownloadError`:
-    missing file, revision or repository; no access; no network; server down; wrong hash twice; another hash
-    than ``locked``; disk full or not writable.
+    A second process waits for the first. Raises `DownloadError`: missing file, revision or repository; no
+    access; no network; server down; wrong hash twice; disk full or not writable.
     """
     with writing(file, output):
         if not constants.HF_HUB_OFFLINE:
-            _from_hub(file, output, patience, locked)
+            _from_hub(file, output, patience)
         elif not output.exists():
             blob = cached(file, patience)
             with replacing(output) as temporary:
@@ -147,8 +153,8 @@ def writing(what: Any, output: Path) -> Iterator[None]:
         raise DownloadError(f"{what}: {wrong}") from None
 
 
-def _from_hub(file: HubFile, output: Path, patience: Patience, locked: str | None) -> None:
-    size, expected = look_up(file, patience, locked)
+def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
+    size, expected = look_up(file, patience)
     if output.exists():
         if _hash_like(expected, output) == expected:
             log.info("%s: already downloaded", file)
@@ -178,11 +184,11 @@ def _from_hub(file: HubFile, output: Path, patience: Patience, locked: str | Non
     state.unlink()
 
 
-def look_up(file: HubFile, patience: Patience, locked: str | None = None) -> tuple[int, str]:
+def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
     """Return the size and the hash of a file as the hub states them.
 
     The hash is ``sha256:...`` for a file in large-file storage, and ``git:...`` (SHA-1 of the blob)
-    otherwise. Raises `DownloadError`, also if the hash is not the ``locked`` one.
+    otherwise. Raises `DownloadError`.
     """
     api = HfApi()
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
@@ -198,18 +204,8 @@ def look_up(file: HubFile, patience: Patience, locked: str | None = None) -> tup
         raise DownloadError(f"{file}: no such file in the repository{hint}")
     if isinstance(infos[0], RepoFolder):
         raise DownloadError(f"{file}: is a folder; name the files in it")
-    found = hash_of(infos[0])
-    if locked not in (None, found):
-        raise DownloadError(
-            f"{file}: has another content than when the lock file was written (it had {locked}, the hub has "
-            f"{found}); run `spider data resolve CONFIG` if the new one is wanted"
-        )
-    return infos[0].size, found
-
-
-def hash_of(info: RepoFile) -> str:
-    """Return the hash of a file that the hub lists."""
-    return f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
+    info = infos[0]
+    return info.size, f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
 
 
 def read_range(file: HubFile, begin: int, end: int, expected: str) -> bytes:
@@ -294,6 +290,113 @@ def _hash_like(expected: str, path: Path) -> str:
     sha1 = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
     with open(path, "rb") as content:
         return f"git:{hashlib.file_digest(content, lambda: sha1).hexdigest()}"
+
+
+# ------------------------------------------------------------------------------------------------ ranges
+
+
+class RemoteFile(io.RawIOBase):
+    """A file of the hub, whose ranges are requested, or read from a folder where they are stored.
+
+    Without a folder none is stored. Raises `DownloadError` like `look_up`.
+    """
+
+    def __init__(self, file: HubFile, folder: Path | None, patience: Patience) -> None:
+        super().__init__()
+        self.file = file
+        self._size, self._expected = look_up(file, patience)
+        self.used: list[Path] = []
+        """Ranges that were read since the list was cleared."""
+        self._folder = folder and folder / self._expected.partition(":")[2]
+        self._patience = patience
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        begin = self._at
+        last = min(begin + len(view), self._size)
+        while self._at < last:
+            end = min(self._at + CHUNK_BYTES, last)
+            view[self._at - begin : end - begin] = self._range(self._at, end)
+            self._at = end
+        return self._at - begin
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    def parquet(self) -> pq.ParquetFile:
+        """Return the file as parquet, of which each request reads a column of a row group or a part of it.
+
+        Raises `DownloadError` if the footer does not decode.
+        """
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": CHUNK_BYTES}
+        opened = partial(pq.ParquetFile, self, page_checksum_verification=True, **options)
+        return decoded(self, "the footer", opened)
+
+    def _range(self, begin: int, end: int) -> bytes:
+        path = self._folder and self._folder / f"{begin}-{end}"
+        if path:
+            self.used.append(path)
+            if path.exists():
+                return path.read_bytes()
+        data = self._patience.call(self.file, partial(read_range, self.file, begin, end, self._expected))
+        if path:
+            write_bytes(path, data)
+        return data
+
+
+def decoded(remote: RemoteFile, what: str, read: Callable[[], T]) -> T:
+    """Return what ``read`` decodes. Ranges that do not decode are requested once more."""
+    for again in (False, True):
+        remote.used.clear()
+        try:
+            return read()
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            for path in remote.used:
+                path.unlink(missing_ok=True)
+            problem = f"{remote.file}: {what} does not decode ({str(error).splitlines()[0]})"
+            if again:
+                remedy = "if it happens again, the file is damaged or not a parquet file: leave it out"
+                raise DownloadError(f"{problem}, twice; run again, and {remedy}") from None
+            log.warning("%s; downloading it once more", problem)
+    raise AssertionError
+
+
+def survey(files: list[HubFile], table: HubFile | None) -> tuple[int, pa.Schema | None]:
+    """Return the size of files of one dataset repository, and the columns of the parquet file ``table``.
+
+    This reads no more than the end of that file. Offline it reads the copies in the cache.
+
+    Raises:
+        DownloadError: the hub refuses, within seconds, because retries are for a download.
+    """
+    if constants.HF_HUB_OFFLINE:
+        paths = {file: in_cache(file, HURRY) for file in files}
+        return sum(map(os.path.getsize, paths.values())), pq.read_schema(paths[table]) if table else None
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": files[0].revision}
+    names = [file.name for file in files]
+    infos = HURRY.call(files[0], lambda: HfApi().get_paths_info(files[0].repo, names, **where))
+    sizes = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
+    for file in files:
+        if file.name not in sizes:
+            look_up(file, HURRY)  # raises
+    schema = RemoteFile(table, None, HURRY).parquet().schema_arrow if table else None
+    return sum(sizes.values()), schema
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -32,9 +32,8 @@ from huggingface_hub import constants
 from spider.config import Dataset
 from spider.data.documents import columns_in
 from spider.data.encode import encoded
-from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience
+from spider.data.hub import PATIENCE, DownloadError, HubFile, Patience, RemoteFile
 from spider.data.loader import Batch, Batches
-from spider.data.remote import RemoteFile
 
 FORMAT = 2
 """Version of the positions."""

@@ -1,4 +1,4 @@
-"""Take whole row groups of parquet files, in an order over all files.
+"""Take whole row groups of parquet files, of the hub or on this machine, in an order over all files.
 
 The order is that of a hash of the file's name and the number of the row group. It is the same on every
 machine, spreads over all files, and does not depend on the amount, so a larger amount extends a smaller one.
@@ -6,22 +6,34 @@ machine, spreads over all files, and does not depend on the amount, so a larger 
 The size of a row group is the ``total_uncompressed_size`` of its text column in the footer of the file. It
 counts the text as it is encoded, with four bytes for the length of each document, and the headers of pages.
 Texts that repeat within a row group may be counted once. Only the configured columns are read and written.
+
+A range of a file of the hub that arrived is a file beside the output until the output is complete, so the
+next process after a killed one requests none of them again. It is kept under the hash of its file, and ranges
+of another content are not used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from huggingface_hub import constants
 
 from spider.common.files import replacing
 from spider.config import Dataset
-from spider.config.text_files import Section
+from spider.data import hub
 from spider.data.documents import as_text, columns_in, text_bytes
+from spider.data.hub import HubFile
+from spider.data.listing import Section
+
+log = logging.getLogger(__name__)
 
 
 class RowGroup(NamedTuple):
@@ -109,3 +121,52 @@ def take_files(files: dict[str, Path], section: Section, output: Path, dataset: 
             raise ValueError(f"{group.file}: {problem}; copy the file again") from None
 
     write_groups(choose(groups, section, "the source"), read, output, dataset)
+
+
+class RemoteFiles:
+    """The parquet files that row groups are taken from."""
+
+    def __init__(self, files: list[HubFile], dataset: Dataset) -> None:
+        self.files = {file.name: file for file in files}
+        self.dataset = dataset
+        self._opened: dict[str, tuple[pq.ParquetFile, hub.RemoteFile | None]] = {}
+
+    def row_groups(self, folder: Path) -> list[RowGroup]:
+        """Return all row groups, by the footers of all files."""
+        opened = {name: self._open(name, folder) for name in self.files}
+        return [one for name, file in opened.items() for one in row_groups(name, file, self.dataset)]
+
+    def read(self, group: RowGroup, columns: list[str], folder: Path) -> pa.Table:
+        """Return those of the named columns that a row group has."""
+        parquet = self._open(group.file, folder)
+        present = [name for name in columns if name in parquet.schema_arrow.names]
+        remote = self._opened[group.file][1]
+        read = partial(parquet.read_row_group, group.number, columns=present, use_threads=False)
+        return hub.decoded(remote, f"row group {group.number}", read) if remote else read()
+
+    def _open(self, name: str, folder: Path) -> pq.ParquetFile:
+        if name not in self._opened:
+            file = self.files[name]
+            remote = None
+            if constants.HF_HUB_OFFLINE:
+                parquet = pq.ParquetFile(hub.cached(file, hub.PATIENCE))
+            else:
+                remote = hub.RemoteFile(file, folder, hub.PATIENCE)
+                parquet = remote.parquet()
+            self._opened[name] = parquet, remote
+        return self._opened[name][0]
+
+
+def take(files: RemoteFiles, section: Section, output: Path, origin: str) -> None:
+    """Write the row groups of a section of files on the hub as a parquet file.
+
+    A second process waits for the first. Raises `DownloadError` like `spider.data.hub.download_file`, and
+    `ValueError` if the files hold too little text or lack a column.
+    """
+    folder = output.with_name(f".{output.name}.ranges")
+    with hub.writing(origin, output):
+        chosen = choose(files.row_groups(folder), section, origin)
+        size, of = sum(one.size for one in chosen), len({one.file for one in chosen})
+        log.info("%s: %d row groups of %d files, %.1f MB of text", origin, len(chosen), of, size / 1e6)
+        write_groups(chosen, partial(files.read, folder=folder), output, files.dataset)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -19,10 +19,8 @@ import numpy as np
 
 from spider.config import Dataset, TokenizerConfig
 from spider.data.documents import learned_texts, truncate
-from spider.tokens import BYTES
-from spider.tokens.bpe import PATTERN, BpeTokens
-from spider.tokens.bytes import MAX_TOKEN_BYTES
-from spider.tokens.stored import LearnedFrom, StoredTokens
+from spider.tokens import BYTES, MAX_TOKEN_BYTES
+from spider.tokens.stored import PATTERN, BpeTokens, LearnedFrom, StoredTokens
 
 logger = logging.getLogger(__name__)
 

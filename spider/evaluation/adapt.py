@@ -47,8 +47,8 @@ from torch import Tensor, nn
 from spider.config import TTTConfig
 from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import DIVERGED, Batch, ModelInput, Score, score
+from spider.evaluation.measures import Subject
 from spider.evaluation.result import BITS, Number, Result, Row
-from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.model.layers import wide
 from spider.model.reading import Scoring

@@ -29,9 +29,9 @@ from spider.config.imports import measurement
 from spider.data.shards import load_metadata, scored_groups
 from spider.evaluation import adapt, inside, measures, overlap, tasks
 from spider.evaluation.bpb import Score, score
+from spider.evaluation.measures import Subject
 from spider.evaluation.records import CheckpointScores, Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Overlap, Text, validation_stream
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model

@@ -35,8 +35,8 @@ from spider.model.interface import Model, ModelOutput
 from spider.model.reading import Scoring
 from spider.processes.device import available
 from spider.tokens import BYTES
-from spider.tokens.bpe import NOT_UTF8
 from spider.tokens.foreign import ForeignTokens
+from spider.tokens.stored import NOT_UTF8
 
 #: Longest window.
 WINDOW = 2048

@@ -20,7 +20,7 @@ from spider.tokens import Tokens
 from spider.tokens.sentencepiece import BLANK, SentencePieceTokens
 
 if TYPE_CHECKING:
-    from spider.evaluation.subject import Subject
+    from spider.evaluation.measures import Subject
 
 
 Config = Block

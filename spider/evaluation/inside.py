@@ -23,6 +23,7 @@ import torch
 
 from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import clip_stream, windows
+from spider.evaluation.measures import Subject
 from spider.evaluation.result import (
     BITS,
     SHARE,
@@ -34,7 +35,6 @@ from spider.evaluation.result import (
     Row,
     Segment,
 )
-from spider.evaluation.subject import Subject
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
 from spider.tokens import IGNORED, Tokens

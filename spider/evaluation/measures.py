@@ -1,16 +1,18 @@
-"""Measure a model by groups of documents, with other numbers of loops, by source, and on training text."""
+"""Define `Subject`, which each measurement gets, and measure groups, loops, sources and training text."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spider.checkpoints.records import Receipt
+from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
 from spider.data.mixture import positions_of
 from spider.data.shards import Shards, load_metadata
@@ -28,8 +30,9 @@ from spider.evaluation.result import (
     Row,
     Table,
 )
-from spider.evaluation.subject import Subject
-from spider.evaluation.text import LearnedFrom, Text, holds_out, orders, validation_stream
+from spider.evaluation.text import LearnedFrom, Overlap, Text, holds_out, orders, validation_stream
+from spider.model.interface import Inspector, Model
+from spider.model.reading import Scoring
 
 if TYPE_CHECKING:
     from spider.data.ngram.lookup import NgramLookup
@@ -44,6 +47,49 @@ _LEGEND = (
     "By source: bits per byte of the beginning of the held-out text of each dataset that the run reads. The "
     "mean has the weights of the stage's mixture. What was read is that of all stages until then."
 )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with the held-out text that it was scored on."""
+
+    spec: StageSpec
+    model: Model
+    inspector: Inspector | None
+    """Observer of the pass that scored the text; None for a family without an inspector."""
+    text: Text
+    """The text in bytes."""
+    score: Score
+    """The score of each document alone."""
+    carried: Score | None
+    """The score with what came before; None without ``evaluation.carry_over``."""
+    reading: Scoring
+    """How the model read each document alone."""
+    overlap: Overlap | None = None
+    """The part of the text that also occurs in the training text. It is None if that was not searched."""
+    groups: list[str] = field(default_factory=list)
+    """Groups (``split_by``) of the first documents of the text; empty if they are unknown."""
+    learned_from: LearnedFrom = field(default_factory=LearnedFrom)
+    """The data that the model has learned from."""
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    """Shards folders of the datasets that are scored by themselves, by name; empty without a mixture."""
+    converses: bool = False
+    """Whether the model has learned from conversations."""
+
+    @property
+    def tokens_N(self) -> np.ndarray:
+        """Return the text in ids, beginning with BOS."""
+        return self.score.tokens_N
+
+    @cached_property
+    def bits_B(self) -> np.ndarray:
+        """Return the bits that the model spent on each byte of the text, each document alone."""
+        return self.score.bits_B
+
+    @property
+    def carrying(self) -> Scoring:
+        """How the model reads the text with what came before."""
+        return replace(self.reading, carry_over=max(1, self.spec.evaluation.carry_over))
 
 
 def loops(subject: Subject, settings: EvaluationConfig) -> Result:

@@ -21,8 +21,8 @@ import numpy as np
 from spider.common.pace import Pace
 from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
+from spider.evaluation.measures import Subject
 from spider.evaluation.result import BITS, SHARE, Result, Row
-from spider.evaluation.subject import Subject
 from spider.evaluation.text import (
     OUTSIDE_OVERLAP,
     LearnedFrom,

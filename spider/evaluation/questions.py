@@ -3,6 +3,8 @@
 They are lines of JSON, or a folder in the layout of nanochat's CORE bundle. Questions are bytes, so they do
 not depend on a model. In chat form the choices are part of the question, each after a letter, and the letters
 are the answers.
+
+Cleaning keeps these questions, and files that the user names, out of a dataset: the *protected texts*.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spider.common.errors import reported
+from spider.config import Config, ConfigError
+from spider.config.data import SHORTEST
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
+from spider.data.sources.local import all_texts, files_of
 
 #: CORE's seeds: for the choice of items and for the shots of each.
 _CORE_ORDER = 1337
@@ -247,3 +252,43 @@ def _core(name: str, config: CoreTask) -> Iterator[Task]:
         shots = entry.num_fewshot[0]
         task = _with_shots(f"{name}/{label}", examples, shots, str(questions))
         yield task._replace(chance=chances[label], bundle=name)
+
+
+# -------------------------------------------------------------------------------------------- protected texts
+
+
+def protected_files(config: Config, dataset: str) -> list[Path]:
+    """Return the files that a dataset is compared with. Raise `ConfigError` for a missing or unknown one."""
+    found = []
+    for name, task in config.protected_tasks(dataset):
+        found += [Path(file) for file in task.files()]
+        if missing := [file for file in task.files() if not Path(file).is_file()]:
+            raise ConfigError(f"evaluation.tasks.{name}: {missing[0]}: no such file")
+    return found + [file for file, _ in _own(config, dataset)]
+
+
+def protected_texts(config: Config, dataset: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield source, place and texts of each question and document; raises as `protected_files`."""
+    for name, task in config.protected_tasks(dataset):
+        yield from ((f"tasks/{name}", where, found) for where, found in texts(task))
+    for file, fewest in _own(config, dataset):
+        yield from ((str(file), where, found) for where, found in all_texts(file, fewest))
+
+
+def check_protected(config: Config, dataset: str) -> None:
+    """Read the beginning of each file. Raise `ValueError` for a malformed one, or one without text."""
+    protected_files(config, dataset)
+    for _, task in config.protected_tasks(dataset):
+        next(texts(task), None)
+    for file, fewest in _own(config, dataset):
+        next(found for _, found in all_texts(file, fewest) if found)
+
+
+def _own(config: Config, dataset: str) -> Iterator[tuple[Path, int]]:
+    """Yield each file of the user that is no task, and the fewest words of its texts."""
+    cleaning = config.cleaning(dataset)
+    for folder in cleaning.folders if cleaning else ():
+        try:
+            yield from ((file, SHORTEST) for file in files_of(Path(folder)))
+        except ValueError as error:
+            raise ConfigError(f"datasets.{dataset}.cleaning.decontaminate: {error}") from None

@@ -29,9 +29,9 @@ from spider.config.tasks import in_chat_form
 from spider.data.chat import opening
 from spider.evaluation.bpb import rows_that_fit
 from spider.evaluation.generate import generate, stream_text
+from spider.evaluation.measures import Subject
 from spider.evaluation.questions import Question, Task, is_right, tasks
 from spider.evaluation.result import SHARE, Number, Result, Row
-from spider.evaluation.subject import Subject
 from spider.model.interface import Model
 from spider.model.layers import wide
 from spider.model.reading import Scoring

@@ -5,8 +5,7 @@ exported folder. With ``trust_remote_code=True`` the copy of `remote` in the fol
 
     remote         the code in every exported folder (`spider.publish.transformers_files`)
     configuration  ``config.json``
-    modeling       the model of any family
-    reading        the state of generation for each row
+    modeling       the model of any family, and the state of generation for each row
     tokenization   the vocabulary, with the interface of a tokenizer of transformers
 """
 

@@ -15,9 +15,12 @@ Shapes: B rows, T ids of a row, V ids of the vocabulary, W bytes of a candidate.
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
@@ -34,11 +37,10 @@ from spider.config.model import default_family
 from spider.data.ngram.lookup import NgramLookup
 from spider.data.ngram.store import COPY_AGAIN
 from spider.hf.configuration import SpiderHFConfig
-from spider.hf.reading import Readers, candidates
 from spider.model import build_model
 from spider.model.interface import Model, model_tensors
 from spider.model.layers import cross_entropy
-from spider.model.reading import begins
+from spider.model.reading import Streams, begins
 from spider.publish.transformers_files import REMOTE, generation, remote
 from spider.tokens import BYTES, IGNORED
 from spider.tokens.stored import TOKENIZER, read_tokens
@@ -301,3 +303,64 @@ class _Reset(nn.Module):
 def _rows(input_ids: Tensor, mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Return the ids (T,) of each row and the boolean mask (T,) of those that are read."""
     return list(zip(input_ids, (torch.ones_like(input_ids) if mask is None else mask).bool(), strict=True))
+
+
+# ---------------------------------------------------------------------------------------- state of generation
+
+
+def candidates(model: Model, ids: Sequence[int]) -> Tensor:
+    """Return the candidates in the model's n-gram index after each id of a text, (N, W) uint8."""
+    assert model.lookup is not None, "the model reads an n-gram index"
+    candidates_NW = model.lookup.after(np.array(ids), 0, len(ids))
+    return torch.from_numpy(candidates_NW).to(next(model.parameters()).device)
+
+
+class Readers:
+    """The state of all rows of a batch.
+
+    Beam search reorders rows. Each row continues with the texts that hold its beginning. Without such texts
+    it is read from its beginning.
+    """
+
+    def __init__(self, model: Model, context: int, n_loops: int | None) -> None:
+        self.model = model
+        self.context = context
+        self.n_loops = n_loops
+        self.texts: list[Streams] = []
+
+    def extend(self, rows: Sequence[list[int]]) -> Tensor:
+        """Read the new ids of each row, or all ids of a new row; return the next ids' logits, (B, V)."""
+        left = set(range(len(rows)))
+        read: list[Streams] = []
+        logits: dict[int, Tensor] = {}
+        for texts in self.texts:
+            start = len(texts.ids[0])
+            # The row whose ids are the beginning of each of the batch's rows.
+            found = {tuple(ids): row for row, ids in enumerate(texts.ids)}
+            chosen = [row for row in sorted(left) if len(rows[row]) > start]
+            chosen = [row for row in chosen if tuple(rows[row][:start]) in found]
+            chosen = [row for row in chosen if len(rows[row]) == len(rows[chosen[0]])]
+            if chosen:
+                texts.select([found[tuple(rows[row][:start])] for row in chosen])
+                logits |= self._read(texts, rows, chosen)
+                read.append(texts)
+                left -= set(chosen)
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for row in sorted(left):
+            by_length[len(rows[row])].append(row)
+        for chosen in by_length.values():
+            texts = Streams(self.model, self.context, self.n_loops, len(chosen))
+            logits |= self._read(texts, rows, chosen)
+            read.append(texts)
+        self.texts = read
+        return torch.stack([logits[row] for row in range(len(rows))])
+
+    @staticmethod
+    def _read(texts: Streams, rows: Sequence[list[int]], chosen: list[int]) -> dict[int, Tensor]:
+        """Read the new ids of these rows and return the logits of the next id of each."""
+        start = len(texts.ids[0])
+        logits_RNV = texts.read([rows[row][start:] for row in chosen])
+        return dict(zip(chosen, logits_RNV[:, -1], strict=True))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Do nothing, because `extend` finds the reader of each row by its ids."""

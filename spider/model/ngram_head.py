@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.embedding import embedding
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.ngram.layout import END, POSITIONS, Layout, ids_of
 from spider.model.layers import Linear, wide
 from spider.tokens import Tokens

@@ -6,16 +6,24 @@ job that recorded the same path with the same digest. After an edit a file does 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from spider.checkpoints.records import MANIFEST
 from spider.common.files import read_json, sha256
 from spider.common.results import StageFolder
+from spider.common.sealed import SealedFile, content_digest, damage
 from spider.provenance.codefiles import code_files, short_digest
 from spider.provenance.made import File, Job, Workflow, file_digest, jobs, relative, workflows
+
+#: Bytes that a quick check reads.
+QUICK_BYTES = 500_000_000
+#: The files that list the other files of their folder, with sizes and digests.
+_LISTS = (MANIFEST, "index.json")
 
 
 @dataclass(frozen=True)
@@ -162,3 +170,95 @@ def result_of(folder: Path) -> Path:
         if path.is_file():
             return path
     raise ValueError(f"{folder}: neither an evaluation nor a receipt (train.json); train this stage first")
+
+
+class Links:
+    """Files that were compared with records, and what is wrong with them."""
+
+    def __init__(self, root: Path, quick: bool) -> None:
+        self.root = root
+        self.left = QUICK_BYTES if quick else None
+        self.problems: dict[str, list[str]] = {}
+        """What is wrong with a file or folder, by its path in the results folder."""
+        self.hashed: set[str] = set()
+        self.gone: set[str] = set()
+        self.left_out: set[str] = set()
+        self._users: dict[str, set[str]] = defaultdict(set)
+
+    def compare(self, jobs: Iterable[Job]) -> None:
+        """Compare what jobs read and wrote with the files that are here now."""
+        known: dict[tuple[str, str], str] = {}
+        for job in jobs:
+            for did, files in (("read", job.inputs), ("wrote", job.outputs)):
+                for file in files:
+                    known.setdefault((file.path, file.digest or ""), f"the one that `{job.name}` {did}")
+            for file in job.inputs:
+                self._users[file.path] |= {one.path for one in job.outputs}
+        for (name, recorded), what in known.items():
+            path = self.root / name
+            if path.exists() and recorded and self._affordable(name, path):
+                now = file_digest(path) or ""
+                if now != recorded:
+                    short, short_now = (one.rpartition(":")[2][:16] for one in (recorded, now))
+                    self.add(name, f"is not {what} ({short}, now {short_now})")
+                elif path.name in _LISTS:
+                    self.whole(path)
+            elif recorded and not path.exists():
+                self.gone.add(name)
+
+    def whole(self, path: Path) -> None:
+        """Compare the files of a folder with the list of them at ``path``."""
+        name = relative(self.root, path.parent)
+        try:
+            plain = read_json(path)
+            listed = {file: SealedFile(**one) for file, one in plain["files"].items()}
+        except (ValueError, LookupError) as error:
+            return self.add(name, f"{path.name} cannot be read: {error}")
+        affordable = self._affordable(name, *(path.parent / file for file in listed))
+        for line in damage(path.parent, listed, quick=not affordable):
+            self.add(name, line)
+        if plain["digest"] != content_digest(plain):
+            self.add(name, f"{path.name} was edited, its digest does not match")
+
+    def add(self, name: str, problem: str) -> None:
+        """Add a broken link."""
+        if problem not in (known := self.problems.setdefault(name, [])):
+            known.append(problem)
+
+    @property
+    def unbroken(self) -> str:
+        """Return a clause about the files that were hashed, for links without problems."""
+        return f"{len(self.hashed):,} files are those that the jobs read and wrote"
+
+    @property
+    def broken(self) -> list[str]:
+        """Return a sentence about each broken link, with the files that depend on it."""
+        found = [(name, problem) for name, known in self.problems.items() for problem in known]
+        return [f"{name}: {problem}{self._decides(name)}" for name, problem in found]
+
+    def _decides(self, name: str) -> str:
+        """Return a clause about the files that were made from a file; empty without any."""
+        found = [name]
+        for one in found:  # grows
+            found += sorted(self._users[one] - {*found})
+        return f"; it decides {', '.join(found[1:])}" if found[1:] else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not hashed."""
+        kinds = {"not here any more": self.gone, "left out by the quick check": self.left_out}
+        return [
+            f"{what}: {', '.join(sorted(names)[:5])}" + f", and {len(names) - 5} more" * (len(names) > 5)
+            for what, names in kinds.items()
+            if names
+        ]
+
+    def _affordable(self, name: str, *paths: Path) -> bool:
+        """Return whether these files may be read, which a quick check does up to a limit."""
+        size = sum(path.stat().st_size for path in paths if path.is_file())
+        if self.left is not None and size > self.left:
+            self.left_out.add(name)
+            return False
+        self.left = None if self.left is None else self.left - size
+        self.hashed.add(name)
+        return True

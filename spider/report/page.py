@@ -3,11 +3,16 @@
 Size and cost of the model are those of the newest evaluation. A part without data is left out, and the head
 of the page names it. A page is one file that loads no other: it contains its styles and figures, and its
 content security policy forbids the rest. So it can be mailed, archived or printed.
+
+The records of jobs say which jobs made a run (`spider.provenance.lineage`), so a new rule needs no entry
+here. A job costs what Snakemake's benchmark file says of its last attempt. One that made a dataset counts in
+full for each run that uses the dataset.
 """
 
 from __future__ import annotations
 
 import platform
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,20 +33,22 @@ from spider.config.spec import sources_of
 from spider.data.shards import Metadata
 from spider.evaluation.records import CheckpointScores, Evaluation
 from spider.evaluation.result import (
+    SECONDS,
+    SIZE,
     Figure,
     Note,
+    Number,
     Result,
+    Row,
     Table,
     baselines,
     legends,
 )
-from spider.provenance.lineage import Lineage
-from spider.provenance.made import Job
+from spider.provenance.lineage import Lineage, Links
+from spider.provenance.made import Job, attempts
 from spider.report import figures
-from spider.report.jobs import commands, costs, grouped, jobs_of
 from spider.report.stages import StageRecord, read_log, read_stages
 from spider.report.summary import ComparedRun, Summary, by_text, join, leading, marked, models, verdicts
-from spider.verify.digests import Links
 
 _HERE = Path(__file__).parent
 #: Files that `draw_stage` writes into a stage's folder.
@@ -194,6 +201,70 @@ _TEMPLATES.filters |= {
 # --------------------------------------------------------------------------------------- provenance and costs
 
 
+def jobs_of(lineage: Lineage, run: str, stages: Iterable[str]) -> list[Job]:
+    """Return the jobs that made a run with these stages and all that it was made from, in their order."""
+    folders = {
+        f"runs/{run}",
+        *(f"runs/{run}/{stage}{inside}" for stage in stages for inside in ("", "/compressed")),
+    }
+    return lineage.behind(path for path in lineage.newest if str(Path(path).parent) in folders)
+
+
+def grouped(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Return jobs in their order, those for all parts of a dataset together."""
+    groups = defaultdict[tuple[str, Path], list[Job]](list)
+    for job in jobs:
+        made = Path(job.outputs[0].path)
+        groups[job.rule, made.parent if made.stem.isdecimal() else made].append(job)
+    return [sorted(alike, key=lambda job: job.outputs[0].path) for alike in groups.values()]
+
+
+def commands(jobs: Sequence[Job], run: str) -> list[str]:
+    """Return the commands of a run's jobs, one command for all parts of a dataset.
+
+    Runs share n-gram indexes, so a job may name another run with the same settings. The name of this run
+    replaces that one.
+    """
+    lines = []
+    for alike in grouped(job for job in jobs if job.command):
+        first, last = alike[0], alike[-1]
+        words = shlex.split(first.command)
+        if first.rule in ("count_ngrams", "build_ngrams"):
+            words[words.index(first.rule.replace("_", "-")) + 1] = run
+        more = f"   # and so on, to {Path(last.outputs[0].path).stem}" if last is not first else ""
+        lines.append(f"spider --config run.yaml {shlex.join(words)}{more}")
+    return list(dict.fromkeys(lines))
+
+
+def costs(root: Path, jobs: Iterable[Job]) -> Table:
+    """Return the table of what the jobs of each rule cost, in the order of the jobs, and of all together."""
+    files = defaultdict[str, list[Path]](list)
+    for job in jobs:
+        if job.benchmark and (path := root / job.benchmark).exists():
+            files[job.rule].append(path)
+    rows, seconds = [], 0.0
+    for rule, paths in files.items():
+        measured = [row for path in paths for row in attempts(path)]
+        cpu = [row["cpu_time"] for row in measured if "cpu_time" in row]
+        peak = max((row["max_rss"] for row in measured if "max_rss" in row), default=None)
+        seconds += (own := sum(row["s"] for row in measured))
+        columns = {
+            "time": Number(value=own, unit=SECONDS),
+            "processor time": Number(value=sum(cpu) if cpu else None, unit=SECONDS, text="?"),
+            "peak memory": Number(value=peak and peak * 1e6, unit=SIZE, text="?"),
+        }
+        rows.append(Row(name=rule, label=rule, value=len(paths), columns=columns))
+    if rows:
+        count = sum(map(len, files.values()))
+        time = {"time": Number(value=seconds, unit=SECONDS)}
+        rows.append(Row(name="all", label="all", value=count, columns=time))
+    note = (
+        "Wall time of the last attempt of each job, summed over jobs. The times of stages above count all "
+        "attempts. Comparing the runs and writing this page are not counted."
+    )
+    return Table(title="", head="rule", value="jobs", rows=rows, notes=[note])
+
+
 def _made(config: Config, results: Results, run: str, stages: list[StageRecord]) -> dict[str, Any]:
     """Return what the page shows of the jobs that made the run."""
     lineage = Lineage(results.root)
@@ -211,7 +282,7 @@ def _made(config: Config, results: Results, run: str, stages: list[StageRecord])
         "left_out": {name: one.without for name, one in found.items() if one.without},
         "chain": [_link(lineage, alike) for alike in grouped(jobs)],
         "problems": links.problems,
-        "checked": links.finding(),
+        "unbroken": links.unbroken,
         "costs": costs(results.root, jobs),
         "commits": commits,
         "versions": _versions(results, run, stages),

@@ -52,7 +52,7 @@ from spider.evaluation.result import (
     legends,
     shortened,
 )
-from spider.report.jobs import seconds_by_rule
+from spider.provenance.made import attempts
 
 #: What a compressor has read of the held-out text, in the words of `Scored.context`.
 _BASELINE_CONTEXT = Number(value=None, text="the document, or all before")
@@ -231,7 +231,7 @@ def join(
         format=Summary.FORMAT,
         runs=runs,
         foreign={name: _line(*own[0], labels, None) for name, own in others.items()},
-        seconds_by_rule=seconds_by_rule(benchmarks) if benchmarks else {},
+        seconds_by_rule=_seconds_by_rule(benchmarks) if benchmarks else {},
         noise=_noise(results) if results else {},
         results=_about_runs(results) if results else {},
     )
@@ -333,6 +333,14 @@ def _noise(results: Results) -> dict[str, Noise]:
     texts = dict.fromkeys(one.text for one in runs)
     found = {text: noise(one for one in runs if one.text == text) for text in texts}
     return {text: one for text, one in found.items() if one}
+
+
+def _seconds_by_rule(benchmarks: Path) -> dict[str, float]:
+    """Return the wall seconds of all jobs of each rule, most expensive first."""
+    seconds = defaultdict[str, float](float)
+    for path in sorted(benchmarks.rglob("*.tsv")):
+        seconds[path.relative_to(benchmarks).parts[0]] += sum(row["s"] for row in attempts(path))
+    return {rule: round(s, 2) for rule, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
 def _about_runs(results: Results) -> dict[str, Result]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spider.tokens.bpe import NOT_UTF8
-from spider.tokens.bytes import Tokens
+from spider.tokens import Tokens
+from spider.tokens.stored import NOT_UTF8
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,6 +1,6 @@
 """Vocabulary of a SentencePiece model that others trained, to read the tokens that they published.
 
-    0 .. 255     byte pieces, `<0x41>`              (`spider.tokens.bytes`)
+    0 .. 255     byte pieces, `<0x41>`              (`spider.tokens`)
     256 .. 271   special tokens; `<s>`, `</s>` and `<pad>` are BOS, EOS and PAD
     272 ..       pieces of text, in the model's order
 
@@ -32,7 +32,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from spider.common.files import digest
-from spider.tokens.bytes import BYTES, Tokens
+from spider.tokens import BYTES, Tokens
 
 BLANK = "▁"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spider.tokens.bytes import BYTES
+from spider.tokens import BYTES
 
 SYSTEM, USER, ASSISTANT, TURN, PYTHON_START, PYTHON_END = (BYTES.specials[f"RESERVED_{i}"] for i in range(6))
 OUTPUT_START, OUTPUT_END = BYTES.specials["LOOP_START"], BYTES.specials["LOOP_END"]

@@ -1,36 +1,37 @@
-"""Connect to the MLflow store of a results folder, and start MLflow's pages.
+"""Connect to the MLflow store of a results folder.
 
 Each call can be repeated. Runs and models are found by their tag `IDENTITY`, params are written once, and an
-identical (key, step, timestamp, value) of a metric is stored once. mlflow is imported only here and where a
-model is described.
+identical (key, step, timestamp, value) of a metric is stored once. mlflow is imported when a store is
+opened.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import re
 import secrets
-import shlex
-import socket
-import sqlite3
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-from filelock import FileLock
-
-from spider.common.files import read_json, replacing, write_json
+from spider.common.files import read_json, write_json
 from spider.common.results import Results
 from spider.common.secrets import redact
 from spider.config.run import TrackingConfig
-from spider.tracking.target import is_server, prefix, store_uri
-from spider.tracking.views import TAG, comparison, opening
+from spider.tracking.pages import TAG, comparison
+from spider.tracking.target import (
+    ARTIFACTS,
+    check_database,
+    create_database,
+    is_server,
+    prefix,
+    quiet,
+    relocate_artifacts,
+    store_uri,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,8 +47,6 @@ _FOLDER = "spider.folder"
 _STATE = "spider.state"
 #: Size of the largest file that is uploaded, in bytes.
 ARTIFACT_LIMIT = 10 << 20
-#: The folder beside a database that holds its artifacts.
-_ARTIFACTS = "mlartifacts"
 #: Metrics that rank checkpoints, without a prefix.
 RANKING = ("bpb", "bpb_strict")
 #: Name of the curve of bits per byte over training steps, through all scored checkpoints of a run.
@@ -68,117 +67,6 @@ _ABOUT = {
 REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
 
 Point = tuple[str, float, int, int]  # key, value, milliseconds since the epoch, step
-
-#: mlflow reads these when it is imported: no telemetry, few messages, errors within a minute.
-_QUIET = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "PGCONNECT_TIMEOUT": "15",
-    "GIT_PYTHON_REFRESH": "quiet",
-}
-
-
-def quiet() -> None:
-    """Configure mlflow, before it is imported, to send no telemetry and to log little."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Its tracebacks are of errors that `explain` reports.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-
-
-def create_database(path: Path) -> None:
-    """Create a SQLite store, whole or not at all.
-
-    MLflow creates it in place: two processes on a new file fail, and a killed one leaves a broken file.
-    """
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            with replacing(path) as new:
-                SqlAlchemyStore(f"sqlite:///{new}", (path.parent / _ARTIFACTS).as_uri()).engine.dispose()
-
-
-def check_database(uri: str) -> None:
-    """Check a database before MLflow opens it.
-
-    MLflow would repeat a failing connection for minutes. It would also migrate some older databases, and the
-    older MLflow of other users cannot read them then.
-
-    Raises:
-        ValueError: another version of MLflow made the database.
-    """
-    import mlflow
-    import sqlalchemy
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
-
-    with sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect() as connection:
-        revision = MigrationContext.configure(connection).get_current_revision()
-    known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
-    if revision in (None, known.get_current_head()):  # it is empty or up to date
-        return
-    wrong = (
-        f"an older MLflow. If all its users can change to MLflow {mlflow.__version__}, make a copy of it and "
-        f"run `mlflow db upgrade {shlex.quote(uri)}`"
-    )
-    try:
-        known.get_revision(revision)
-    except CommandError:
-        wrong = f"a newer MLflow than this one ({mlflow.__version__}); install the same here"
-    raise ValueError(f"{uri}: the database was made by {wrong}")
-
-
-def reach(uri: str) -> None:
-    """Read from the store at ``uri`` without creating it. `explain` turns any error into a line."""
-    quiet()
-    from mlflow import MlflowClient
-
-    if is_server(uri):
-        MlflowClient(uri).search_experiments(max_results=1)
-    elif not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
-        check_database(uri)
-
-
-#: Columns of MLflow's database that hold locations of artifacts, as absolute URIs.
-_LOCATIONS = {
-    "experiments": "artifact_location",
-    "runs": "artifact_uri",
-    "logged_models": "artifact_location",
-    "model_versions": "storage_location",
-}
-
-
-def relocate_artifacts(database: Path) -> None:
-    """Update the locations of artifacts in a SQLite store that was copied or moved together with them.
-
-    MLflow stores absolute paths. So a copy would write into the folder of the original and replace artifacts
-    of its models. Locations that Spider did not choose stay the same.
-    """
-    new = database.parent / _ARTIFACTS
-    with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection, connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        if "experiments" not in tables:
-            return
-        for (uri,) in connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            old = Path(unquote(urlsplit(uri or "").path))
-            if not str(uri).startswith("file:///") or old.name != _ARTIFACTS or old == new:
-                continue
-            if old.exists() and (not new.exists() or new.samefile(old)):
-                continue
-            log.info("%s: was copied or moved here from %s with its artifacts", database, old.parent)
-            for table, column in _LOCATIONS.items():
-                connection.execute(
-                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
-                    f"WHERE {column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'",
-                    {"old": uri, "new": new.as_uri()},
-                )
 
 
 @dataclass
@@ -232,7 +120,7 @@ class Store:
             write_json(identity, {"format": 1, "identity": secrets.token_hex(6)})
         self.folder: str = read_json(identity)["identity"]  # stays the same when the folder moves
         beside = database.parent if database is not None else self.root.absolute()
-        artifacts = None if is_server(uri) else (beside / _ARTIFACTS).as_uri()
+        artifacts = None if is_server(uri) else (beside / ARTIFACTS).as_uri()
         self.experiments = {name: self._experiment(name, artifacts) for name in _ABOUT}
         self.runs = {name: self._runs_of(experiment) for name, experiment in self.experiments.items()}
 
@@ -429,48 +317,3 @@ def _key(name: str) -> str:
 
 def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:6000]
-
-
-# --------------------------------------------------------------------------------------------------- pages
-
-HOST = "127.0.0.1"
-
-
-def serve(results: Results, settings: TrackingConfig, port: int, experiment: str | None) -> None:
-    """Replace this process by MLflow's server on loopback; if the store is a server, log its address.
-
-    ``experiment`` is the id of the experiment *Training*, whose comparison the logged address opens.
-
-    An environment variable holds the address of the store, because all users can read a command line.
-
-    Raises:
-        ValueError: the port is taken.
-    """
-    uri = store_uri(results.root, settings)
-    if is_server(uri):
-        return _announce("the store is a server", redact(uri.rstrip("/")), experiment)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            remedy = f"name another: spider track ui --port {port + 1}"
-            raise ValueError(f"port {port} is taken; {remedy}") from None
-    quiet()
-    os.environ |= {
-        "MLFLOW_BACKEND_STORE_URI": uri,
-        "MLFLOW_ARTIFACTS_DESTINATION": str((results.root / _ARTIFACTS).absolute()),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }
-    _announce("MLflow starts (Ctrl-C ends it); in some seconds", f"http://{HOST}:{port}", experiment)
-    command = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
-    os.execv(sys.executable, [sys.executable, *command])
-
-
-def _announce(what: str, address: str, experiment: str | None) -> None:
-    """Log the pages of a server at ``address``."""
-    if experiment is None:
-        log.info("%s: %s", what, address + opening(None))
-        return
-    log.info("%s, the comparison of all runs: %s", what, address + opening(experiment))
-    log.info("the same as a table: %s", address + opening(experiment, charts=False))

@@ -1,4 +1,4 @@
-"""The MLflow store of a results folder, and explanations of its errors.
+"""The MLflow store of a results folder: its address, its database, and explanations of its errors.
 
 The variables of MLflow take precedence over the configuration's ``tracking:`` block. The default is a file in
 the results folder.
@@ -9,11 +9,24 @@ an error code, or a text that has been stable for years. Other errors are shorte
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
+import shlex
+import sqlite3
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+from filelock import FileLock
+
+from spider.common.files import replacing
 from spider.config.run import TrackingConfig, not_a_store
+
+log = logging.getLogger(__name__)
+
+#: The folder beside a database that holds its artifacts.
+ARTIFACTS = "mlartifacts"
 
 
 def enabled(settings: TrackingConfig) -> bool:
@@ -49,6 +62,122 @@ def store_uri(results: Path, settings: TrackingConfig) -> str:
 def is_server(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
 
+
+# ------------------------------------------------------------------------------------------------- database
+
+#: mlflow reads these when it is imported: no telemetry, few messages, errors within a minute.
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "PGCONNECT_TIMEOUT": "15",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+def quiet() -> None:
+    """Configure mlflow, before it is imported, to send no telemetry and to log little."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Its tracebacks are of errors that `explain` reports.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+
+
+def create_database(path: Path) -> None:
+    """Create a SQLite store, whole or not at all.
+
+    MLflow creates it in place: two processes on a new file fail, and a killed one leaves a broken file.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            with replacing(path) as new:
+                SqlAlchemyStore(f"sqlite:///{new}", (path.parent / ARTIFACTS).as_uri()).engine.dispose()
+
+
+def check_database(uri: str) -> None:
+    """Check a database before MLflow opens it.
+
+    MLflow would repeat a failing connection for minutes. It would also migrate some older databases, and the
+    older MLflow of other users cannot read them then.
+
+    Raises:
+        ValueError: another version of MLflow made the database.
+    """
+    import mlflow
+    import sqlalchemy
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    with sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect() as connection:
+        revision = MigrationContext.configure(connection).get_current_revision()
+    known = ScriptDirectory(str(Path(mlflow.__file__).parent / "store/db_migrations"))
+    if revision in (None, known.get_current_head()):  # it is empty or up to date
+        return
+    wrong = (
+        f"an older MLflow. If all its users can change to MLflow {mlflow.__version__}, make a copy of it and "
+        f"run `mlflow db upgrade {shlex.quote(uri)}`"
+    )
+    try:
+        known.get_revision(revision)
+    except CommandError:
+        wrong = f"a newer MLflow than this one ({mlflow.__version__}); install the same here"
+    raise ValueError(f"{uri}: the database was made by {wrong}")
+
+
+def reach(uri: str) -> None:
+    """Read from the store at ``uri`` without creating it. `explain` turns any error into a line."""
+    quiet()
+    from mlflow import MlflowClient
+
+    if is_server(uri):
+        MlflowClient(uri).search_experiments(max_results=1)
+    elif not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists():
+        check_database(uri)
+
+
+#: Columns of MLflow's database that hold locations of artifacts, as absolute URIs.
+_LOCATIONS = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "model_versions": "storage_location",
+}
+
+
+def relocate_artifacts(database: Path) -> None:
+    """Update the locations of artifacts in a SQLite store that was copied or moved together with them.
+
+    MLflow stores absolute paths. So a copy would write into the folder of the original and replace artifacts
+    of its models. Locations that Spider did not choose stay the same.
+    """
+    new = database.parent / ARTIFACTS
+    with contextlib.closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if "experiments" not in tables:
+            return
+        for (uri,) in connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
+            old = Path(unquote(urlsplit(uri or "").path))
+            if not str(uri).startswith("file:///") or old.name != ARTIFACTS or old == new:
+                continue
+            if old.exists() and (not new.exists() or new.samefile(old)):
+                continue
+            log.info("%s: was copied or moved here from %s with its artifacts", database, old.parent)
+            for table, column in _LOCATIONS.items():
+                connection.execute(
+                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                    f"WHERE {column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'",
+                    {"old": uri, "new": new.as_uri()},
+                )
+
+
+# --------------------------------------------------------------------------------------------------- errors
 
 _SERVER_ERRORS = {
     401: "the server refuses this user name or password (401); set MLFLOW_TRACKING_USERNAME and "

@@ -28,7 +28,7 @@ from spider.common.files import read_json
 from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import Config
-from spider.config.text_files import once
+from spider.data.listing import once
 from spider.processes.gpus import bounds
 
 #: Seconds that the checks before a workflow may take.
@@ -60,7 +60,7 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
     Raises:
         ValueError: a run cannot be described, as `spider.workflow.describe.describe`.
     """
-    from spider.tracking.store import quiet
+    from spider.tracking.target import quiet
     from spider.workflow.describe import describe
 
     quiet()
@@ -265,10 +265,10 @@ def _data(config: Config, name: str, items: list[str], sizes: Sizes) -> tuple[Ma
 
 def _protected(config: Config, name: str) -> tuple[Mark, str]:
     """Look at the files that the documents of a dataset are compared with."""
-    from spider.evaluation import protected
+    from spider.evaluation.questions import check_protected, protected_files
 
-    protected.check(config, name)
-    return "ok", f"{len(protected.files(config, name))} files of tasks and others"
+    check_protected(config, name)
+    return "ok", f"{len(protected_files(config, name))} files of tasks and others"
 
 
 # -------------------------------------------------------------------------------------------------- cluster
@@ -295,7 +295,7 @@ def _tracking(config: Config, results: Path) -> tuple[Mark, str]:
     """Read from MLflow's store. No store can stop a run, so its errors are warnings."""
     from spider.common.secrets import redact
     from spider.tracking import target
-    from spider.tracking.store import reach
+    from spider.tracking.target import reach
 
     if not target.enabled(config.tracking):
         return "ok", "off"

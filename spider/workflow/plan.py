@@ -20,11 +20,11 @@ from snakemake.io import ancient, contains_wildcard, expand, flag, local
 
 from spider.common.cluster import lacking_gpus
 from spider.config import CompressConfig, Config, Dataset, HarnessConfig, StageSpec
-from spider.config.cleaning import Cleaning
+from spider.config.data import Cleaning
 from spider.config.requests import Requests
 from spider.config.schema import model_files
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
-from spider.evaluation import protected
+from spider.evaluation.questions import protected_files
 from spider.provenance.made import STANDS_FOR, in_future
 from spider.workflow.doctor import obstacles, own_text
 
@@ -233,7 +233,7 @@ class Plan:
             for name in self.config.protected(wildcards.dataset)
             for part in self.parts(name)
         ]
-        own = checked(protected.files, self.config, wildcards.dataset)
+        own = checked(protected_files, self.config, wildcards.dataset)
         return held_out + watched(map(str, own))
 
     # ----------------------------------------------------------------------------------- runs and stages

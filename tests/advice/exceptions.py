@@ -6,7 +6,6 @@ from __future__ import annotations
 NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "trust/code.py": ("no job recorded its code: it was untracked, or run by an earlier version",),
     "cli/inspect.py": ("Remove all of this?", "  code      Spider {}, commit {}{}"),
-    "cli/data.py": ("{}: written; commit it with the configuration",),
     "cli/train.py": ("%s: set in the environment and ignored, %s",),
     "checkpoints/compress/pipeline.py": ("loaded = {name: getattr(m, ",),
     "evaluation/baselines.py": ("Compressors coded the same bytes",),
@@ -24,7 +23,7 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     ),
     "data/sources/pydocs.py": ("edistribution and use",),
     "tracking/registry.py": ("its registered model was deleted in MLflow and stays deleted", "name = '{}'"),
-    "tracking/store.py": ("UPDATE {} SET {} = :new",),
+    "tracking/target.py": ("UPDATE {} SET {} = :new",),
     "tracking/trainings.py": ("train {}/{}", "evaluate --model {}"),
     "training/loop.py": ("step %d: the loss or its gradient is not finite, update skipped",),
 }
@@ -82,8 +81,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     # A worktree of an older commit: docs/trust.md.
     "trust/replay.py": ("run the audit with PYTHONPATH set to a worktree of the commit",),
     "tracking/registry.py": ("To reset it, delete that alias",),
-    "tracking/store.py": ("make a copy of it and run `mlflow db upgrade {}`", "install the same here"),
     "tracking/target.py": (
+        "make a copy of it and run `mlflow db upgrade {}`",
+        "install the same here",
         "this user may not write there (403)",
         "send to the server's address instead of its database",
     ),

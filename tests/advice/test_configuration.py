@@ -315,13 +315,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"runs.r.grid.model": {"small": {"preset": "tiny"}}},
         ),
     ],
-    "config/cleaning.py": [
-        (
-            "is a size, which {} does not compare; use >= or <=",
-            {"datasets.docs.cleaning": {"filters": ["bytes ~ 200"]}},
-            {"datasets.docs.cleaning.filters": ["bytes >= 200"]},
-        ),
-    ],
     "config/data.py": [
         (
             "is inherited from {} (key like); leave it out",
@@ -349,6 +342,11 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"datasets.docs.answer_column": "answer"},
             {"datasets.docs.format": "chat"},
             {"datasets.docs.answer_column": OUT},
+        ),
+        (
+            "is a size, which {} does not compare; use >= or <=",
+            {"datasets.docs.cleaning": {"filters": ["bytes ~ 200"]}},
+            {"datasets.docs.cleaning.filters": ["bytes >= 200"]},
         ),
     ],
     "data/sources/stream.py": [

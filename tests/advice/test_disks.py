@@ -14,8 +14,8 @@ import pytest
 from spider import cli
 from spider.common.results import Results
 from spider.config import ConfigError
-from spider.config.text_files import list_files
 from spider.data.encode import encode_part
+from spider.data.listing import list_files
 from spider.data.sources.local import import_local
 from spider.workflow import doctor
 from spider.workflow.unlock import enter
@@ -116,7 +116,7 @@ def test_a_folder_gets_the_permission_to_be_read(tmp_path, without_privilege):
     (folder / "a.jsonl").write_bytes(LINES)
     folder.chmod(0)
     for name in (str(tmp_path / "g"), str(tmp_path / "g/**/*.jsonl")):
-        with refused("config/text_files.py", "cannot be read; check its permissions", error=ConfigError):
+        with refused("data/listing.py", "cannot be read; check its permissions", error=ConfigError):
             list_files([name])
     folder.chmod(0o755)
     assert [*list_files([str(tmp_path / "g")]).files] == [str(folder / "a.jsonl")]

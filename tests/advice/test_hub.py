@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from huggingface_hub import constants, hf_hub_download
 
-from spider.cli import cli
-from spider.config import load_config
 from spider.data import hub as reading
 from spider.data.hub import HubFile, Patience, download_file
-from spider.data.remote import resolve
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 from tests.unit.small_datasets import dataset
 
@@ -92,13 +88,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
             {"output": "file/out"},
             {},
             {"output": "new/out"},
-        ),
-        (
-            "run `spider data resolve CONFIG` if the new one is wanted",
-            {},
-            {"locked": "sha256:0"},
-            {},
-            {"locked": None},
         ),
         ("{}: is a folder; name the files in it", {}, {"name": "sample"}, {}, {"name": FILE}),
     ],
@@ -185,9 +174,6 @@ def test_files_of_the_source_are_corrected(hub):
     with refused("data/hub.py", "(it was {}, it is {}); name a commit as revision and run again"):
         reading.read_range(file, 0, 9, "sha256:0")
     reading.read_range(file, 0, 9, reading.look_up(file, HASTE)[1])
-    with refused("data/remote.py", "no file matches; correct source.files"):
-        resolve(REPO, REVISION, ["texts/*"], dataset(), lambda name: False)
-    resolve(REPO, REVISION, ["sample/0*"], dataset(), lambda name: False)
 
 
 def test_a_file_that_does_not_decode_is_requested_again_or_left_out(hub):
@@ -197,12 +183,12 @@ def test_a_file_that_does_not_decode_is_requested_again_or_left_out(hub):
         texts.source.fetch("000", Path("out"), texts)
 
     hub.corrupt = -1
-    with refused("data/remote.py", "{}, twice; run again, and {}"):
+    with refused("data/hub.py", "{}, twice; run again, and {}"):
         take(FILE)
     hub.corrupt = 0
     take(FILE)
     for _ in range(2):
-        with refused("data/remote.py", "the file is damaged or not a parquet file: leave it out"):
+        with refused("data/hub.py", "the file is damaged or not a parquet file: leave it out"):
             take(FILE, "sample/text.parquet")
     take(FILE)
 
@@ -249,18 +235,8 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
     begin(FILE, "sample/damaged.parquet", revision="2" * 40)
 
 
-def test_a_lock_is_named_and_written_by_the_command(hub):
-    source = {"kind": "hub", "repo": REPO, "revision": "main", "files": ["sample/0*"]}
-    run = {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
-    plain = {"datasets": {"d": {"source": source}}, "runs": {"r": run}}
-    with refused(
-        "data/sources/hub.py", "is required for the glob {}; name a file, as in lock: texts.lock.json"
-    ):
-        load_config(plain).parts("d")
-    source["lock"] = "texts.lock.json"
-    with refused("config/text_files.py", "run `spider data resolve CONFIG`, which needs a network"):
-        load_config(plain).parts("d")
-    Path("config.yaml").write_text(yaml.safe_dump(plain))
-    done = CliRunner().invoke(cli, ["data", "resolve", "config.yaml"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert load_config(plain).parts("d") == {"000": FILE}
+def test_files_are_named_instead_of_a_glob(hub):
+    source = {"kind": "hub", "repo": REPO, "revision": REVISION, "files": ["sample/0*"]}
+    with refused("data/sources/hub.py", "is a glob; name the files, so that all runs read the same"):
+        dataset(source=source)
+    assert dataset(source=source | {"files": [FILE]}).source.parts() == ["000"]

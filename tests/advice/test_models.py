@@ -18,7 +18,7 @@ from spider.config import RolloutConfig, load_config
 from spider.config.imports import allow_import
 from spider.config.model import family_block, family_config
 from spider.data.cleaning import evidence
-from spider.data.cleaning.show import _text
+from spider.data.cleaning.evidence import _text
 from spider.data.packing import pack
 from spider.data.shards import Shards, build_metadata, load_metadata
 from spider.evaluation.foreign import ForeignModel

@@ -197,7 +197,7 @@ def test_the_files_of_a_folder_are_named():
     folder.mkdir()
     source = LocalSource(kind="local", files=["mine"])
     with refused(
-        "config/text_files.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
+        "data/listing.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
     ):
         source.items()
     with refused("data/sources/local.py", "{}: holds no file of a known kind; give {}"):
@@ -206,7 +206,7 @@ def test_the_files_of_a_folder_are_named():
     assert source.items() and files_of(folder)
     (folder / "b.jsonl").write_bytes(LINES)
     source = LocalSource(kind="local", files=["mine"])  # A process lists files once.
-    with refused("config/text_files.py", "name the files to take, as in {}/*.jsonl", error=ConfigError):
+    with refused("data/listing.py", "name the files to take, as in {}/*.jsonl", error=ConfigError):
         source.items()
     assert LocalSource(kind="local", files=["mine/*.jsonl"]).items() == ["mine/b.jsonl"]
 

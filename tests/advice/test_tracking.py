@@ -18,8 +18,8 @@ from mlflow import MlflowClient
 from spider.common.files import write_json
 from spider.common.results import Results
 from spider.config.run import TrackingConfig
-from spider.tracking.store import reach, serve
-from spider.tracking.target import explain, store_uri
+from spider.tracking.pages import serve
+from spider.tracking.target import explain, reach, store_uri
 from tests.servers import postgresql
 from tests.unit.tracking.conftest import (  # noqa: F401 (fixtures)
     empty_database,
@@ -156,5 +156,5 @@ def test_another_port_is_named(tmp_path, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with refused("tracking/store.py", "name another: spider track ui --port {}"):
+        with refused("tracking/pages.py", "name another: spider track ui --port {}"):
             serve(Results(tmp_path), TrackingConfig(), taken.getsockname()[1], None)

@@ -3,8 +3,6 @@
 import hashlib
 from collections import Counter
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -63,64 +61,3 @@ def test_the_truth_holds_by_brute_force(corpus, folder):
         assert row["containment"] == len(after & before) / len(after)
         assert row["jaccard"] == len(after & before) / len(after | before)
         assert row["jaccard"] == 1 if row["kind"] == "exact" else 0.7 <= row["jaccard"] <= 0.98
-
-
-def test_documents_that_are_no_copies_have_little_in_common(corpus, folder):
-    plan = corpus.Corpus(DOCUMENTS)
-    truth = pq.read_table(folder / "truth.parquet").to_pylist()
-    distinct = [at for at, row in enumerate(truth) if row["original"] is None]
-    owners: dict[tuple, set[int]] = {}
-    for at in distinct:
-        for gram in corpus.grams(plan.document(at).own):
-            owners.setdefault(gram, set()).add(at)
-    for at in distinct:
-        grams = corpus.grams(plan.document(at).own)
-        common = Counter(other for gram in grams for other in owners[gram] if other < at)
-        assert max(common.values(), default=0) < 0.7 * len(grams), truth[at]
-
-
-def test_half_or_more_of_a_page_is_its_template(corpus):
-    plan = corpus.Corpus(DOCUMENTS)
-    for number in range(400):
-        page, _, _ = plan.distinct(number)
-        sizes = [(len(list(filter(None, block.words))), block.own) for block in page]
-        assert 2 * sum(size for size, own in sizes if not own) >= sum(size for size, _ in sizes)
-
-
-def evidence(plan, pairs):
-    """Return evidence from pairs of places."""
-    removed, kept = np.array(pairs).T
-    columns = {}
-    for name, places in ("", removed), ("kept_", kept):
-        parts = np.searchsorted(plan.starts, places, side="right") - 1
-        columns[f"{name}part"] = [f"{part:03d}" for part in parts]
-        columns[f"{name}row"] = pa.array(places - plan.starts[parts], pa.uint32())
-    return pa.table(columns)
-
-
-def test_removals_of_copies_are_right_and_those_of_pages_of_one_template_false(
-    gpu_benchmarks, corpus, folder
-):
-    import data
-
-    plan = corpus.Corpus(DOCUMENTS)
-    truth = pq.read_table(folder / "truth.parquet")
-    rows = truth.to_pylist()
-    place = {row["id"]: at for at, row in enumerate(rows)}
-    right = [(at, place[row["original"]]) for at, row in enumerate(rows) if row["original"]]
-    table = data.Table()
-    data.score(plan, truth, evidence(plan, right), table)
-    assert table.figures["recall of copies with containment of 0.95"] == 1
-    assert table.figures["false removals, of all removals"] == 0
-    assert table.figures["left of each source"] == [1] * 10
-
-    pages = [at for at, row in enumerate(rows) if row["kind"] == "template"]
-    groups = plan.groups[plan.numbers[pages]]
-    first = {group: page for page, group in reversed(list(zip(pages, groups, strict=True)))}
-    wrong = [(page, first[group]) for page, group in zip(pages, groups, strict=True) if page != first[group]]
-    copies = [pair for pair in right[::2] if pair[1] not in dict(wrong)]
-    table = data.Table()
-    data.score(plan, truth, evidence(plan, copies + wrong), table)
-    assert 0.2 < table.figures["recall of copies with containment of 0.95"] < 0.6
-    assert table.figures["false removals, of all removals"] == len(wrong) / (len(copies) + len(wrong))
-    assert min(table.figures["left of each source"]) < 0.9

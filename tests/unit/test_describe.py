@@ -13,11 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from spider.common.results import Results
 from spider.config import Config, load_config
-from spider.config.model import family_block
 from spider.model import build_model
 from spider.model import layers as parts
-from spider.model.gpt import config as gpt
-from spider.model.spider.config import PRESETS as SPIDERS
 from spider.model.spider.config import SpiderConfig
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.workflow.describe import describe, quantity, render
@@ -33,20 +30,10 @@ def configuration(model="tiny", stages=None, **run) -> Config:
         {"name": "main", "tokens": 1_000_000},
         {"name": "anneal", "max_steps": 50, "n_loops": 4},
     ]
-    return load_config(
-        {
-            "datasets": {name: {"source": {"kind": "pydocs"}, "validation": 0.1} for name in "de"},
-            "runs": {
-                "r": {
-                    "data": "d",
-                    "model": model,
-                    "stages": stages,
-                    "defaults": {"seq_len": 128, "micro_batch": 4},
-                    **run,
-                }
-            },
-        }
-    )
+    defaults = {"seq_len": 128, "micro_batch": 4}
+    written = {"data": "d", "model": model, "stages": stages, "defaults": defaults, **run}
+    datasets = {name: {"source": {"kind": "pydocs"}, "validation": 0.1} for name in "de"}
+    return load_config({"datasets": datasets, "runs": {"r": written}})
 
 
 def test_counts_are_those_of_the_model_and_of_the_stages():
@@ -78,14 +65,6 @@ def test_parameters_are_counted_by_three_conventions_with_the_tokens_for_each(ca
     assert multiplied["matrices and head"] - multiplied["matrices"] == 272 * 2048
 
 
-def test_the_samples_of_each_dataset_of_a_mixture_are_exact_before_the_text_is_there():
-    mixed = {"name": "main", "max_steps": 50, "data": {"mix": {"d": 3, "e": 1}}}
-    plain = {"name": "plain", "max_steps": 50}
-    first, second = describe(configuration(stages=[mixed, plain]), "r")["stages"]
-    read = [(one["data"], one["shares"], one["samples"], one["bytes"]) for one in first["sources"]]
-    assert read == [("d", [(0, 0.75)], 150, None), ("e", [(0, 0.25)], 50, None)] and second["sources"] == []
-
-
 def test_switches_of_a_mixture_are_shown_at_their_samples(tmp_path, capsys):
     mix = {"mix": {"d": 3, "e": 1}, "switches": {100: {"d": 1, "e": 1}}}
     config = configuration(stages=[{"name": "main", "max_steps": 50, "data": mix}])
@@ -112,13 +91,7 @@ def allocated(tensors) -> int:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        {"kind": "adamw"},
-        {"kind": "muon"},
-        {"kind": "muon", "muon_beta2": 0.95},
-        {"kind": "adamw8bit"},
-        {"kind": "adamw8bit", "groups": NARROW},
-    ],
+    [{"kind": "adamw"}, {"kind": "muon", "muon_beta2": 0.95}, {"kind": "adamw8bit", "groups": NARROW}],
 )
 def test_weights_gradients_and_optimizer_state_are_exact(optimizer):
     config = configuration(optimizer=optimizer, precision="bf16")
@@ -132,16 +105,6 @@ def test_weights_gradients_and_optimizer_state_are_exact(optimizer):
     assert memory["gradients"] == allocated(p.grad for p in model.parameters())
     assert memory["optimizer"] == allocated(optimizer.tensors(model).values())
     assert memory["total"] == sum(v for k, v in memory.items() if k != "total")
-
-
-def test_fewer_bits_take_less_memory():
-    def memory(**optimizer):
-        return describe(configuration(optimizer=optimizer, precision="bf16"), "r")["stages"][0]["memory"]
-
-    wide, eight = (memory(kind=kind)["optimizer"] for kind in ("adamw", "adamw8bit"))
-    assert 0.25 < eight / wide < 0.3
-    narrow = memory(kind="adamw8bit", groups=NARROW)
-    assert narrow["weights"] < memory(kind="adamw8bit")["weights"] and "autocast_copies" not in narrow
 
 
 def test_the_table_of_groups_is_what_the_optimizer_is_built_from(capsys):
@@ -164,11 +127,6 @@ def test_the_table_of_groups_is_what_the_optimizer_is_built_from(capsys):
     assert (rows["matrices"]["update"], rows["matrices"]["betas"]) == ("muon", [0.95, 0.95])
     render(found)
     assert "0.2 scaled" in capsys.readouterr().out
-
-
-def test_an_average_of_the_weights_is_counted():
-    averaging = describe(configuration(defaults={"seq_len": 128, "ema": {}}), "r")
-    assert averaging["stages"][0]["memory"]["average"] == 4 * averaging["parameters"]
 
 
 def test_limits_in_flops_and_bytes_a_parameter_are_resolved_and_hours_are_left_open(capsys):
@@ -218,8 +176,7 @@ def kept_by_forward(config: Config, autocast: bool, monkeypatch: pytest.MonkeyPa
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
+@pytest.mark.parametrize(("precision", "checkpointing"), [("fp32", False), ("bf16", "selective")])
 def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(precision, checkpointing, monkeypatch):
     model = {"preset": "tiny", "recurrence": {"checkpointing": checkpointing}}
     defaults = {"seq_len": 128, "micro_batch": 6, "n_loops": 3}
@@ -231,23 +188,19 @@ def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(precision
     assert 0.85 < estimate / kept_by_forward(config, precision == "bf16", monkeypatch) < most
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("way", ["selective", "full"])
 def test_the_estimate_of_what_a_recomputed_gpt_layer_keeps_is_near_what_a_forward_pass_keeps(
-    way, precision, monkeypatch
+    way, monkeypatch
 ):
     """The window is longer than those for which a CPU computes attention by plain products in bf16."""
     estimates, real = [], []
     for layers in (2, 6):
         model = {"preset": "gpt-cpu", "checkpointing": way, "layers": layers}
         stages = [{"name": "main", "max_steps": 2, "seq_len": 640, "micro_batch": 1}]
-        config = configuration(model, precision=precision, stages=stages)
+        config = configuration(model, precision="bf16", stages=stages)
         estimates.append(describe(config, "r")["stages"][0]["memory"]["activations"])
-        real.append(kept_by_forward(config, precision == "bf16", monkeypatch))
+        real.append(kept_by_forward(config, True, monkeypatch))
     assert (estimates[1] - estimates[0]) / (real[1] - real[0]) == pytest.approx(1, abs=0.1)
-    kept = build_model(config.run("r").model.model_copy(update={"checkpointing": "none"}))
-    whole = kept.activation_bytes(1, 640, None, narrow=precision == "bf16", compiled=False)
-    assert estimates[1] < 0.8 * whole
 
 
 @pytest.mark.parametrize(
@@ -264,23 +217,11 @@ def test_the_estimate_of_a_gpts_activations_is_near_what_a_forward_pass_keeps(le
 
 
 @pytest.mark.parametrize(
-    "model", [{**SPIDERS["slim"], "family": "spider"}, {**gpt.PRESETS["gpt-cpu"], "family": "gpt"}]
-)
-def test_an_index_adds_the_activations_of_its_head_at_every_position(model):
-    with torch.device("meta"):
-        without, with_index = (build_model(family_block({**model, "ngram": index})) for index in (None, {}))
-    sizes = [one.activation_bytes(6, 64, None, narrow=False, compiled=False) for one in (without, with_index)]
-    assert sizes[1] - sizes[0] == 6 * 64 * with_index.ngram.activation_bytes() > 0
-
-
-@pytest.mark.parametrize(
     "stream, checkpointing, traced",
     # GB that the step of spider-1b, 112 windows of 256 bytes and 6 loops, keeps besides copies of weights, as
     # torch's compiler traced it for an H100 (docs/LOG.md).
     [
         ("wide", False, 32.69),
-        ("wide", True, 11.55),
-        ("narrow", False, 27.44),
         ("narrow", True, 9.68),
         ("narrow", "selective", 17.14),
         ("narrow", "full", 3.41),
@@ -303,12 +244,6 @@ def test_auto_is_counted_by_whether_the_run_asks_for_a_gpu():
     assert narrow["memory"]["activations"] < wide["memory"]["activations"]
 
 
-def test_a_billion_parameters_are_described_without_being_made():
-    found = describe(configuration("spider-1b"), "r")
-    assert 0.9e9 < found["parameters"] < 1.1e9
-    assert found["memory"] > 16 * 0.9e9
-
-
 #: Memory of the GPU that a preset is for. `describe` may count nine tenths. The rest is left for temporaries,
 #: and for the error of the estimate.
 IN_THE_TABLE = {"spider-1b": 80e9, "spider-1b-25gb": 25e9, "spider-400m": 24e9, "spider-150m": 8e9}
@@ -318,12 +253,8 @@ ON_GPUS = IN_THE_TABLE | dict.fromkeys(WHOLE_RUNS, 80e9)
 
 def test_every_preset_for_gpus_is_checked():
     configurations = {path.stem: load_config(path) for path in PRESETS.glob("*.yaml")}
-    on_gpus = {
-        name
-        for name, config in configurations.items()
-        if any(run.resources.gpus for run in config.runs.values())
-    }
-    assert on_gpus == set(ON_GPUS)
+    runs = [(name, run) for name, config in configurations.items() for run in config.runs.values()]
+    assert {name for name, run in runs if run.resources.gpus} == set(ON_GPUS)
 
 
 @pytest.mark.parametrize("preset", IN_THE_TABLE)
@@ -331,9 +262,8 @@ def test_the_table_of_presets_for_gpus_shows_what_describe_counts(preset):
     found = describe(load_config(PRESETS / f"{preset}.yaml"), preset, int(ON_GPUS[preset]))
     (row,) = (line for line in TRAINING.read_text().splitlines() if f"[`presets/{preset}.yaml`]" in line)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    size, read, needs = (
-        quantity(found[key], unit) for key, unit in (("parameters", ""), ("tokens", "B"), ("memory", "B"))
-    )
+    units = {"parameters": "", "tokens": "B", "memory": "B"}
+    size, read, needs = (quantity(found[key], unit) for key, unit in units.items())
     assert cells[1:3] == [size.replace(" ", ""), read] and cells[4] == needs
     (last,) = found["stages"][-1:]
     way = last["checkpointing"] or "none"
@@ -353,15 +283,6 @@ def test_presets_for_gpus_fit_on_1_and_on_16_of_them(preset, gpus):
     for stage in config.runs[name].stages:
         spec = config.stage(name, stage.name)
         assert spec.processes == gpus and spec.windows_per_step % (gpus * spec.micro_batch(gpus)) == 0
-
-
-def test_the_table_shows_parts_stages_and_totals(capsys):
-    found = describe(configuration(), "r")
-    render(found)
-    shown = capsys.readouterr().out
-    for needed in ("routed experts", "main", "anneal", "1,953", f"{found['parameters']:,}", "FLOP in all"):
-        assert needed in shown
-    assert max(len(line) for line in shown.splitlines()) <= 80
 
 
 def test_quantities_have_three_figures():

@@ -236,7 +236,7 @@ def test_what_a_bundle_holds_is_pinned_and_enough_to_train_with(bundle):
     code += "import spider.cli, spider.training.stage, spider.training.warmup, spider.evaluation.evaluate\n"
     code += "import spider.workflow.describe, spider.report.figures, spider.evaluation.text\n"
     code += "for name in ('tokenizers', 'regex', 'requests'): sys.modules[name] = None\n"
-    code += "from spider.tokens.bpe import BpeTokens\n"  # to generate from a prompt
+    code += "from spider.tokens.stored import BpeTokens\n"  # to generate from a prompt
     code += "assert len(BpeTokens([(104, 101)]).encode('hehe')) == 4\n"
     code += "from importlib import metadata\n"
     code += "metadata.distribution = None\n"  # Spider is not installed there

@@ -67,29 +67,15 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     fresh("datasets/text")
     assert made(fresh) == made(killed)
 
-    # Another filter reads other documents, and a dataset without `cleaning` has none of these jobs.
+    # A tokenizer is learned from what cleaning keeps.
+    fresh.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
+    fresh.config["tokenizers"] = {"bpe": {"data": "text-bpe", "vocab_size": 300}}
+    fresh("results/tokenizers/bpe/tokenizer.json")
+    learned = read_json(fresh.results / "tokenizers/bpe/tokenizer.json")["learned_from"]["documents"]
+    kept = read_json(fresh.results / "shards/text/metadata.json")["splits"]["train"]
+    assert learned == kept["documents"]
+
+    # Another filter reads other documents.
     fresh.config["datasets"]["text"]["cleaning"]["filters"] = ["score >= 2"]
-    again = fresh.planned("datasets/text")
     steps = ("signatures", "pairs", "drop", "encode")
-    assert again == dict.fromkeys(steps, 3) | {"index": 1}
-    del fresh.config["datasets"]["text"]["cleaning"]
-    # The import keeps the columns of filters.
-    assert fresh.planned("datasets/text") == {"download": 3, "encode": 3, "index": 1}
-
-
-def test_a_tokenizer_is_learned_from_what_cleaning_keeps(workflow):
-    """Without `cleaning` nothing else is needed for it, and its vocabulary is that of the raw text."""
-    cleaned = three_parts(workflow)
-    cleaned.config["datasets"]["text-bpe"] = {"like": "text", "tokenizer": "bpe"}
-    cleaned.config["tokenizers"] = {"bpe": {"data": "text-bpe", "vocab_size": 300}}
-    tokenizer = cleaned.results / "tokenizers/bpe/tokenizer.json"
-    cleaned(str(tokenizer.relative_to(cleaned.folder)))
-    found = read_json(tokenizer)
-    cleaned("datasets/text")
-    kept = read_json(cleaned.results / "shards/text/metadata.json")["splits"]["train"]
-    assert found["learned_from"]["documents"] == kept["documents"]
-    filters = {"filters": ["score >= 1"]}
-    cleaned.config["datasets"]["text"]["cleaning"] = filters
-    assert cleaned.planned(str(tokenizer.relative_to(cleaned.folder))) == {"tokenizer": 1}
-    cleaned(str(tokenizer.relative_to(cleaned.folder)))
-    assert read_json(tokenizer)["learned_from"]["documents"] > kept["documents"]
+    assert fresh.planned("datasets/text") == dict.fromkeys(steps, 3) | {"index": 1}

@@ -133,26 +133,3 @@ def test_planted_documents_are_removed_with_their_source_and_shown(web):
     question = {"context": "Other words", "continuation": QUESTION}
     (web.folder / "quiz.jsonl").write_text(json.dumps(question))
     assert web.planned("datasets/web").keys() == {"protect", "contaminated", "drop", "encode", "index"}
-
-
-@pytest.mark.parametrize(
-    ("folder", "content", "message"),
-    [
-        ("none", {}, "none: no such file or folder"),
-        ("bench", {"deep/notes.csv": "number,note\n1,\n"}, "notes.csv: holds no text of 8 words or more"),
-    ],
-)
-def test_a_folder_of_another_format_stops_the_workflow_before_its_first_job(web, folder, content, message):
-    for name, text in content.items():
-        (web.folder / "bench" / name).write_text(text)
-    web.config["datasets"]["web"]["cleaning"]["decontaminate"] = [folder]
-    assert message in web("datasets/web", fails=True)
-    assert not (web.results / "raw").exists()
-
-
-def test_a_malformed_or_missing_task_stops_the_workflow_before_its_first_job(web):
-    (web.folder / "quiz.jsonl").write_text('{"text": "no question"}')
-    assert "quiz.jsonl, line 1: needs choices" in web("datasets/web", fails=True)
-    (web.folder / "quiz.jsonl").unlink()
-    assert "evaluation.tasks.quiz: quiz.jsonl: no such file" in web("datasets/web", fails=True)
-    assert not (web.results / "raw").exists()

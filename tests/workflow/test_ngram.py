@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 
 NGRAM = {"contexts": [1, 2, 4, 6], "rare": 5, "matches": [2, 4], "hidden": 8, "state": 8}
 

@@ -38,10 +38,9 @@ from pydantic import Field
 
 from spider.config import Block
 from spider.evaluation.bpb import check_deviation, score
-from spider.evaluation.measures import split_lookup, train_stream
+from spider.evaluation.measures import Subject, split_lookup, train_stream
 from spider.evaluation.overlap import MATCH_BYTES
 from spider.evaluation.result import BITS, Number, Result, Row
-from spider.evaluation.subject import Subject
 from spider.evaluation.text import LearnedFrom, Text
 from spider.tokens import Tokens
 from spider_lab.mixing import (

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from spider_lab.fit import DRAWS, LEAST_STEPS, Point, fit, multiplier
-from spider_lab.page import _times
 
 #: The law that the points follow: L = E + A C^-b at the best size N* = k C^a, and a parabola around it.
 E, A, B, K, EXPONENT, CURVATURE = 0.8, 40.0, 0.12, 0.2, 0.5, 0.15
@@ -61,7 +60,7 @@ def test_without_noise_the_minima_and_the_best_sizes_are_exact():
 def test_the_interval_holds_a_run_as_often_as_it_says():
     """E is drawn from 0.6 to 1.4, which is 27 to 62% of the lowest loss."""
     inside = []
-    for seed in range(100):
+    for seed in range(60):
         random = np.random.default_rng(1000 + seed)
         E = random.uniform(0.6, 1.4)
         found = fit(ladder(BUDGETS, seed=seed, E=E))
@@ -69,7 +68,7 @@ def test_the_interval_holds_a_run_as_often_as_it_says():
         run = loss(1e13, K * 1e13**EXPONENT, E) + random.normal(0, math.hypot(0.01, 0.005))
         inside.append(low <= run <= high)
         assert low < found.loss(1e13) < high
-    assert np.mean(inside) >= 0.82  # three standard deviations below 0.9
+    assert np.mean(inside) >= 0.78  # three standard deviations below 0.9
 
 
 def test_the_noise_of_a_seed_has_a_part_that_is_common_to_a_budget():
@@ -79,24 +78,18 @@ def test_the_noise_of_a_seed_has_a_part_that_is_common_to_a_budget():
     assert fit(ladder(BUDGETS, common=0)).noise.common < 0.01
 
 
-def test_the_noise_of_budgets_with_one_seed_is_that_of_the_others():
+def test_what_gives_no_forecast_is_named():
     some = ladder(BUDGETS[:2]) + ladder(BUDGETS[2:], seeds=(1,))
-    assert not fit(some).problem
-    none = fit(ladder(BUDGETS, seeds=(1,)))
-    assert "no size has two seeds at one budget" in none.problem
+    assert not fit(some).problem, "budgets with one seed have the noise of the others"
+    assert "no size has two seeds at one budget" in fit(ladder(BUDGETS, seeds=(1,))).problem
+    assert fit(ladder(BUDGETS[:1])).problem == "1 of 1 budgets have a minimum, a forecast needs 2"
 
 
-@pytest.mark.parametrize(
-    ("at", "reason"),
-    [
-        ((2.0, 4.0, 8.0), "not bracketed: the best size is below the smallest; add smaller ones"),
-        ((0.1, 0.2, 0.4), "not bracketed: the best size is above the largest; add larger ones"),
-    ],
-)
-def test_a_budget_that_is_not_bracketed_is_left_out_by_name(at, reason):
+@pytest.mark.parametrize(("at", "side"), [((2.0, 4.0, 8.0), "below"), ((0.1, 0.2, 0.4), "above")])
+def test_a_budget_that_is_not_bracketed_is_left_out_by_name(at, side):
     found = fit(ladder(BUDGETS[:1], at=at, noise=0.001) + ladder(BUDGETS[1:], noise=0.001))
-    assert not found.problem and found.left_out == [f"1e+11 FLOPs: {reason}"]
-    assert fit(ladder(BUDGETS[:1], noise=0.001) + ladder(BUDGETS[1:2], at=at, noise=0.001)).problem
+    assert not found.problem
+    assert f"1e+11 FLOPs: not bracketed: the best size is {side} the " in found.left_out[0]
 
 
 def test_short_runs_are_left_out_by_name():
@@ -120,10 +113,6 @@ def test_a_parabola_that_misses_more_than_seeds_do_is_left_out():
     assert "opens downwards" in fit(downwards).left_out[0]
 
 
-def test_one_budget_gives_no_forecast():
-    assert fit(ladder(BUDGETS[:1])).problem == "1 of 1 budgets have a minimum, a forecast needs 2"
-
-
 def test_a_family_that_needs_twice_the_compute_has_that_multiplier():
     points = ladder(BUDGETS, noise=1e-4, common=0)
     # The same losses at twice the FLOPs.
@@ -131,15 +120,3 @@ def test_a_family_that_needs_twice_the_compute_has_that_multiplier():
     factor, (low, high) = multiplier(fit(points), fit(slower), 3e11)
     assert factor == pytest.approx(2, rel=0.05) and low < 2 < high
     assert fit(points).draws_R4.shape == (DRAWS, 4)
-
-
-def test_a_multiplier_says_only_how_far_it_is_beyond_what_forecasts_reach():
-    low, high = (
-        fit(ladder(BUDGETS, noise=0.001)),
-        fit(ladder(BUDGETS, noise=0.001, E=1.4, at=(0.4, 0.8, 1.6))),
-    )
-    shifted = fit([replace(point, bpb=point.bpb + 2) for point in ladder(BUDGETS, noise=0.001)])
-    assert not np.isnan(multiplier(low, shifted, 1e12)[1]).any()
-    assert _times(multiplier(low, shifted, 1e12)[0]) == "over 100"
-    assert _times(multiplier(shifted, low, 1e12)[0]) == "under 1/100"
-    assert _times(multiplier(low, high, 1e12)[0]).startswith(("0.9", "1"))

@@ -1,6 +1,7 @@
 """A forecast is written before the run that it is about, and what comes later is compared with it."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -80,8 +81,6 @@ def write(results, name, receipt, evaluation, budget, run):
 @pytest.fixture
 def ladder(trained, tmp_path):
     """Return a copy of the configuration, and of its results folder."""
-    import shutil
-
     copy = json.loads(json.dumps(trained))
     root = tmp_path / "results"
     shutil.copytree(trained["results"], root)
@@ -162,25 +161,15 @@ def test_a_ladder_without_a_law_says_why_and_its_target_does_not_start(ladder):
         path.write_text(json.dumps(read_json(path) | {"steps": 200}))
     forecast(config, results, "toy").write(path_of(results, "toy"))
     found = Forecast.read(path_of(results, "toy"))
-    assert not found.predictions and len(found.left_out) >= 12
+    assert not found.predictions
     assert found.left_out[0] == "toy-c1e8-width8-seed1: 200 steps, a run needs 300"
     with pytest.raises(ValueError, match="toy-c1e9-width64-seed1 needs a forecast before it starts"):
         claim(config, results, "toy", *waiting_of(config, "toy"))
-    output = results.report / "ladders.html"
-    write_ladders(config, results, output)
+    write_ladders(config, results, output := results.report / "ladders.html")
     assert "toy: no forecast" in output.read_text()
-
-
-def test_runs_on_different_text_are_refused(ladder):
-    config, results = ladder
     path = results.stage("toy-c3e8-width8-seed1", "main").evaluation
     path.write_text(json.dumps(read_json(path) | {"text_sha256": "0" * 64}))
-    with pytest.raises(
-        ValueError, match="toy-c1e8-width8-seed1 and toy-c3e8-width8-seed1 are scored on diff"
-    ):
-        forecast(config, results, "toy")
-    results.stage("toy-c3e8-width8-seed2", "main").evaluation.unlink()
-    with pytest.raises(ValueError, match=r"seed2/main/evaluation.json: no such file"):
+    with pytest.raises(ValueError, match="seed1 and toy-c3e8-width8-seed1 are scored on diff"):
         forecast(config, results, "toy")
 
 
@@ -200,20 +189,14 @@ def test_the_commands_write_forecast_and_page(ladder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"rungs": [{"flops": 1e8, "sizes": [8, 16, 32]}]},
-            "a forecast needs at least two budgets, each once",
-        ),
+        ({"rungs": [{"flops": 1e8, "sizes": SIZES}]}, "a forecast needs at least two budgets, each once"),
         ({"rungs": [{"flops": f, "sizes": [8]} for f in FLOPS]}, r"rungs\[0\].sizes: a budget needs 3 sizes"),
         ({"target": {"flops": 2e8, "sizes": [64]}}, "must be above the largest budget of the rungs"),
         ({"target": {"flops": 1e12, "sizes": [64]}}, r"at most 100 times as large, 3e\+10 \(got 1e\+12\)"),
-        (
-            {"rungs": [{"flops": f, "sizes": SIZES, "seeds": []} for f in FLOPS]},
-            r"ladders.toy.rungs\[0\].seeds",
-        ),
-        ({"sizes": [1]}, "ladders.toy.sizes: unknown key"),
         ({"size": "model.widht"}, 'model.widht: unknown key; did you mean "width"'),
-        ({"grid": {"lr": [1]}}, "has no grid of its own"),
+        ({"links": {"lr": "1 / widht"}}, r"ladders.toy.links.lr: uses 'widht'; did you mean \"width\"\?"),
+        ({"links": {"lr": "1 / 0"}}, r"ladders.toy.links.lr: '1 / 0' has no value"),
+        ({"links": {"lrr": "1"}}, r"ladders.toy.links.lrr: unknown key; did you mean \"lr\"\?"),
     ],
 )
 def test_a_wrong_ladder_is_named(tmp_path, change, message):
@@ -236,38 +219,9 @@ def test_a_run_may_wait_for_a_ladder(tmp_path):
         waiting_of(load_config(config | {"runs": {"big": run}}), "toy")
 
 
-def test_runs_with_too_few_steps_are_named_before_they_are_trained(tmp_path):
-    short = plain(tmp_path / "results")
-    short["ladders"]["toy"]["rungs"][0]["flops"] = 1e6
-    (tmp_path / "short.yaml").write_text(json.dumps(short))
-    done = CliRunner().invoke(cli, ["--config", str(tmp_path / "short.yaml"), "forecast", "toy", "--check"])
-    assert "toy-c1e6-width8-seed1: " in done.output and "a ladder leaves out runs under 300" in done.output
-    assert "toy-c3e8-width8-seed1: " not in done.output
-
-
 def test_a_link_follows_from_the_size_the_budget_and_the_links_before_it(tmp_path):
     config = plain(tmp_path)
-    links = {
-        "lr": "max(0.001, 0.1 / sqrt(width))",
-        "min_lr_ratio": "lr * 2",
-        "evaluation.batch": "round(1.5)",
-    }
-    config["ladders"]["toy"]["links"] = links
+    links = {"lr": "max(0.001, 0.1 / sqrt(width))", "min_lr_ratio": "lr * 2"}
+    config["ladders"]["toy"]["links"] = links | {"evaluation.batch": "round(1.5)"}
     run = load_config(config).runs["toy-c1e8-width16-seed1"]
     assert (run.defaults.lr, run.defaults.min_lr_ratio, run.evaluation.batch) == (0.025, 0.05, 2)
-
-
-@pytest.mark.parametrize(
-    ("links", "message"),
-    [
-        ({"lr": "1 / widht"}, r"ladders.toy.links.lr: uses 'widht'; did you mean \"width\"\?"),
-        ({"lr": "width.real"}, r"ladders.toy.links.lr: 'width.real' is not a part of a formula"),
-        ({"lr": "1 / 0"}, r"ladders.toy.links.lr: '1 / 0' has no value"),
-        ({"lrr": "1"}, r"ladders.toy.links.lrr: unknown key; did you mean \"lr\"\?"),
-    ],
-)
-def test_a_wrong_link_is_named(tmp_path, links, message):
-    config = plain(tmp_path)
-    config["ladders"]["toy"]["links"] = links
-    with pytest.raises(ConfigError, match=message):
-        load_config(config)

@@ -3,7 +3,6 @@
 import argparse
 import inspect
 import math
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -104,7 +103,7 @@ def code(coder: Coder, count: int, text: bytes | None = None) -> bytes:
 
 
 def test_a_decoder_with_its_own_mixer_gets_the_text_back_from_as_many_bytes_as_the_cost_says():
-    text = SOURCE[:20_000]
+    text = SOURCE[:3000]
     encoder = Coder()
     code(encoder, len(text), text)
     coded = encoder.end()
@@ -113,11 +112,11 @@ def test_a_decoder_with_its_own_mixer_gets_the_text_back_from_as_many_bytes_as_t
     bytes_N = np.exp(log_p_of(tokens_N)[:-1, :256]).sum(1, dtype=np.float64)  # the coder codes no special ids
     stated = (nats(tokens_N)[:-1] + np.log(bytes_N)).sum() / math.log(2) / 8
     assert len(coded) == pytest.approx(stated, abs=20)
-    assert stated < 0.5 * len(text)
+    assert stated < 0.8 * len(text)
 
 
 def test_probabilities_of_all_ids_sum_to_one_at_every_position():
-    tokens_N = stream(SOURCE[:400], b"", SOURCE[300:500])
+    tokens_N = stream(SOURCE[:200], b"", SOURCE[100:250])
     log_p_SV = log_p_of(tokens_N)
     mixer = Mixer(BYTES, RATE)
     for target, log_p_V in zip(tokens_N[1:].astype(int), log_p_SV, strict=True):
@@ -132,9 +131,9 @@ def test_probabilities_of_all_ids_sum_to_one_at_every_position():
 
 @pytest.mark.parametrize("kept", [{}, {"keeps_text": False, "keeps_weights": False}])
 def test_nothing_after_a_byte_changes_its_probability(kept):
-    tokens_N = stream(SOURCE[:700], SOURCE[500:900])
+    tokens_N = stream(SOURCE[:300], SOURCE[200:400])
     before = nats(tokens_N, **kept)
-    for t in (1, 64, 300, 701, 703, 900):
+    for t in (1, 64, 301, 303, 400):
         changed_N = tokens_N.copy()
         changed_N[t:] = ord("~")
         after = nats(changed_N, **kept)
@@ -174,8 +173,6 @@ def test_a_distribution_that_is_none_is_refused():
         log_p_SV[4, 77] = wrong
         with pytest.raises(ValueError, match=f"probabilities of the model.*{message}"):
             Mixer(BYTES, RATE).read(target_S, log_p_SV)
-        with pytest.raises(ValueError, match=f"probabilities of the model.*{message}"):
-            Mixer(BYTES, RATE).log_p(log_p_SV[4])
     diverged = Bigram()
     with torch.no_grad():
         diverged.table_VV[ord("m")] = float("nan")
@@ -214,39 +211,17 @@ def learned_from(tmp_path_factory):
     return LearnedFrom(stages=[(folder / "train.json", folder)])
 
 
-def test_the_prime_is_the_beginning_of_the_train_split(learned_from):
+def test_the_prime_is_the_beginning_of_the_train_split_without_a_scored_document(learned_from):
     split = Shards(learned_from.stages[-1][1], "train")
-    other = Text.of(stream(SOURCE[:500]), BYTES)
-    prime_N = prime_stream(learned_from, 200, other)
-    assert np.array_equal(prime_N, split.read(0, len(prime_N))) and len(BYTES.raw(prime_N)) == 200
-
-
-def test_a_prime_with_a_scored_document_is_refused_also_if_one_of_them_is_truncated(learned_from):
     prime_N = prime_stream(learned_from, 300, Text.of(stream(SOURCE[:500]), BYTES))
+    assert np.array_equal(prime_N, split.read(0, len(prime_N))) and len(BYTES.raw(prime_N)) == 300
     document = Text.of(prime_N, BYTES).documents()[1]
-    for scored in (document, document[:60], document + b" And more."):
+    for scored in (document, document[:60], document + b" And more."):  # one of them may be truncated
         text = Text.of(stream(SOURCE[:100], scored), BYTES)
         with refused("lab/mixer.py", "hold that document out of the training text, or set the key to 0"):
             prime_stream(learned_from, 300, text)
-    prime_stream(learned_from, 300, Text.of(stream(document[:40]), BYTES))
-
-
-def test_a_prime_that_is_too_large_or_unknown_is_refused(learned_from):
-    text = Text.of(stream(SOURCE[:100]), BYTES)
+    prime_stream(learned_from, 300, text := Text.of(stream(document[:40]), BYTES))
     with pytest.raises(ValueError, match=r"mixer\.prime: 9,999 bytes are more than the train split .* lower"):
         prime_stream(learned_from, 9999, text)
-    streamed = replace(learned_from, stages=[(learned_from.stages[0][0], None)])
-    for unknown in (LearnedFrom(), streamed):
-        with pytest.raises(ValueError, match=r"mixer\.prime: the training text cannot be read; set it to 0"):
-            prime_stream(unknown, 100, text)
-
-
-def test_the_text_may_outgrow_its_buffer(monkeypatch):
-    tokens_N = stream(SOURCE[:2000])
-    expected = nats(tokens_N)
-    mixer = Mixer(BYTES, RATE)
-    mixer.state = mixer.state._replace(text=np.zeros(10, np.uint8))
-    target_S = tokens_N[1:].astype(np.int64)
-    for at in range(0, len(target_S), 300):
-        mixer.read(target_S[at : at + 300], log_p_of(tokens_N)[at : at + 300])
-    np.testing.assert_array_equal(np.concatenate(mixer.nats), expected)
+    with pytest.raises(ValueError, match=r"mixer\.prime: the training text cannot be read; set it to 0"):
+        prime_stream(LearnedFrom(), 100, text)

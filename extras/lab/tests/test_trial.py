@@ -1,6 +1,7 @@
 """A change is compared with a baseline by pairs of runs, and each verdict is recorded."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,6 @@ from spider.cli import cli
 from spider.common.files import write_text
 from spider.common.results import Results, write_config
 from spider.config import ConfigError, load_config
-from spider.evaluation.noise import scored_runs
 from spider.evaluation.records import Evaluation
 from spider.report.tables import compare
 from tests.unit.report.finished import TOY, toys, train_toys
@@ -40,8 +40,6 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def demo(trained, tmp_path, monkeypatch):
     """Return the results folder with one run, and a workflow that writes the records of others."""
-    import shutil
-
     root = tmp_path / "results"
     shutil.copytree(trained, root)
     write_config(root, plain(root))
@@ -57,8 +55,7 @@ class Workflow:
     def __init__(self, results):
         self.results = results
         self.trained = []
-        self.status = 0
-        self.begins = True
+        self.status, self.begins = 0, True
 
     def __call__(self, plain, file, targets, options):
         config = load_config(plain)
@@ -157,14 +154,6 @@ def test_a_failed_training_is_a_row_too_and_is_not_tried_again(demo):
     assert "BETTER" in run("try", "model.width=16", "--against", "demo", "--again").output
 
 
-def test_changes_that_end_alike_have_names_of_their_own(demo):
-    config = load_config(plain(demo.root))
-    names = [
-        with_change(config, "demo", [one])[1] for one in ("lr=1e-3", "stages.main.lr=1e-3", "precision=bf16")
-    ]
-    assert names == ["demo-lr1e-3", "demo-main_lr1e-3", "demo-precisionbf16"]
-
-
 def test_a_moved_baseline_is_flagged(demo):
     known(demo)
     write(demo, load_config(plain(demo.root)), "demo")
@@ -189,16 +178,6 @@ def test_runs_of_the_same_settings_are_refused(demo):
         with_change(config, "demo", ["lrr=1"])
 
 
-def test_two_runs_of_the_configuration_share_the_seed_that_both_have(demo):
-    """The run slow has seed 1, so its pair needs demo with seed 1."""
-    known(demo)
-    config = load_config(plain(demo.root))
-    write(demo, config, "demo")
-    verdict = Trial(config, demo, ("demo", "slow")).decide(most=2, budget=None, options=(), say=print)
-    assert [pair.seed for pair in verdict.pairs] == [0, 1]
-    assert verdict.pairs[0].runs == ("demo", "other0")
-
-
 def test_a_table_marks_no_model_as_the_best_within_the_noise_of_seeds(demo):
     known(demo)
     config, name = with_change(load_config(plain(demo.root)), "demo", ["model.width=32"])
@@ -214,8 +193,3 @@ def test_a_table_marks_no_model_as_the_best_within_the_noise_of_seeds(demo):
     compare([*paths, demo.stage(far, "main").evaluation], benchmarks=None, output=demo.report)
     table = (demo.report / "table.md").read_text("utf-8")
     assert "No model is marked" not in table and f"**{far} / main**" in table
-
-
-def test_a_run_with_stale_scores_is_not_taken(demo):
-    write(demo, load_config(plain(demo.root)), "demo", weights="other")
-    assert [one.run for one in scored_runs(demo)] == []

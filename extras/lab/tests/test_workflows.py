@@ -65,12 +65,9 @@ def test_a_setting_is_tried_by_pairs_of_real_trainings(workflow):  # noqa: F811
         done = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "lr=1e-7 against small: " in done.stdout and "pairs      2, seeds 0, 1" in done.stdout
-        assert ("4 trainings" in done.stdout) and ("from results/verdicts.jsonl" in done.stdout) == (
-            attempt == 2
-        )
+        assert "4 trainings" in done.stdout
+        assert ("from results/verdicts.jsonl" in done.stdout) == (attempt == 2)
     (row,) = read_verdicts(workflow.results / "verdicts.jsonl")
-    assert [one.runs for one in row.pairs] == [
-        ("small", "small-lr1e-7"),
-        ("small-seed1", "small-lr1e-7-seed1"),
-    ]
+    pairs = [("small", "small-lr1e-7"), ("small-seed1", "small-lr1e-7-seed1")]
+    assert [one.runs for one in row.pairs] == pairs
     assert row.difference > 0.1 and (workflow.results / "trials/small-lr1e-7.yaml").is_file()

@@ -16,7 +16,7 @@ FAMILY = """
 import torch
 import torch.nn.functional as F
 from tests.families.toy.model import Toy
-from spider.tokens.bytes import ByteTokens
+from spider.tokens import ByteTokens
 
 class Model(Toy):
     {body}

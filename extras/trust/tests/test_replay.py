@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 
 import pytest
@@ -12,7 +11,6 @@ from extras.trust.tests.frauds import receipt_of, sealed_again
 from spider.checkpoints.records import MANIFEST, Manifest, steps
 from spider.common.results import Results
 from spider.config import load_config
-from spider.training.loop import Trainer
 from spider.training.stage import train
 from spider.verify.claim import Claim
 from tests.unit.small_training import DEFAULTS, MODEL, one_thread, shards  # noqa: F401
@@ -72,21 +70,16 @@ def found_by_digests(claim):
 
 
 @pytest.mark.parametrize("stage", ["a", "b"])
-def test_an_honest_training_gives_the_same_bytes_and_nothing_changes(copied, stage):
+def test_an_honest_training_gives_the_same_bytes_and_nothing_changes(copied, stage, monkeypatch):
     before = contents(copied)
     finding = check(claimed(copied, stage), quick=False)
-    assert finding.status == "passed", finding
-    assert finding.reason.startswith("3 stretches of 3")
+    assert finding.status == "passed" and finding.reason.startswith("3 stretches of 3"), finding
     assert contents(copied) == before
     quick = check(claimed(copied, stage), quick=True)
     assert quick.status == "passed" and quick.reason.startswith("the batches of 12 steps are those")
-
-
-def test_a_stage_with_one_kept_checkpoint_is_trained_from_its_start(copied):
-    claim = claimed(copied, "b")
-    for path in steps(claim.folder.checkpoints)[:-1]:
-        shutil.rmtree(path)
-    assert check(claim, quick=False).details[0] == "steps 0 to 12"
+    monkeypatch.setattr("spider_trust.replay.torch.__version__", "1.0.0")
+    finding = check(claimed(copied, stage), quick=False)
+    assert finding.status == "skipped" and "torch" in finding.reason
 
 
 def test_each_stretch_is_trained_again_with_the_micro_batches_that_it_had(tmp_path, shards):  # noqa: F811
@@ -124,42 +117,3 @@ def test_a_resumed_run_with_another_order_is_found(copied, shards):  # noqa: F81
     found_by_digests(claimed(copied, "a"))
     finding = check(claimed(copied, "a"), quick=False)
     assert finding.status == "failed" and "weights differs" in finding.details, finding
-
-
-def test_a_batch_left_out_is_found(tmp_path, shards, monkeypatch):  # noqa: F811
-    step = Trainer._step
-    skips = []
-
-    def leaves_out(self, window):
-        if self.progress.step == 6 and not skips:
-            skips.append(next(self.loader))
-        step(self, window)
-
-    monkeypatch.setattr(Trainer, "_step", leaves_out)
-    claim, _ = trained(tmp_path, shards)
-    finding = check(claim, quick=True)
-    assert finding.status == "failed"
-    assert finding.details == ["steps 4 to 8: 4 windows were read without a step"]
-    for path in steps(claim.folder.checkpoints)[1:]:
-        position = Manifest.read(path / MANIFEST).position
-        sealed_again(path, position=position | {"sample": position["sample"] - 4})
-    receipt_of(claim.folder)
-    found_by_digests(dataclasses.replace(claim))
-    finding = check(dataclasses.replace(claim), quick=False)
-    assert finding.status == "failed" and "weights differs" in finding.details, finding
-
-
-def test_another_machine_is_said(copied, monkeypatch):
-    monkeypatch.setattr("spider_trust.replay.torch.__version__", "1.0.0")
-    finding = check(claimed(copied, "a"), quick=False)
-    assert finding.status == "skipped" and "torch" in finding.reason
-
-
-def test_a_long_stretch_is_not_trained(copied):
-    claim = claimed(copied, "a")
-    for path in steps(claim.folder.checkpoints)[:-1]:
-        shutil.rmtree(path)
-    sealed_again(steps(claim.folder.checkpoints)[0], seconds=1000.0)
-    receipt_of(claim.folder)
-    finding = check(claimed(copied, "a"), quick=False)
-    assert finding.status == "skipped" and "1,000 s" in finding.reason

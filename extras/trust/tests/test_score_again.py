@@ -1,7 +1,6 @@
 """Score tiny trained models again, and show that each kind of false score is found."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -40,42 +39,16 @@ def edit(claim, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        MODEL,
-        {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2},
-    ],
-    ids=["spider", "gpt"],
-)
-def test_a_true_score_passes_and_false_ones_do_not(claim, model):
-    one = claim(model)
+def test_a_true_score_passes_and_false_ones_do_not(claim):
+    one = claim({"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2})
     for quick in (True, False):
-        assert {check: finding.status for check, finding in found(one, quick).items()} == {
-            "score": "passed",
-            "distribution": "passed",
-            "causality": "passed",
-        }, found(one, quick)
+        assert {finding.status for finding in found(one, quick).values()} == {"passed"}, found(one, quick)
     plain = json.loads(one.folder.evaluation.read_text())
-
-    lower = {"bpb": plain["bpb"] - 0.01, "nats": plain["nats"] | {"byte": plain["nats"]["byte"] * 0.99}}
-    edit(one, **lower)
-    assert "if it is computed again" in " ".join(found(one)["score"].details)
-    details = " ".join(found(one, quick=True)["score"].details)
-    assert f"bpb: {lower['bpb']:.6f} in the evaluation, but its documents have {plain['bpb']:.6f}" in details
-    edit(one, **plain | {"bpb_carried": plain["bpb_carried"] - 0.01})
+    edit(one, bpb_carried=plain["bpb_carried"] - 0.01)
     assert found(one)["score"].reason.startswith("bpb_carried")
     edit(one, **plain | {"bytes": plain["bytes"] + 1})
     assert found(one)["score"].reason.startswith("bytes: ")
     edit(one, **plain)
-    results = json.loads(json.dumps(plain["results"]))
-    for document in results["overlap"]["details"]["by_document"]:
-        document["bpb"] -= 0.01
-    edit(one, **lower, results=results)
-    details = " ".join(found(one, quick=True)["score"].details)
-    assert re.search(r"document \d+: [\d.]+ bits per byte in the evaluation, [\d.]+ if it is", details)
-    edit(one, **plain)
-
     shutil.rmtree(one.folder.path / plain["checkpoint"])
     assert {finding.status for finding in found(one).values()} == {"skipped"}
 
@@ -88,18 +61,14 @@ def test_averaged_weights_that_are_reported_as_final_are_found(claim):
 
 
 @pytest.mark.parametrize(
-    ("body", "check", "reason"),
+    ("name", "body", "reasons"),
     [
-        (SEES, "causality", "change if other bytes come"),
-        (SEES, "score", "nothing after its prefix"),
-        (DOUBLE, "distribution", "counts for 2 bytes, but stands for"),
-        (SUMS, "distribution", "do not sum to one"),
-        (SUMS, "score", "if it is computed again"),
+        ("sees", SEES, {"causality": "change if other bytes come", "score": "nothing after its prefix"}),
+        ("double", DOUBLE, {"distribution": "counts for 2 bytes, but stands for"}),
+        ("sums", SUMS, {"distribution": "do not sum to one", "score": "if it is computed again"}),
     ],
-    ids=["sees", "sees-score", "double", "sums", "sums-score"],
 )
-def test_a_family_that_cheats_is_found(claim, tmp_path, body, check, reason):
-    name = f"cheating_{abs(hash((body, check)))}"
-    checked = found(claim(family(tmp_path, name, body)))[check]
-    assert checked.status == "failed"
-    assert reason in " ".join(checked.details)
+def test_a_family_that_cheats_is_found(claim, tmp_path, name, body, reasons):
+    findings = found(claim(family(tmp_path, f"cheating_{name}", body)))
+    for check, reason in reasons.items():
+        assert findings[check].status == "failed" and reason in " ".join(findings[check].details)

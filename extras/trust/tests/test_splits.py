@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from functools import partial
 
-import numpy as np
 import pytest
 from spider_trust.copies import by_chance
 from spider_trust.splits import check
 
-from spider.data.ngram.store import open_index
 from spider.evaluation.result import Result
 from tests.unit.verify.small_claims import (
     World,
@@ -49,28 +46,14 @@ def test_a_mixture_with_templates_and_licences_gives_no_alarm(tmp_path):
     assert "have a copy in the training text, no more than training documents have" in passes(world)
 
 
-def test_without_raw_files_the_rest_is_checked(tmp_path):
-    world = World(tmp_path).make()
-    shutil.rmtree(tmp_path / "results/raw")
-    assert "the rule could not be computed again for 2 parts, whose raw text is not here" in passes(world)
-    world.make([*rows(), *learned()])
-    shutil.rmtree(tmp_path / "results/raw")
-    status, reason, _ = found(world)
-    assert status == "failed" and "100% of the" in reason
-
-
 # ------------------------------------------------------------------------------------------------- frauds
 
 
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [
-        (
-            lambda text: edited(text, 0.05),
-            "near copies in the training text, with about ",
-        ),
-        (lambda text: text.upper(), "in another normalization of the text"),
-        (lambda text: re.sub(r"[.,:;()']", "  ", text), "in another normalization of the text"),
+        (lambda text: edited(text, 0.05), "near copies in the training text, with about "),
+        (lambda text: re.sub(r"[.,:;()']", "  ", text.upper()), "in another normalization of the text"),
     ],
 )
 def test_changed_copies(tmp_path, change, phrase):
@@ -86,25 +69,6 @@ def test_a_wrong_overlap(tmp_path):
     metrics = {"overlap/share": 0.9, "overlap/searched": 1.0}
     world.evaluate(results={"overlap": Result(title="Overlap", metrics=metrics)})
     assert "records an overlap of 90.0% with the training text, but it is" in found(world)[1]
-
-
-def test_held_out_text_in_the_ngram_index(tmp_path):
-    ngram = {"contexts": [1, 2], "matches": [2], "counts": [1], "hidden": 8, "state": 12}
-    model = {"preset": "tiny", "ngram": ngram}
-    world = World(tmp_path, {"text": {"ngram": 0.3}}, model=model).make()
-    index = world.index()
-    passes(world)
-    counted = np.load(index / "split/text.npy")
-    more = np.concatenate(
-        [counted, np.frombuffer("".join(text for _, text in held_out()).encode(), np.uint8)]
-    )
-    assert open_index(index / "split").description.bytes == len(counted)
-    np.save(index / "split/text.npy", more)
-    record = json.loads((index / "split/index.json").read_text())
-    record["files"]["text.npy"]["size"] = (index / "split/text.npy").stat().st_size
-    (index / "split/index.json").write_text(json.dumps(record))
-    reason = found(world)[1]
-    assert "n-gram index counts another text than the splits ngram, with 100% of the" in reason
 
 
 def most_of(what, reason):
@@ -130,11 +94,6 @@ def test_questions_that_were_learned_or_that_hold_their_answers(tmp_path):
     train = [text for id, text in rows() if not is_held_out((id, text))]
     write([{"query": text[:150], "choices": [text[150:300], "no"], "gold": 0} for text in train[:50]])
     assert most_of(r"questions stand with their answers in the training text", found(world)[1])
-
-
-def test_what_cannot_be_searched_is_skipped(tmp_path):
-    world = World(tmp_path)
-    assert found(world) == ("skipped", "text has no shards here.", [])
 
 
 def test_the_difference_that_chance_gives():

@@ -1,7 +1,6 @@
 """The stretches of a text that stand in the training text, against a search of every document."""
 
 import json
-import re
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from spider.report.page import results_page
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
-from tests.unit.small_training import DEFAULTS, MODEL
+from tests.unit.small_training import DEFAULTS
 
 LEAST = 20
 GPT = {"preset": "gpt-d12", "hidden": 32, "layers": 2, "heads": 2, "ffn_ratio": 1, "short_window": 16}
@@ -40,19 +39,9 @@ def indexed(request, tmp_path_factory):
     """Return the configuration and results of an indexed dataset of two parts, and its texts by document."""
     folder = tmp_path_factory.mktemp(request.param)
     dataset = {"source": {"kind": "pydocs"}, "validation": 0.1, "ngram": 0.4}
-    written = {
-        "results": str(folder / "results"),
-        "datasets": {"toy": dataset, "other": dataset},
-        "runs": {
-            "r": {
-                "data": "toy",
-                "model": GPT if request.param == "tokens" else MODEL,
-                "precision": "fp32",
-                "defaults": DEFAULTS,
-                "stages": [{"name": "a"}],
-            }
-        },
-    }
+    run = {"data": "toy", "model": GPT, "precision": "fp32", "defaults": DEFAULTS, "stages": [{"name": "a"}]}
+    written = {"results": str(folder / "results"), "datasets": {"toy": dataset, "other": dataset}}
+    written["runs"] = {"r": run}
     if request.param == "tokens":
         written["tokenizers"] = {"bpe": {"data": "other", "vocab_size": 300}}
         written["datasets"]["toy"] = dataset | {"tokenizer": "bpe"}
@@ -110,7 +99,7 @@ def test_queries_give_what_a_search_of_each_document_gives(indexed):
     texts, everything = [*raw.values()], [text.encode() for part in (0, 1) for text in documents(part)]
     other = [" ".join(draw.permutation(text.decode(errors="ignore").split())).encode() for text in texts]
     wrong = 0
-    for number in range(60):
+    for number in range(25):
         for source in (everything, other):
             text = source[number % len(source)]
             length = int(draw.integers(LEAST, 200))
@@ -134,13 +123,6 @@ def occurrences(text, stretch):
     while at >= 0:
         count, at = count + 1, text.find(stretch, at + 1)
     return count
-
-
-def test_a_stretch_over_two_documents_is_not_found(indexed):
-    _, config, results, held = indexed
-    one, other = [text.encode() for name, text in held.items() if name[:2] == ("train", "000")][:2]
-    found = trace(one[-15:] + other[:15], [Corpus(config, results, "toy")], LEAST)
-    assert all(stretch.end - stretch.begin < 30 for stretch in found.stretches)
 
 
 def test_a_run_names_the_steps_that_read_a_stretch(indexed, tmp_path):
@@ -202,12 +184,3 @@ def test_stretches_lead_to_their_documents_on_a_page():
     assert "5a" * 32 in entry and "first 8 and 3 more" in entry and "first 9" not in entry
     assert "spider seen text/000:1700 --run small" in entry and "<td>7</td>" in other
     assert "<script>" not in page and "<img" not in page
-
-
-def test_the_longest_of_overlapping_stretches_has_the_text_and_may_end_inside_a_character():
-    # Bytes: each ä has two. The first stretch begins and ends inside one, and the third is hidden.
-    page = shown("xäabcdefgäyz12", (2, 11, 2), (8, 15, 2), (4, 9, 2))
-    text = page.split('<pre class="segments">')[1].split("</pre>")[0]
-    words = re.findall(r'<span class="t\d" title="stretch (\d)[^>]*>(.*?)</span>', text)
-    assert words == [("1", "abcdefgä"), ("2", "yz1")]
-    assert re.sub(r"<[^>]*>", "", text) == "xäabcdefgäyz12"

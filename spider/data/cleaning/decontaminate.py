@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spider.config import Dataset
-from spider.config.cleaning import SHORTEST
+from spider.config.data import SHORTEST
 from spider.data.cleaning import evidence
 from spider.data.cleaning.words import SYMBOLS, sequences, words
 from spider.data.documents import plain_documents, truncate

@@ -30,7 +30,7 @@ from __future__ import annotations
 import numpy as np
 import psutil
 
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.ngram.contexts import compiled, contexts_of, extend_hashes, inner, mixed, power, reach
 from spider.data.ngram.layout import BEGIN, END, POSITIONS, Layout
 from spider.data.ngram.table import MATCH_LENGTH, Tables, width

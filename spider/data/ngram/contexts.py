@@ -16,7 +16,7 @@ begin, the first symbol that is not blank, and the last two. ``above`` is the tw
 and the last two. Only the first `MAX_LINE` symbols of a line have these contexts, and a longer line counts as
 empty for the next one.
 
-A kind of context is a number (`spider.config.ngram.kind_of`): o, ``~n``, or a smaller one. Hashes have 56
+A kind of context is a number (`spider.config.model.kind_of`): o, ``~n``, or a smaller one. Hashes have 56
 bits, the high ones of 64, so a key has a byte left for the symbol that follows. A position without a context
 has the hash 0.
 """
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from spider.config.ngram import FIRST_STRUCTURE, MOST_WORDS, STRUCTURES
+from spider.config.model import FIRST_STRUCTURE, MOST_WORDS, STRUCTURES
 from spider.data.ngram.layout import BEGIN, END
 
 #: Decorator of a loop over symbols: it runs without the interpreter's lock and is cached on disk.

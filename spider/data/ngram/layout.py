@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.tokens import Tokens
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.ngram.candidates import Document, empty_counts, history_of
 from spider.data.ngram.layout import BEGIN, Layout, symbols_of
 from spider.data.ngram.store import NgramIndex, open_index

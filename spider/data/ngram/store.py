@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from spider.common import files, sealed
 from spider.common.pace import Pace
 from spider.common.record import Record
-from spider.config.ngram import NgramConfig, kind_of, name_of
+from spider.config.model import NgramConfig, kind_of, name_of
 from spider.config.requests import PIECE
 from spider.data.ngram import table
 from spider.data.ngram.layout import symbols_of

@@ -45,7 +45,7 @@ import numpy as np
 
 from spider.common.files import replacing
 from spider.common.pace import Pace
-from spider.config.ngram import name_of
+from spider.config.model import name_of
 from spider.config.requests import ENTRIES, FAN_IN, PIECE, SLICE
 from spider.data.ngram.contexts import appended, compiled, contexts_of, mixed, power, prefix_hashes, reach
 from spider.data.ngram.layout import BEGIN

@@ -31,7 +31,7 @@ from pydantic import Field
 from spider.common.files import replacing
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Files
-from spider.config.text_files import (
+from spider.data.listing import (
     ARROW,
     COMPRESSIBLE,
     KINDS,

@@ -178,10 +178,9 @@ def installed_files(distributions: dict[str, importlib.metadata.Distribution]) -
             if ".." in file.parts or not SKIPPED.isdisjoint(file.parts) or size == "0":
                 continue
             path = Path(str(distribution.locate_file(name)))
-            content = digest or str(path)  # without a RECORD, the files of the source tree are listed
-            if content in contents or not (digest or path.exists()):
+            if digest and digest in contents:
                 continue
-            contents.add(content)
+            contents.add(digest)
             relative = file.as_posix().replace(version, public)
             yield SourceFile(package, relative, path)
 
@@ -199,11 +198,10 @@ def _recorded(package: str, distribution: importlib.metadata.Distribution) -> li
     The RECORD is parsed here, because an object for each file would take longer than all else.
     """
     record = distribution.read_text("RECORD")
-    if record:
-        return sorted((row[0], row[1], row[2]) for row in csv.reader(record.splitlines()) if len(row) == 3)
-    if distribution.files is None:
+    if record is None:
         log.warning("pydocs: %s was installed without a RECORD of its files; it is left out", package)
-    return sorted((str(file), "", "") for file in distribution.files or ())
+        return []
+    return sorted((row[0], row[1], row[2]) for row in csv.reader(record.splitlines()) if len(row) == 3)
 
 
 def share_out(packages: Mapping[str, Listed], pieces: int) -> list[set[str]]:

@@ -25,8 +25,8 @@ from pydantic import Field
 from spider.common.files import read_json, sha256
 from spider.config.block import ConfigError, wrong_key
 from spider.config.data import Dataset, Files, Source, VocabSize
-from spider.config.text_files import expand, same_file
 from spider.data.encode import writing
+from spider.data.listing import expand, same_file
 from spider.data.shards import headered
 from spider.tokens.sentencepiece import Model, read_model
 

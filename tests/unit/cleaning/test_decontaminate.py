@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,26 +99,6 @@ def test_the_documents_found_are_those_of_plain_python(texts, searching, separat
         for one in searching
     ]
     assert found == [number for number, one in enumerate(held) if one & wanted]
-
-
-def test_words_of_a_match_are_shown_as_the_protected_text_has_them():
-    text = "“Où est-il?” " + "; ".join(f"Wort{number}" for number in range(12)) + "!\n\n"
-    (match,) = searched(protected(text), ["où EST – ‘il’ " + text.lower()[13:].replace("; ", "…")])
-    assert re.findall(r"\w+", match.words) == re.findall(r"\w+", text.lower())
-
-
-def test_protected_texts_are_merged_and_short_ones_counted(tmp_path):
-    rows = [["web"], ["7"], [HELD_OUT], [True]]
-    pq.write_table(pa.table(rows, schema=SCHEMA), tmp_path / "000.parquet")
-    given = [("arc", "line 1", ["1 + 1?", "1 + 1? 2"]), ("arc", "line 2", ["short", numbered(0, 8)])]
-    output = tmp_path / "protected.parquet"
-    counts = write_protected(output, given, [tmp_path / "000.parquet"], 8)
-    assert counts == {"arc": (2, 1), "web": (1, 0)}
-    table = pq.read_table(output)
-    assert table["document"].to_pylist() == ["line 1", "line 1", "line 2", "line 2", "7"]
-    assert table["held_out"].to_pylist() == [False] * 4 + [True]
-    assert write_protected(output, [], [], 8) == {}
-    assert not searched(Protected(pq.read_table(output), 13, 8, 10), [HELD_OUT])
 
 
 def test_conversations_are_compared_without_their_form_and_documents_without_an_id_have_a_place(tmp_path):

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spider.data.cleaning.lines import MANY, Counts, lines, without
-from spider.data.cleaning.minhash import LEAST, MOST, bands, candidates
-from spider.data.cleaning.verify import WHOLE, containment
-from spider.data.cleaning.words import words
+from spider.data.cleaning.pairs import WHOLE, containment
+from spider.data.cleaning.signatures import LEAST, MOST, bands, candidates
+from spider.data.cleaning.words import MANY, Counts, lines, without, words
 
 NO_LINES = np.empty(0, np.uint64)
 
@@ -62,16 +61,6 @@ def test_the_containment_is_the_share_of_sequences_of_five_words(edits):
     for other in (old, longer):
         assert contained(text(new), text(other)) == pytest.approx(plain_containment(text(new), text(other)))
     assert contained(text(longer), text(old)) < 0.6
-
-
-def test_punctuation_and_numbers_tell_documents_apart():
-    code = "\n".join(f"x{i} = left + right * scale_{i} - offset" for i in range(20))
-    assert contained(code, code.replace("\n", "\n\n    ")) == 1
-    assert contained(code, code.replace("*", "/")) < 0.2
-    page = "the station of the town reported a mean of {} degrees and {} hours of sun in the month of May, "
-    page += "as in most of the years before, said the officer who reads all instruments in the early morning"
-    assert contained(page.format(17, 204), page.format(19, 188)) == 0.5
-    assert contained(page.format(17, 204), page.format(17, 188)) > 0.8
 
 
 def test_pages_of_a_template_are_compared_by_their_own_text():
@@ -127,12 +116,6 @@ def test_copies_are_candidates_whole_or_as_a_part_of_a_document_of_twice_the_len
     assert len(found) < 420
 
 
-def test_only_documents_from_the_beginning_of_a_part_on_are_paired_with_earlier_ones():
-    same = " ".join(Writer(4).words(40))
-    found = pairs_of([same, same, same, "short", same, same], begin=4)
-    assert sorted(found) == [(4, 0), (4, 1), (4, 2), (5, 0), (5, 1), (5, 2), (5, 4)]
-
-
 def test_many_pages_of_one_template_hide_no_original():
     writer = Writer(5)
     menu = writer.words(160)
@@ -144,18 +127,3 @@ def test_many_pages_of_one_template_hide_no_original():
     assert len(found) <= MOST * 2001
     templates = np.unique(lines(read([text(menu)]))[0])
     assert (2000, 1500) in pairs_of(texts, templates=templates)
-
-
-def test_the_first_of_many_edited_copies_is_a_candidate_of_each():
-    writer = Writer(6)
-    first = writer.words(100)
-    found = pairs_of([text(one) for one in [first, *(writer.edited(first, 3) for _ in range(300))]])
-    assert {(i, 0) for i in range(1, 301)} <= set(found)
-
-
-def test_the_pairs_of_a_document_do_not_depend_on_the_parts():
-    writer = Writer(7)
-    base = [writer.words(60) for _ in range(100)]
-    texts = [text(writer.edited(writer.random.choice(base), 2)) for _ in range(300)]
-    assert {pair for pair in pairs_of(texts) if pair[0] >= 299} <= set(pairs_of(texts, begin=200))
-    assert pairs_of(texts, begin=300) == []

@@ -10,9 +10,8 @@ import yaml
 
 from spider.cli import cli
 from spider.common.files import read_json
-from spider.config import load_config
 from spider.data.cleaning import evidence, pairs
-from spider.data.cleaning.drop import drop
+from spider.data.cleaning.evidence import drop
 
 RUN = {"data": "first", "model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}
 
@@ -92,11 +91,6 @@ def test_the_first_by_order_is_kept_over_parts_and_datasets(corpus):
     }
 
 
-def test_a_document_that_is_left_out_by_a_filter_removes_no_other(corpus):
-    corpus.add("one", [["a", "bb", " a", "a"], ["bb"]], exact=True, filters=["bytes >= 2"])
-    assert named(corpus.clean("one")) == {"one-1-0": ("exact", "one-0-1")}
-
-
 def test_encoding_leaves_out_what_was_removed_and_the_dataset_says_so(corpus, capsys):
     corpus.add("one", [["a", "b", "a"], ["b", "c", ""]], exact=True, filters=["text != c"])
     corpus.config["datasets"]["tokens"] = {"like": "one"}
@@ -114,16 +108,6 @@ def test_encoding_leaves_out_what_was_removed_and_the_dataset_says_so(corpus, ca
     assert "left_out:\n  text != c: 1\n  exact: 2\n" in capsys.readouterr().out
 
 
-def test_a_dataset_of_copies_only_is_not_indexed(corpus):
-    corpus.add("copy", [["a", "b"]], exact=True, against=["first"])
-    assert len(corpus.clean("first", "copy")) == 2
-    corpus("encode", "copy", "000", corpus.raw("copy", "000"))
-    with pytest.raises(
-        ValueError, match=r"datasets\.copy\.cleaning: leaves out all documents \(2 by exact\)"
-    ):
-        corpus("index", "copy", "--output", corpus.results / "shards/copy/metadata.json")
-
-
 def test_evidence_that_was_edited_is_refused(corpus):
     corpus.add("one", [["a", "a"]], exact=True)
     corpus.clean("one")
@@ -136,7 +120,7 @@ def test_evidence_that_was_edited_is_refused(corpus):
         corpus("encode", "one", "000", corpus.raw("one", "000"))
 
 
-def test_removed_documents_are_listed_and_shown_beside_what_they_repeat(corpus, capsys):
+def test_removed_documents_are_listed_and_shown_with_what_they_repeat(corpus, capsys):
     corpus.add("one", [["a text\nof two lines", "b"], ["a  text of two lines"]], exact=True)
     corpus.clean("one")
     capsys.readouterr()
@@ -145,9 +129,8 @@ def test_removed_documents_are_listed_and_shown_beside_what_they_repeat(corpus, 
     assert listed == ["exact: 1 removed", "one-1-0 (001/0): exact, 100%, repeats one-0-0 of one"]
     for name in ("one-1-0", "001/0"):
         corpus("removed", "one", name)
-        lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-        assert [line[0].strip() for line in lines] == ["a  text of two lines", ""]
-        assert [line[1] for line in lines] == ["a text", "of two lines"]
+        removed, _, repeated = capsys.readouterr().out.partition("\n\nwhat it repeats:\n")
+        assert removed.endswith("\n\nremoved:\na  text of two lines") and repeated == "a text\nof two lines\n"
     with pytest.raises(ValueError, match="no document 'one-0-1' was removed; `spider data removed one`"):
         corpus("removed", "one", "one-0-1")
     corpus.raw("one", "000").unlink()
@@ -214,11 +197,6 @@ def test_pages_of_a_template_are_kept_in_all_parts_and_their_copies_are_not(corp
     assert named(corpus.clean("mine")) == {"mine-1-5": ("near", "mine-0-3")}
 
 
-def test_parts_without_documents_or_without_pairs_have_empty_evidence(corpus):
-    corpus.add("mine", [["", ""], ["short"], [written(prose(1, 60))]], near=0.8)
-    assert corpus.clean("mine") == []
-
-
 def test_the_best_pair_with_a_document_that_is_kept_is_the_evidence():
     """Documents 3 and 4 repeat only documents that are removed. The reason that comes first counts."""
     columns = {"row": [1, 2, 2, 3, 4, 1], "kept_row": [0, 1, 0, 1, 2, 9]}
@@ -235,36 +213,3 @@ def test_the_best_pair_with_a_document_that_is_kept_is_the_evidence():
 
 
 # --------------------------------------------------------------------------------------------- refused
-
-
-@pytest.mark.parametrize(
-    ("mine", "problem"),
-    [
-        ({"exact": True, "against": ["none"]}, r"no dataset 'none'"),
-        ({"exact": True, "against": ["stream"]}, r"'stream' has no stored text to compare with"),
-        ({"exact": True, "against": ["mine"]}, r"documents of 'mine' would come before themselves"),
-        ({"exact": True, "against": ["like"]}, r"'like' has the text of 'mine'; name that"),
-        ({"exact": True, "against": ["other"]}, r"would come before themselves; leave 'other' out"),
-        ({"against": ["first"]}, r"needs exact: true, or near"),
-    ],
-)
-def test_datasets_that_cannot_come_first_are_refused(corpus, mine, problem):
-    corpus.add("mine", [["a"]], **mine)
-    corpus.add("other", [["a"]], exact=True, against=["mine"])
-    corpus.config["datasets"]["like"] = {"like": "mine"}
-    stream = {"kind": "stream", "repo": "a/b", "revision": "c" * 40, "files": ["a.parquet"]}
-    corpus.config["datasets"]["stream"] = {"source": stream}
-    with pytest.raises(ValueError, match=rf"datasets\.mine\.cleaning\.against: .*{problem}"):
-        load_config(corpus.config)
-
-
-def test_a_stream_and_published_shards_cannot_be_cleaned(corpus):
-    stream = {"kind": "stream", "repo": "a/b", "revision": "c" * 40, "files": ["a.parquet"]}
-    tokens = {"kind": "tokens", "train": ["a.bin"], "validation": ["b.bin"], "model": "m", "vocab_size": 300}
-    for source, problem in (
-        (stream, "a stream is not stored, so it cannot be"),
-        (tokens, "published shards"),
-    ):
-        corpus.config["datasets"]["first"] = {"source": source, "cleaning": {"exact": True}}
-        with pytest.raises(ValueError, match=rf"datasets\.first\.cleaning: {problem}"):
-            load_config(corpus.config)

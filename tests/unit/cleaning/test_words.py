@@ -58,7 +58,3 @@ def test_a_slice_of_an_array_has_the_hashes_of_its_documents():
     whole = array(["one", "two é", "three words here"])
     assert (text_hashes(whole[1:]) == text_hashes(whole)[1:]).all()
     assert len(words(whole[2:]).hash_W) == 3
-
-
-def test_the_line_of_each_word_is_counted_over_the_batch():
-    assert words(array(["a b\nc", "d"])).line_W.tolist() == [1, 1, 2, 3]

@@ -111,15 +111,6 @@ def test_a_new_key_at_its_default_changes_no_digest(name):
     assert grown(**required, new_key=4).changed() != block(**required).changed()
 
 
-def test_the_settings_of_a_dataset_are_recorded_in_one_order():
-    """Snakemake compares the text of a param, and encodes again after a difference."""
-    dataset = load_config(ROOT / "presets/smoke.yaml").datasets["pydocs"]
-    assert repr(dataset.encoding()) == (
-        "{'text_column': 'text', 'id_column': 'id', 'validation': 0.02, 'max_document_bytes': None}"
-    )
-    assert repr(dataset.changed()) == "{'source': {'kind': 'pydocs'}, 'validation': 0.02}"
-
-
 def test_license_language_and_temp_are_in_no_digest():
     """They do not decide the text. A stream is tested too, because the stage contains its dataset."""
     source = {"kind": "stream", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}

@@ -38,11 +38,7 @@ def hub(**settings):
     ("held", "docs", "words"),
     [
         ({"validation": 0.1}, {"validation": 0.05}, ("validation: 0.1", "0.05")),
-        (
-            {"split_by": {"column": "url"}},
-            {"split_by": {"column": "url", "pattern": PATTERN}},
-            ("split_by",),
-        ),
+        ({"split_by": {"column": "url"}}, {"split_by": {"column": "url", "pattern": PATTERN}}, ("split_by",)),
         ({"id_column": "uuid"}, {}, ("id_column",)),
     ],
 )
@@ -60,14 +56,6 @@ def test_datasets_of_later_stages_and_of_the_defaults_are_compared():
     plain = configuration(datasets)
     plain["runs"]["r"]["defaults"] = {"data": "more"}
     assert "stage main" in refusal(plain)
-
-
-def test_a_stage_that_reads_the_text_of_the_dataset_it_is_scored_on_by_default():
-    datasets = {"docs": hub(validation=0.1), "more": hub(validation=0.0)}
-    stages = [{"name": "main", "max_steps": 1}, {"name": "late", "max_steps": 1, "data": "more"}]
-    plain = configuration(datasets, stages=stages)
-    del plain["runs"]["r"]["evaluation"]
-    assert "'docs'" in refusal(plain) and "'more'" in refusal(plain)
 
 
 def test_the_ngram_split_of_another_dataset_may_be_held_out():
@@ -113,26 +101,10 @@ def test_local_files_are_compared_by_their_paths(tmp_path, monkeypatch):
     assert refusal(configuration({"held": local("none*.jsonl"), "docs": docs})) == ""
 
 
-def test_shards_of_ids_are_compared_by_file(tmp_path):
-    def tokens(train, validation):
-        source = {"kind": "tokens", "train": train, "validation": validation, "model": "m", "vocab_size": 300}
-        return {"source": source}
-
-    docs, held = tokens(["a.bin", "b.bin"], ["c.bin"]), tokens(["d.bin"], ["b.bin"])
-    message = refusal(configuration({"held": held, "docs": docs}))
-    assert "b.bin" in message and "'docs'" in message
-    assert refusal(configuration({"held": tokens(["d.bin"], ["c.bin"]), "docs": docs})) == ""
-
-
 def test_a_stream_is_evaluated_on_what_it_holds_out():
     stream = {"source": {**HUB, "kind": "stream"}, "validation": 0.1}
     assert refusal(configuration({"held": hub(validation=0.1), "docs": stream})) == ""
     assert "'docs'" in refusal(configuration({"held": hub(validation=0.2), "docs": stream}))
-
-
-def test_two_revisions_of_a_file_count_as_the_same_file():
-    older = {"source": {**HUB, "revision": "before"}, "validation": 0.0}
-    assert "one.parquet" in refusal(configuration({"held": hub(validation=0.1), "docs": older}))
 
 
 def test_a_refusal_agrees_with_the_split_of_documents():

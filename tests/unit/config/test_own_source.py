@@ -28,19 +28,3 @@ def test_a_configuration_names_a_source_by_its_import_path():
     assert dataset.source.identity("own.txt", dataset) == dataset.changed()["source"] | {"item": "own.txt"}
     again = Dataset.model_validate(dataset.model_dump(mode="json"))
     assert again == dataset and type(again.source).__name__ == "Paragraphs"
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"kind": "hib"}, r'source\.kind: no source \'hib\'.*did you mean "hub"\?'),
-        ({"kind": "no.such.module"}, r"source\.kind: no source 'no\.such\.module'; one of your own"),
-        ({"kind": "tests.sources"}, r"source\.kind: .*tests\.sources must define one subclass of Source"),
-        ({"kind": TOY}, r"datasets\.own\.source\.file: is required"),
-        ({"kind": TOY, "file": "a", "fil": 1}, r'source\.fil: unknown key; did you mean "file"\?'),
-        ({"file": "own.txt"}, r"datasets\.own\.source\.kind: is required, one of arithmetic, hub, local, "),
-    ],
-)
-def test_a_source_that_is_not_as_asked_is_refused_by_its_key(source, message):
-    with pytest.raises(ConfigError, match=message):
-        load_config(configuration(**source))

@@ -17,10 +17,6 @@ SCHEMA = json.loads(CliRunner().invoke(cli, ["config", "schema"]).output)
 VALIDATOR = Draft202012Validator(SCHEMA)
 
 
-def test_the_schema_is_one():
-    Draft202012Validator.check_schema(SCHEMA)
-
-
 def test_the_reference_has_every_key_once_with_its_meaning():
     page = CliRunner().invoke(cli, ["config", "reference"]).output
     titles = re.findall("^## `(.*)`$", page, re.M)

@@ -36,14 +36,6 @@ def test_what_is_no_amount_is_refused_by_its_key(take, problem):
     assert str(error.value).startswith("datasets.texts.source.take: ") and problem in str(error.value)
 
 
-def test_less_than_a_window_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"seq_len: datasets.texts.source.take is less text than a window of 256"
-    ):
-        config(HUB | {"take": "256 B"})
-    config(HUB | {"take": "257 B"})
-
-
 def test_it_is_a_part_of_the_identity_and_changes_nothing_when_absent():
     plain, taken = (config(source).datasets["texts"] for source in (HUB, HUB | {"take": "5%"}))
     assert identity(plain.changed()) != identity(taken.changed())
@@ -58,9 +50,3 @@ def test_it_is_a_part_of_the_identity_and_changes_nothing_when_absent():
     assert item == "row groups with 5% of the rows"
     decides = taken.source.identity(item, taken)
     assert decides["of"] == HUB["files"] and decides["columns"] == ["text", "id"]
-
-
-def test_the_parts_have_4_gb_of_text_each():
-    source = config(HUB | {"take": "10 GB"}).datasets["texts"].source
-    assert source.parts() == ["000", "001", "002"]
-    assert source.items()[2] == "row groups from 8,000,000,000 to 10,000,000,000 bytes of text"

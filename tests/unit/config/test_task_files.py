@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 
 from spider.config import HarnessConfig
@@ -42,17 +41,6 @@ def test_a_bundle_is_all_files_that_its_questions_are_read_from(tmp_path, monkey
     assert [one.name for one in tasks("core", task)] == ["core/first", "core/second"]
     assert {str(tmp_path / "core.yaml"), str(tmp_path / "eval_data/second.jsonl")} < read
     assert set(task.files()) == read | {str(tmp_path / "eval_meta_data.csv")}
-
-
-def test_a_bundle_that_is_missing_or_malformed_is_watched_where_it_should_be(tmp_path):
-    task = CoreTask(folder=str(tmp_path))
-    expected = [str(tmp_path / "core.yaml"), str(tmp_path / "eval_meta_data.csv")]
-    assert task.files() == expected
-    for text in ("icl_tasks: [", "5", "icl_tasks: [{label: x}]"):
-        (tmp_path / "core.yaml").write_text(text)
-        assert task.files() == expected
-        with pytest.raises(ValueError, match=r"core.yaml: .*icl_tasks"):
-            list(tasks("core", task))
 
 
 def test_tasks_for_the_harness_are_the_files_of_their_folder(tmp_path):

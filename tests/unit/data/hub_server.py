@@ -18,42 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 REPO, REVISION = "acme/texts", "1" * 40
-
-
-class Repeated:
-    """The content of a large file: a head, the same block many times, and an end. Its hash is invented."""
-
-    def __init__(self, head: bytes, block: bytes, count: int, end: bytes) -> None:
-        self._head, self._block, self._count, self._end = head, block, count, end
-        self.hash = hashlib.sha256(head + block + end).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._head) + self._count * len(self._block) + len(self._end)
-
-    def __getitem__(self, wanted: slice) -> bytes:
-        whole = bytearray()
-        begin, last = wanted.start, wanted.stop
-        pieces = [(0, self._head), *self._blocks(begin, last), (len(self) - len(self._end), self._end)]
-        for at, piece in pieces:
-            whole += piece[max(0, begin - at) : max(0, last - at)]
-        return bytes(whole)
-
-    def _blocks(self, begin: int, last: int) -> list[tuple[int, bytes]]:
-        """Return the blocks that may share bytes with a range."""
-        head, size = len(self._head), len(self._block)
-        first = max(0, (begin - head) // size)
-        return [
-            (head + i * size, self._block) for i in range(first, min(self._count, (last - head) // size + 1))
-        ]
 
 
 @dataclass
 class Hub:
     """The repository and the faults; tests change them while the server runs."""
 
-    files: dict[str, Any]
-    """Content by name: bytes, or a `Repeated`."""
+    files: dict[str, bytes]
     repo: str = REPO
     revision: str = REVISION
     small: set[str] = field(default_factory=set)
@@ -82,8 +57,6 @@ class Hub:
     def hashes(self, name: str) -> tuple[str, str]:
         """Return the git blob id and the SHA-256 of a file."""
         data = self.files[name]
-        if isinstance(data, Repeated):
-            return data.hash[:40], data.hash
         return git_blob(data), hashlib.sha256(data).hexdigest()
 
     def take(self, fault: str) -> bool:
@@ -110,6 +83,13 @@ def serving(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the library of this process, which reads its settings at import, use the hub."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def closed_port() -> int:

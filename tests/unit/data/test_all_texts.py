@@ -8,9 +8,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from spider.config.tasks import CoreTask, JsonlTask
 from spider.data.sources.local import all_texts, files_of
-from spider.evaluation.questions import texts
 
 LONG = "one two three four five six seven eight"
 ROW = {"id": 7, "question": LONG, "choices": {"text": ["no", f"{LONG} nine"], "label": ["A", "B"]}}
@@ -36,17 +34,3 @@ def test_strings_of_any_column_and_depth_are_read_from_each_kind_of_file(tmp_pat
     }
     with pytest.raises(ValueError, match=r"c.csv: holds no text of 9 words or more"):
         list(all_texts(tmp_path / "c.csv", 9))
-
-
-def test_all_questions_of_a_task_are_read_alone_and_with_the_right_answer(tmp_path):
-    (tmp_path / "core.yaml").write_text("icl_tasks: [{label: a, dataset_uri: a.jsonl, num_fewshot: [3]}]")
-    (tmp_path / "eval_data").mkdir()
-    file = tmp_path / "eval_data/a.jsonl"
-    rows = [
-        {"query": "Q", "choices": ["x", "y"], "gold": 1},
-        {"context_options": ["He", "She"], "continuation": "ran", "gold": 0},
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    expected = [(f"{file}, line 1", ["Q ", "Q y"]), (f"{file}, line 2", ["He ", "He ran"])]
-    assert list(texts(CoreTask(folder=str(tmp_path)))) == expected
-    assert list(texts(JsonlTask(file=str(file), shots=1))) == expected

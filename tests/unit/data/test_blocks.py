@@ -16,7 +16,7 @@ from spider.data.loader import Loader, MixedLoader
 from spider.data.ngram.store import count_part
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import BLOCK_BYTES as BLOCK_BYTES
-from spider.data.shards import BLOCKS_KEY, BlockWriter, Shards, _tell, build_metadata, load_metadata, verify
+from spider.data.shards import BLOCKS_KEY, BlockWriter, Shards, _tell, build_metadata, verify
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG
 from tests.unit.small_datasets import dataset, flip, forget, shards_of_ids
@@ -42,7 +42,7 @@ def named(shard: str, block: int) -> str:
     return rf"{shard}, block {block} of 65536 bytes: differs from what was encoded, .*; delete .*encodes the"
 
 
-@pytest.mark.parametrize("pieces", [[], [1], [SIZE], [SIZE, SIZE], [SIZE - 1, 2], [10, 3 * SIZE, 5, SIZE]])
+@pytest.mark.parametrize("pieces", [[], [SIZE, SIZE], [SIZE - 1, 2], [10, 3 * SIZE, 5, SIZE]])
 def test_digests_do_not_depend_on_how_a_file_is_written(tmp_path, pieces):
     content = np.random.default_rng(1).bytes(sum(pieces))
     with open(tmp_path / "a.bin", "wb") as file:
@@ -52,22 +52,6 @@ def test_digests_do_not_depend_on_how_a_file_is_written(tmp_path, pieces):
     assert (tmp_path / "a.bin").read_bytes() == content
     blocks = [content[at : at + SIZE] for at in range(0, len(content), SIZE)]
     assert writer.digests == [xxh3_64_hexdigest(block) for block in blocks]
-
-
-def test_encoding_records_the_digests_of_both_files(folder):
-    for part in ("000", "001"):
-        recorded = json.loads((folder / f"train/{part}.json").read_text())[BLOCKS_KEY]
-        for end in ("bin", "idx"):
-            content = (folder / f"train/{part}.{end}").read_bytes()
-            blocks = [content[at : at + SIZE] for at in range(0, len(content), SIZE)]
-            assert recorded[end] == "".join(map(xxh3_64_hexdigest, blocks))
-
-
-def test_digests_are_no_part_of_a_description(folder):
-    described = load_metadata(folder)
-    for record in folder.glob("*/*.json"):
-        forget(record)
-    assert build_metadata(folder, "ids", dataset(), source={}, parts=["000", "001"]) == described
 
 
 def reads(folder: Path, how: str) -> object:
@@ -96,7 +80,7 @@ HOW = ["read", "gather", "windows", "in the order of the text", "mixture", "pack
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("byte", "block"), [(0, 0), (SIZE, 1), (3 * SIZE - 2, 2), (3 * SIZE + 1998, 3)])
+@pytest.mark.parametrize(("byte", "block"), [(SIZE, 1), (3 * SIZE + 1998, 3)])
 def test_a_flipped_bit_stops_every_reader(folder, how, byte, block):
     reads(folder, how)
     flip(folder / "train/000.bin", byte)
@@ -105,13 +89,6 @@ def test_a_flipped_bit_stops_every_reader(folder, how, byte, block):
     for record in folder.glob("train/*.json"):
         forget(record)
     reads(folder, how)  # as before there were digests
-
-
-@pytest.mark.parametrize(("byte", "block"), [(1, 0), (SIZE + 3, 1)])
-def test_a_flipped_bit_behind_the_first_shard_is_found(folder, byte, block):
-    flip(folder / "train/001.bin", byte)
-    with pytest.raises(DamagedShard, match=named(r"train/001\.bin", block)):
-        reads(folder, "windows")
 
 
 def test_only_the_blocks_that_are_read_are_compared_and_each_once(folder):
@@ -148,9 +125,8 @@ def test_counts_for_an_ngram_index_do_not_count_damage(tmp_path):
         count_part(tmp_path, described, "000", CONFIG, tmp_path / "b")
 
 
-@pytest.mark.parametrize("entry", [0, 5, LENGTHS[0] // DOCUMENT])
-def test_a_flipped_bit_of_the_index_of_documents_stops_who_reads_it(folder, entry):
-    flip(folder / "train/000.idx", 8 * entry + 1)
+def test_a_flipped_bit_of_the_index_of_documents_stops_who_reads_it(folder):
+    flip(folder / "train/000.idx", 8 * (LENGTHS[0] // DOCUMENT) + 1)
     with pytest.raises(DamagedShard, match=named(r"train/000\.idx", 0)):
         pack(folder, 256)
     with pytest.raises(DamagedShard, match=named(r"train/000\.idx", 0)):
@@ -164,27 +140,16 @@ def test_damage_before_the_index_job_is_not_described_as_the_text(folder):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        Path.unlink,
-        forget,
-        lambda record: forget(record, bin="", idx=""),
-        lambda record: forget(record, bin=16 * "0", idx=None),
-        lambda record: record.write_text("["),
-        lambda record: record.write_text("[1]"),
-    ],
-    ids=["none", "earlier", "empty", "shorter", "torn", "list"],
+    "change", [Path.unlink, forget, lambda record: record.write_text("[")], ids=["none", "earlier", "torn"]
 )
 def test_shards_without_digests_are_read_and_the_log_says_so_once(folder, change, caplog):
-    whole = Shards(folder, "train").read(0, sum(LENGTHS))
-    caplog.clear()
     for record in folder.glob("train/*.json"):
         change(record)
     with caplog.at_level(logging.INFO):
-        view = Shards(folder, "train")
-        assert np.array_equal(view.read(0, view.tokens), whole)
-        assert np.array_equal(Shards(folder, "train").read(0, view.tokens), whole)
-        assert view.document(DOCUMENT + 1)[1] == DOCUMENT
+        for _ in range(2):
+            view = Shards(folder, "train")
+            assert len(view.read(0, view.tokens)) == sum(LENGTHS)
+            assert view.document(DOCUMENT + 1)[1] == DOCUMENT
     (said,) = caplog.messages
     assert said == f"{folder / 'train'}: no digests of the blocks of its shards, so damage is not noticed"
     _tell.cache_clear()
@@ -203,15 +168,3 @@ def test_digests_of_other_files_are_not_used(folder, caplog):
     assert "train/000.bin: intact, but its record has other digests; they are not used" in whole
     assert "train/000.idx: intact" in index
     verify(folder)
-
-
-def test_a_dataset_that_is_encoded_again_meanwhile_is_read_on(folder, tmp_path, caplog):
-    """Files are replaced by others of the same size: the open ones and their description stay."""
-    view = Shards(folder, "train")
-    before = view.maps[0].copy()
-    other = (before != BYTES.bos) * np.uint16(65) + (before == BYTES.bos) * before
-    begins = [np.flatnonzero(before == BYTES.bos), np.zeros(0, np.int64)]
-    shards_of_ids(folder, [other.astype("<u2"), view.maps[1].copy()], begins)
-    assert np.array_equal(view.read(0, LENGTHS[0]), before)
-    assert "intact, but its record has other digests" in caplog.text
-    assert (Shards(folder, "train").read(1, 9) == 65).all()

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spider.config import load_config
 from spider.data.documents import learned_texts, read_documents, row_counts
 from spider.data.encode import encode_part
 from spider.data.sources.local import import_local
@@ -63,37 +62,6 @@ def test_a_filter_keeps_documents_that_have_the_value_and_meet_it(tmp_path, writ
 def test_a_document_is_counted_by_the_first_filter_that_it_fails(tmp_path):
     found, left_out = kept(write(tmp_path / "a.parquet"), "score >= 3", "language == en", "year > 0")
     assert found == [1] and left_out == {"score >= 3": 2, "language == en": 2, "year > 0": 0}
-
-
-@pytest.mark.parametrize(
-    ("written", "problem"),
-    [
-        ("bytes>=200", "is not COLUMN OPERATOR VALUE with spaces"),
-        ("score >= high", "compares numbers, and 'high' is none"),
-        ("bytes ~ 3", "bytes is a size, which ~ does not compare"),
-        ("text ~ (", "not a regular expression of RE2"),
-    ],
-)
-def test_a_filter_that_cannot_be_parsed_is_refused_before_anything_runs(written, problem):
-    one = {"source": {"kind": "mock"}, "cleaning": {"filters": ["bytes >= 1", written]}}
-    run = {"data": "one", "model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}
-    with pytest.raises(ValueError, match=r"^datasets\.one\.cleaning\.filters: ") as raised:
-        load_config({"datasets": {"one": one}, "runs": {"r": run}})
-    assert problem in str(raised.value) and repr(written) in str(raised.value)
-
-
-def test_a_missing_column_or_one_of_another_type_is_named(tmp_path):
-    path = write(tmp_path / "a.parquet", {"text": ["a"], "tags": [["x"]]})
-    for written, problem in (
-        (
-            "score >= 3",
-            r"no column 'score' \(there are: text, tags\); set cleaning.filters\[0\] to one of them",
-        ),
-        ("tags == x", r"column 'tags' \(list<.*\) does not fit the filter 'tags == x'"),
-        ("text >= 3", r"column 'text' \(.*\) does not fit the filter 'text >= 3': .*'a'"),
-    ):
-        with pytest.raises(ValueError, match=f"a.parquet: {problem}"):
-            encode_part(path, tmp_path / "out", "000", dataset(cleaning={"filters": [written]}))
 
 
 def test_an_import_keeps_the_columns_of_filters(tmp_path):

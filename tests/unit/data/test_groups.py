@@ -6,8 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from spider.common.files import read_json
-from spider.data import encode
-from spider.data import shards as on_disk
 from spider.data.encode import encode_part
 from spider.data.shards import (
     Shards,
@@ -77,18 +75,6 @@ def test_groups_are_not_in_the_digest_of_a_dataset(tmp_path):
     assert held_out_groups(by_itself) == []
 
 
-def test_the_record_of_groups_is_bounded(tmp_path, monkeypatch):
-    for module in (on_disk, encode):
-        monkeypatch.setattr(module, "MOST_DOCUMENTS", 7)
-    documents = [("x" * 99 + "é" * i, 50) for i in range(40)]
-    folder = encoded(tmp_path / "a", documents, parts=2)
-    runs = read_json(folder / "validation/000.json")["groups"]
-    assert sum(count for _, count in runs) == 7 and len(held_out_groups(folder)) == 7
-    assert {name for name, _ in runs} == {"x" * 99}  # 100 bytes at most, and no half character
-    ids, names = balanced(folder, 500, 1.0)
-    assert len(documents_of(ids)[0]) == len(names) == 7
-
-
 def test_no_group_has_more_than_its_share_of_the_scored_text(tmp_path):
     folder = encoded(tmp_path / "a", DOCUMENTS, parts=3)
     first, _ = validation_stream(folder, 10_000)
@@ -110,25 +96,3 @@ def test_no_group_has_more_than_its_share_of_the_scored_text(tmp_path):
             every = [i for i in held_out(DOCUMENTS) if DOCUMENTS[i][0] == name]
             chosen = [i for i in numbers if DOCUMENTS[i][0] == name]
             assert chosen == every[: len(chosen)]
-
-
-def test_too_few_groups_are_an_error(tmp_path):
-    folder = encoded(tmp_path / "a", [(f"p{i % 5}", 100) for i in range(60)])
-    with pytest.raises(
-        ValueError, match=r"5 groups are held out, too few .* at most 10% .*; raise validation"
-    ):
-        balanced(folder, 10_000, 0.1)
-
-
-def test_a_salt_holds_out_other_groups(tmp_path):
-    names = {package for package, _ in DOCUMENTS}
-    chosen = {}
-    for salt in (0, 1):
-        settings = dataset(validation=0.4, split_by={"column": "package", "salt": salt})
-        folder = encoded(tmp_path / str(salt), DOCUMENTS, settings)
-        chosen[salt] = set(held_out_groups(folder))
-        recorded = load_metadata(folder).split_by
-        assert recorded == {"column": "package"} | ({"salt": 1} if salt else {})
-    assert chosen[0] == {name for name in names if is_validation(name.encode(), 0.4)}
-    assert chosen[1] == {name for name in names if is_validation(f"1/{name}".encode(), 0.4)}
-    assert chosen[0] != chosen[1]

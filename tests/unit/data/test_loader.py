@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spider.data.loader import BLOCK, DEPTH, ROUNDS, Loader, permute
+from spider.data.loader import ROUNDS, Loader, permute
 from spider.data.shards import Shards
 from tests.unit.small_datasets import forget, shards_of_ids
 
@@ -36,18 +36,6 @@ def take(loader: Loader, steps: int) -> np.ndarray:
     rows = np.concatenate([next(loader).rows_BT1 for _ in range(steps)])
     loader.close()
     return rows
-
-
-@given(size=st.integers(1, 5000), seed=st.integers(0, 2**32))
-def test_permutation_is_a_bijection(size, seed):
-    image = permute(np.arange(size), size, keys(seed))
-    assert sorted(image.tolist()) == list(range(size))
-
-
-@given(size=st.integers(2**31, 2**50), seed=st.integers(0, 99), start=st.integers(0, 2**30))
-def test_permutation_of_a_huge_domain_stays_inside_and_distinct(size, seed, start):
-    image = permute(np.arange(start, start + 300), size, keys(seed))
-    assert image.min() >= 0 and image.max() < size and len(set(image.tolist())) == 300
 
 
 def test_permutation_shuffles():
@@ -80,12 +68,6 @@ def test_every_epoch_covers_every_token(data, seq_len):
         )
 
 
-def test_epochs_differ_in_order_and_in_grid(data):
-    loader = Loader(data[0], seq_len=16, rows=1, seed=3)
-    first, second = (loader.starts(np.arange(loader.windows) + e * loader.windows) for e in (0, 1))
-    assert len(set(first.tolist()) & set(second.tolist())) < loader.windows // 2
-
-
 @settings(max_examples=25)
 @given(seq_len=st.integers(1, 200), rows=st.integers(1, 40), seed=st.integers(0, 5), steps=st.integers(1, 4))
 def test_rows_are_the_windows_of_the_concatenation(data, seq_len, rows, seed, steps):
@@ -104,21 +86,6 @@ def test_the_order_of_the_text_is_one_walk_around_the_ring(data, seq_len):
     targets = rows[:, 1:].ravel()
     assert np.array_equal(targets, np.resize(np.roll(ids, -1), len(targets)))
     assert np.array_equal(rows[:, 0], np.resize(ids, len(targets) + 1)[:-1:seq_len])
-
-
-@settings(max_examples=25)
-@given(rows=st.integers(1, 5), steps=st.integers(1, 6), seed=st.integers(0, 3), shuffled=st.booleans())
-def test_any_number_of_ranks_sees_the_same_global_order(data, rows, steps, seed, shuffled):
-    batch = 12 * rows
-    order = {"seq_len": 16, "seed": seed, "shuffled": shuffled}
-    one = take(Loader(data[0], rows=batch, **order), steps)
-    for world in (2, 3, 4):
-        ranks = [
-            take(Loader(data[0], rows=batch // world, rank=r, world=world, **order), steps)
-            for r in range(world)
-        ]
-        shares = [np.split(rows, steps) for rows in ranks]
-        assert np.array_equal(one, np.concatenate([share[s] for s in range(steps) for share in shares]))
 
 
 @settings(max_examples=25)
@@ -145,27 +112,11 @@ def test_resume_equals_never_stopping_on_any_number_of_ranks(data, before, after
     assert np.array_equal(whole[12 * before :], rest)
 
 
-def test_less_than_one_window_is_an_error(tmp_path):
-    shards, ids = shards_of(tmp_path, [6, 5])
-    rows = take(Loader(shards, seq_len=10, rows=2, seed=0), 1)
-    assert set(map(tuple, rows.tolist())) <= {tuple(np.roll(ids, -k).tolist()) for k in range(11)}
-    with pytest.raises(
-        ValueError, match=r"11 tokens are less than one window of seq_len \+ 1 = 12; lower seq_len"
-    ):
-        Loader(shards, seq_len=11, rows=1, seed=0)
-
-
 @pytest.mark.parametrize(("field", "value"), [("seed", 5), ("seq_len", 8), ("data", "other")])
 def test_a_position_of_another_order_is_an_error_with_the_field(data, field, value):
     position = next(Loader(data[0], seq_len=16, rows=1, seed=1)).position
     with pytest.raises(ValueError, match=f"has {field} = {value!r}"):
         Loader(data[0], seq_len=16, rows=1, seed=1, position={**position, field: value})
-
-
-@pytest.mark.parametrize("wrong", [{"rows": 0}, {"rank": 1}, {"rank": -1}, {"world": 0}])
-def test_impossible_ranks_are_errors(data, wrong):
-    with pytest.raises(ValueError, match="needs rows >= 1 and 0 <= rank < world"):
-        Loader(data[0], **{"seq_len": 16, "rows": 1, "seed": 1, **wrong})
 
 
 def test_a_token_outside_the_vocabulary_is_an_error_with_its_position(tmp_path):
@@ -177,28 +128,6 @@ def test_a_token_outside_the_vocabulary_is_an_error_with_its_position(tmp_path):
     loader = Loader(Shards(tmp_path, "train"), seq_len=10, rows=10, seed=0)
     with pytest.raises(ValueError, match=r"001\.bin, token 17: 65535 is not one of the 272 token ids"):
         next(loader)
-
-
-def test_blocks_are_read_ahead_and_waiting_is_measured(data, monkeypatch):
-    loader = Loader(data[0], seq_len=16, rows=BLOCK, seed=0)
-    gather, blocks = data[0].gather, []
-
-    def slow(starts, length):
-        time.sleep(0.3 if len(starts) > 1 else 0)  # a single row is the one at the ring's end
-        blocks.append(len(starts) > 1)
-        return gather(starts, length)
-
-    monkeypatch.setattr(data[0], "gather", slow)
-    next(loader)
-    assert loader.waited >= 0.1, "the rest of it may have passed before this thread went on"
-    deadline = time.monotonic() + 60
-    while sum(blocks) < 1 + DEPTH:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    waited = loader.waited
-    next(loader)
-    assert loader.waited - waited < 0.2, "the second batch was ready"
-    loader.close()
 
 
 def test_a_forgotten_loader_leaves_no_thread(data):

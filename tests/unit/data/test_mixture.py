@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from spider.data.loader import Loader, MixedLoader
 from spider.data.mixture import Mixture, anew, positions_of, read_of_each
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
-from tests.unit.small_datasets import open_files, shards_of_ids
+from tests.unit.small_datasets import shards_of_ids
 
 SETS = {
     "from 0.3 to 1e-8": [0.3, 0.2, *np.geomspace(0.1, 1e-8, 33)],
@@ -43,21 +42,6 @@ def test_every_prefix_of_a_million_samples_has_each_source_within_two_of_its_sha
     far = mixture.counts(10**12)
     assert sum(far.values()) == 10**12
     assert np.abs(np.array(list(far.values())) - shares * 10**12).max() <= 2 and min(far.values()) > 1000
-
-
-@given(
-    weights=st.lists(st.floats(1e-9, 1), min_size=1, max_size=40),
-    first=st.integers(0, 2**40),
-    count=st.integers(1, 300),
-)
-def test_a_sample_is_found_anywhere_and_no_number_is_skipped_or_repeated(weights, first, count):
-    mixture = Mixture(named(weights))
-    sources, numbers = mixture.locate(np.arange(first, first + count))
-    before, after = mixture.counts(first), mixture.counts(first + count)
-    for source, name in enumerate(mixture.names):
-        assert numbers[sources == source].tolist() == list(range(before[name], after[name]))
-    backwards = Mixture(dict(reversed(named(weights).items())))
-    assert backwards.locate(np.array([first]))[0] == sources[0]
 
 
 @given(
@@ -176,46 +160,3 @@ def test_each_source_is_read_in_its_own_order_and_goes_on_under_other_weights(fo
         assert np.array_equal(own, alone.read(np.arange(len(own))).rows_BT1)
         assert positions_of(position)[shards.digest]["sample"] == len(own)
         assert loader.epochs(position)[name] == len(own) / alone.windows
-
-
-def test_a_position_in_the_middle_of_a_stage_continues_under_other_switches(folders):
-    loader = mixed(folders, packed=False, rows=10)
-    position = [next(loader) for _ in range(15)][-1].position
-    read = read_of_each(position)
-    loader.close()
-    loader = mixed(folders, packed=False, switches=SWITCHES, rows=10, position=position)
-    position = [next(loader) for _ in range(15)][-1].position
-    loader.close()
-    later = read_of_each(position)
-    assert position["sample"] == 300 and sum(later.values()) == 300
-    # 100 more of a and b, and from sample 250 on 50 more of b and c
-    more = {name: later[name] - read[name] for name in "abc"}
-    assert more == {"a": 50, "b": 80, "c": 20}
-
-
-def test_thirty_five_sources_open_without_threads_of_their_own_and_one_file_a_shard(tmp_path):
-    folders = {f"s{i:02}": tmp_path / f"s{i:02}" for i in range(35)}
-    for folder in folders.values():
-        shards_of_ids(folder, [np.arange(100, dtype="<u2")])
-    before = set(threading.enumerate())
-    loader = mixed(folders, packed=False, weights=named(SETS["from 0.3 to 1e-8"]), rows=8)
-    next(loader)
-    (thread,) = set(threading.enumerate()) - before
-    assert thread.name.startswith("loader")
-    assert 0 < len(open_files(tmp_path)) <= 35  # one of each shard
-    loader.close()
-
-
-def test_a_source_smaller_than_a_window_is_named(tmp_path, folders):
-    shards_of_ids(tmp_path / "c", [np.arange(10, dtype="<u2")])
-    with pytest.raises(ValueError, match=r"/c \(train\): 10 tokens are less than one window"):
-        mixed({**folders, "c": tmp_path / "c"}, packed=False, rows=2)
-
-
-def test_a_position_of_another_dataset_is_refused(folders):
-    loader = mixed(folders, packed=True, rows=2)
-    position = next(loader).position
-    loader.close()
-    position["data"]["b"] = "other"
-    with pytest.raises(ValueError, match="the position to resume has data"):
-        mixed(folders, packed=True, rows=2, position=position)

@@ -35,16 +35,9 @@ def write_stage(
     """Write train.json, metrics.jsonl and evaluation.json of one stage, and return the last path."""
     folder = runs / run / stage
     folder.mkdir(parents=True)
-    receipt = records.receipt(
-        run=run,
-        stage=stage,
-        steps=steps,
-        global_step=global_step,
-        tokens=steps * 4096,
-        bytes=steps * 4000,
-        seconds=12.5,
-    )
-    (folder / "train.json").write_text(json.dumps(receipt))
+    done = {"steps": steps, "global_step": global_step, "tokens": steps * 4096, "bytes": steps * 4000}
+    done["seconds"] = 12.5
+    (folder / "train.json").write_text(json.dumps(records.receipt(run=run, stage=stage, **done)))
     rows = [
         {"step": s, "time": 1.0, "metrics": {"train/bpb": bpb + 3 * math.exp(-s / 60)}}
         for s in range(global_step - steps + 10, global_step + 1, 10)
@@ -53,44 +46,16 @@ def write_stage(
     result = baselines(compressors, names).model_dump(mode="json")
     rates = {"format": 1, "text_sha256": sha, "results": {"baselines": result}}
     (folder / "baselines.json").write_text(json.dumps(rates))
-    evaluation = {
-        "format": 3,
-        "run": run,
-        "stage": stage,
-        "index": index,
-        "bpb": bpb,
-        "bpb_strict": bpb + 0.01,
-        "bpb_carried": bpb - 0.1,
-        "bpb_strict_carried": bpb - 0.09,
-        "carry_over": 1000,
-        "deviation": 3e-7,
-        "bytes": 500_000,
-        "documents": 90,
-        "seconds": 2.5,
-        "bytes_per_second": 200_000.0,
-        "nats": {"byte": 1.0},
-        "targets": {"byte": 500_000},
-        "data": data,
-        "data_digest": "d",
-        "text_sha256": sha,
-        "seq_len": 256,
-        "overlap": 0.5,
-        "n_loops": 2,
-        "device": "cpu",
-        "precision": "fp32",
-        "checkpoint": "checkpoints/step-1",
-        "averaged": False,
-        "weights": "w",
-        "global_step": global_step,
-        "model": {},
-        "parameters": 1000,
-        "parameters_by_part": {"all": 1000},
-        "parameters_looked_up": 0,
-        "flops_per_token": 6000.0,
-        "training": {k: receipt[k] for k in ("steps", "global_step", "tokens", "bytes", "seconds")},
-        "results": {name: result.model_dump() for name, result in results.items()},
-        **changed,
-    }
+    evaluation = {"format": 3, "run": run, "stage": stage, "index": index, "global_step": global_step}
+    evaluation |= {"bpb": bpb, "bpb_strict": bpb + 0.01, "bpb_carried": bpb - 0.1, "deviation": 3e-7}
+    evaluation |= {"bpb_strict_carried": bpb - 0.09, "carry_over": 1000, "documents": 90, "bytes": 500_000}
+    evaluation |= {"seconds": 2.5, "bytes_per_second": 200_000.0, "nats": {"byte": 1.0}}
+    evaluation |= {"targets": {"byte": 500_000}, "data": data, "data_digest": "d", "text_sha256": sha}
+    evaluation |= {"seq_len": 256, "overlap": 0.5, "n_loops": 2, "device": "cpu", "precision": "fp32"}
+    evaluation |= {"checkpoint": "checkpoints/step-1", "averaged": False, "weights": "w", "model": {}}
+    evaluation |= {"parameters": 1000, "parameters_by_part": {"all": 1000}, "parameters_looked_up": 0}
+    evaluation |= {"flops_per_token": 6000.0, "training": done}
+    evaluation |= {"results": {name: one.model_dump() for name, one in results.items()}, **changed}
     if sample is not None:
         shown = {"format": 1, "run": run, "stage": stage, "weights": evaluation["weights"]}
         (folder / "sample.json").write_text(json.dumps(shown | {"prompt": "The ", "text": sample}))
@@ -139,13 +104,6 @@ def mixed(runs: Path) -> list[Path]:
         *demo(runs, "slim", data="docs", compressors=given, names=slim),
         *demo(runs, "gpt", 0.1, data="docs-bpe", compressors=other, names=gpt),
     ]
-
-
-def chat(runs: Path, *, learn: str = "assistant") -> list[Path]:
-    """Write a run on conversations and then on their answers alone, which is worse on the whole text."""
-    before = write_stage(runs, "chat", "mid", 0, 1.597, global_step=100, bpb_assistant=1.669)
-    after = write_stage(runs, "chat", "sft", 1, 1.824, global_step=200, bpb_assistant=1.524, learn=learn)
-    return [before, after]
 
 
 def write_benchmark(benchmarks: Path, rule: str, name: str, *seconds: float) -> None:

@@ -24,7 +24,7 @@ def stream(*documents: str) -> np.ndarray:
 TOKENS = stream("The quick brown fox", "jumps over", "", "the lazy dog, größer than before. " * 9)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     length=st.integers(2, 300),
     seq_len=st.integers(1, 64),
@@ -50,7 +50,7 @@ def test_every_target_after_the_first_token_is_scored_exactly_once_in_order(leng
     np.testing.assert_array_equal(scored, tokens_N[1:])
 
 
-@pytest.mark.parametrize("seq_len,overlap,batch", [(1000, 0.5, 4), (16, 0.0, 3), (16, 0.75, 1), (7, 0.5, 64)])
+@pytest.mark.parametrize("seq_len,overlap,batch", [(1000, 0.5, 4), (16, 0.75, 1), (7, 0.5, 64)])
 def test_bpb_follows_the_definition_for_any_windows(seq_len, overlap, batch):
     model = Bigram()
     result = score(model, TOKENS, Scoring(seq_len=seq_len, overlap=overlap, batch=batch))
@@ -61,17 +61,12 @@ def test_bpb_follows_the_definition_for_any_windows(seq_len, overlap, batch):
     assert result.bpb == pytest.approx(nats[is_byte].sum() / math.log(2) / is_byte.sum(), rel=1e-6)
     assert result.bpb_strict == pytest.approx(nats.sum() / math.log(2) / is_byte.sum(), rel=1e-6)
     assert result.counts == {"byte": is_byte.sum(), "eos": 4, "bos": 3, "other": 0}
-    assert result.bpb_strict > result.bpb
+    assert result.bpb_strict > result.bpb and 0 < result.deviation < 1e-5
 
 
-def test_reserved_ids_count_in_neither_score():
-    plain = stream("abcdef")
-    odd = np.array([BOS, 97, 98, 99, 265, 100, 101, 102, EOS], np.uint16)
-    model = Bigram()
-    torch.nn.init.zeros_(model.table_VV)
-    with_reserved = score(model, odd, Scoring(seq_len=4))
-    assert with_reserved.counts["other"] == 1
-    assert with_reserved.bpb_strict == pytest.approx(score(model, plain, Scoring(seq_len=4)).bpb_strict)
+def test_probabilities_that_do_not_sum_to_one_are_refused():
+    with pytest.raises(ValueError, match=r"sum to one only within 2\.0e-03"):
+        check_deviation(2e-3, "the mixer")
 
 
 def test_the_model_is_scored_in_evaluation_mode_and_its_mode_is_restored():
@@ -81,28 +76,12 @@ def test_the_model_is_scored_in_evaluation_mode_and_its_mode_is_restored():
     assert model.training
 
 
-def test_summing_stays_exact_over_many_tokens():
-    tokens_N = np.concatenate([[BOS], np.full(300_000, 65)]).astype(np.uint16)
-    model = Bigram()
-    torch.nn.init.zeros_(model.table_VV)
-    one = float(torch.log(torch.tensor(272.0)))
-    result = score(model, tokens_N, Scoring(seq_len=2048, overlap=0.0))
-    assert result.nats["byte"] == pytest.approx(300_000 * one, rel=1e-7)
-
-
 def test_a_diverged_model_is_reported_with_the_position():
     model = Bigram()
     with torch.no_grad():
         model.table_VV[ord("q")] = float("nan")
     with pytest.raises(ValueError, match="token 6 of the stream is not finite"):
         score(model, TOKENS, Scoring(seq_len=8))
-
-
-def test_a_stream_without_bytes_or_with_foreign_ids_is_refused():
-    with pytest.raises(ValueError, match="no byte to score"):
-        score(Bigram(), stream("", ""), Scoring(seq_len=8))
-    with pytest.raises(ValueError, match="token 2 of the stream is 300, outside the vocabulary"):
-        score(Bigram(), np.array([BOS, 65, 300], np.uint16), Scoring(seq_len=8))
 
 
 def test_clipping_counts_raw_bytes_not_ids():
@@ -136,36 +115,6 @@ def test_each_document_is_read_alone_or_with_what_came_before():
     np.testing.assert_allclose(alone[len(first) :], score(Positional(), second, reading).by_target_S)
     crossing = score(Positional(), tokens_N, replace(reading, carry_over=1)).by_target_S
     assert crossing[len(first)] > alone[len(first)]
-
-
-def test_the_score_states_how_far_probabilities_are_from_a_sum_of_one():
-    result = score(Bigram(), TOKENS, Scoring(seq_len=32))
-    assert 0 < result.deviation < 1e-5
-    with pytest.raises(ValueError, match=r"sum to one only within 2\.0e-03"):
-        check_deviation(2e-3, "the mixer")
-
-
-def test_the_consumer_gets_every_target_and_its_distribution_in_order():
-    targets, probabilities = [], []
-
-    def consume(label_S, log_p_SV):
-        targets.append(label_S)
-        probabilities.append(log_p_SV)
-
-    result = score(Bigram(), TOKENS, Scoring(seq_len=8, batch=3), consume=consume)
-    label_S, log_p_SV = np.concatenate(targets), np.concatenate(probabilities)
-    np.testing.assert_array_equal(label_S, TOKENS[1:])
-    np.testing.assert_array_equal(-log_p_SV[np.arange(len(label_S)), label_S], result.by_target_S)
-
-
-def test_a_batch_is_divided_where_its_logits_need_much_memory(monkeypatch):
-    whole = score(Bigram(), TOKENS, Scoring(seq_len=8, batch=16))
-    monkeypatch.setattr("spider.evaluation.bpb._LOGITS", 3 * 4 * 8 * BYTES.size)
-    model = Bigram()
-    np.testing.assert_allclose(
-        score(model, TOKENS, Scoring(seq_len=8, batch=16)).by_target_S, whole.by_target_S
-    )
-    assert max(shape[0] for shape in model.seen) == 3
 
 
 def test_an_interval_is_that_of_resampled_documents():

@@ -37,22 +37,16 @@ def test_it_computes_what_a_model_needs(expression, value):
 @pytest.mark.parametrize(
     "expression",
     [
-        *["", " ", "1 +", "1 2", "1,2", "007", "1\n2", "\0", "\ud800", "١ + x", "True"],
-        *["None", "...", "1j", "~1", "7 @ 7", "10**100", "0**-1"],
-        *["__import__('os')", "__import__('os').system('true')", "open('/etc/passwd').read()", "print(1)"],
-        *["().__class__", "(1).__class__.__mro__", "''.__class__", "'a'.count.__self__", "(1).bit_length()"],
-        *["x", "x := 1", "(x := 1)", "lambda: 1", "(lambda: 1)()", "[1][0]", "{1: 2}", "(1, 2)"],
-        *["sum([i for i in (1, 2)])", "[x for x in ()]", "f'{1}'", "f'{1}'.count('1')", "b'a'.count(b'a')"],
+        *["", "1 +", "1 2", "1,2", "007", "1\n2", "\0", "\ud800", "True", "None", "1j", "~1", "10**100"],
+        *["__import__('os').system('true')", "open('/etc/passwd').read()", "(1).__class__.__mro__"],
+        *["x", "(x := 1)", "(lambda: 1)()", "[1][0]", "sum([i for i in (1, 2)])", "f'{1}'.count('1')"],
         *["'a' * 10**9", "'a' + 'b'", "'a'", "'%s' % 1", "'a'.upper()", "'a'.count(1)", "'a'.count('a', 0)"],
-        *["'a'.count(sub='a')", "'a'.count(*'a')", "('a' * 10**9).count('a')", "'a'.count('a').count('a')"],
-        *["9**9**9", "9**9**9**9", "2**250", "(2**249)**(2**249)", "2**(2**60)", "1<<10**9"],
-        *["1e400", "1e308 * 10", "1e300**2", "10.0**400", "(-8)**0.5", "1/0", "1//0", "1 % 0", "0.0**-1"],
-        *["1 < 2", "1 if 1 else 2", "1 and 2", "not 1", "await x", "yield", "*1", "import os", "1; 2", "`1`"],
-        *["1" * 251, "9" * 240, "1if " * 60, "1+" * 200,
-          "(" * 33 + "1" + ")" * 33, "(" * 256, "[" * 256, "{" * 256],
-        *["{1:" * 80, "lambda:" * 36, "'" * 255, "f'{" * 80, "[x for " * 36, "not " * 63, "x(" * 32],
+        *["('a' * 10**9).count('a')", "'a'.count('a').count('a')", "9**9**9**9", "2**250", "2**(2**60)"],
+        *["1<<10**9", "1e400", "1e300**2", "10.0**400", "(-8)**0.5", "1/0", "1 % 0", "0.0**-1", "1 < 2"],
+        *["1 if 1 else 2", "not 1", "import os", "1; 2", "1" * 251, "9" * 240, "1+" * 200],
+        *["(" * 33 + "1" + ")" * 33, "(" * 256, "[" * 256, "{1:" * 80, "f'{" * 80, "lambda:" * 36],
     ],
-)  # fmt: skip
+)
 def test_what_is_not_arithmetic_is_refused_at_once(expression):
     started = time.thread_time()
     assert calculate(expression) is None
@@ -94,23 +88,12 @@ def test_a_call_that_fails_has_no_output_and_the_text_goes_on():
 def test_a_repeated_start_begins_the_call_again_and_outputs_may_follow_each_other():
     calls = Calls(BYTES)
     drawn = [PYTHON_START, *b"9", PYTHON_START, *b"1+1", PYTHON_END, *b"...", PYTHON_START, *b"2", PYTHON_END]
-    assert [calls.next(i) for i in drawn] == [
-        PYTHON_START,
-        *b"9",
-        *called(b"1+1", b"2"),
-        *called(b"2", b"")[:3],
-    ]
+    begun = [PYTHON_START, *b"9", *called(b"1+1", b"2"), *called(b"2", b"")[:3]]
+    assert [calls.next(i) for i in drawn] == begun
     assert [calls.next(0) for _ in range(4)] == [OUTPUT_START, *b"2", OUTPUT_END, 0]
-
-
-def test_a_text_of_empty_calls_ends_too():
-    model = Scripted([PYTHON_START, PYTHON_END] * 10)
-    assert len(list(generate(model, "", max_bytes=6, temperature=0, seed=0, calculator=True))) == 6
 
 
 def test_without_the_calculator_no_token_of_a_call_is_drawn():
     model = Scripted([PYTHON_START, *b"ab", OUTPUT_START, BYTES.eos])
     written = list(generate(model, "", max_bytes=3, temperature=0, seed=0))
     assert all(i < 256 for i in written) and written[1:] == [*b"ab"]
-    model = Scripted([OUTPUT_START, OUTPUT_END, BYTES.eos])
-    assert all(i < 256 for i in generate(model, "", max_bytes=2, temperature=0, seed=0, calculator=True))

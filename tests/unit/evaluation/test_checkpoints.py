@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 from spider import load_model
-from spider.checkpoints.records import steps
 from spider.common.files import read_json
 from spider.common.results import Results
 from spider.common.sealed import remove
@@ -20,10 +19,7 @@ from spider.evaluation.evaluate import evaluate, evaluate_checkpoints
 from spider.evaluation.records import CheckpointScores
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring
-from spider.report.figures import loss
 from spider.report.stages import read_stages
-from spider.report.summary import Summary
-from spider.report.tables import compare
 from tests.forkserver import python
 from tests.unit.report.finished import config_of, encode_text, train_stage
 
@@ -91,12 +87,15 @@ def steps_of(found):
     return [one.global_step for one in found.scores]
 
 
-def test_each_score_is_that_of_its_checkpoint(trained):
+def test_each_score_is_that_of_its_checkpoint_and_another_k_scores_only_the_missing_ones(trained):
     folder = trained.stage("small", "first")
-    assert [path.name for path in steps(folder.checkpoints)] == [f"step-{n:08d}" for n in (5, 10, 15, 20)]
+    assert steps_of(scored(trained, 2)) == [10]
+    before = written(trained)
     found = scored(trained, "all")
-    assert steps_of(found) == [5, 10, 15]
-    assert found == CheckpointScores.read(folder.checkpoint_scores)
+    assert steps_of(found) == [5, 10, 15] and found == CheckpointScores.read(folder.checkpoint_scores)
+    after = written(trained)
+    assert len(after) == 3 and before.items() <= after.items()
+    assert scored(trained, 1) == found and written(trained) == after
     tokens_N, _ = validation_stream(trained.shards("text"), 2000)
     for one in found.scores:
         model, _ = load_model(folder.path / one.checkpoint)
@@ -104,16 +103,6 @@ def test_each_score_is_that_of_its_checkpoint(trained):
         assert one.training.steps == one.global_step
     bpb = [one.bpb for one in found.scores]
     assert len(set(bpb)) == 3 and bpb[0] > bpb[2] > read_json(folder.evaluation)["bpb"]
-
-
-def test_another_k_scores_only_the_missing_checkpoints(trained):
-    assert steps_of(scored(trained, 2)) == [10]
-    before = written(trained)
-    assert steps_of(scored(trained, 1)) == [5, 10, 15]
-    after = written(trained)
-    assert len(after) == 3 and before.items() <= after.items()
-    scored(trained, "all")
-    assert written(trained) == after
 
 
 def test_a_killed_job_scores_no_checkpoint_twice(trained):
@@ -137,49 +126,15 @@ def test_pruned_and_damaged_checkpoints_are_named(trained, caplog):
     assert steps_of(found) == [15] and list(found.left_out) == ["step-00000005"]
     assert "2 of the 2 checkpoints before step-00000020: step-00000005, step-00000015" in caplog.text
     assert weights.name in found.left_out["step-00000005"]
-
-    # The pages tell which one has no score.
-    stage = read_stages(configured(trained, "all"), trained, "small")[0]
-    assert len(stage.log.held_out) == 2
+    (stage,) = read_stages(configured(trained, "all"), trained, "small")
     assert any("step-00000005 of stage first has no score" in note for note in stage.notes)
-
     assert scored(trained, 5).scores == []
     assert "because 2 are kept before step-00000020 and evaluation.checkpoints is 5" in caplog.text
-    for path in steps(folder)[:-1]:
-        remove(path)
-    assert scored(trained, "all").scores == []
-    assert "because 0 are kept before step-00000020" in caplog.text
-
-
-def test_scored_checkpoints_are_rows_and_a_curve(trained, tmp_path):
-    folder = trained.stage("small", "first")
-    compare([folder.evaluation], benchmarks=None, output=tmp_path / "without")
-    found = scored(trained, "all")
-    compare([folder.evaluation], benchmarks=None, output=tmp_path / "report")
-    table = (tmp_path / "report/table.md").read_text()
-    rows = [line for line in table.splitlines() if line.replace("*", "").startswith("| small / first")]
-    assert [row.split(" | ")[0].replace("*", "") for row in rows[:4]] == [
-        *(f"| small / first, step {n}" for n in (5, 10, 15)),
-        "| small / first",
-    ]
-    assert all(f"{one.bpb:.4f}" in row for one, row in zip(found.scores, rows, strict=False))
-    without, summary = (Summary.read(tmp_path / name / "summary.json") for name in ("without", "report"))
-    stage = summary.runs["small"].last
-    assert [one.bpb for one in stage.checkpoints] == [one.bpb for one in found.scores]
-    assert stage.model_copy(update={"checkpoints": ()}) == without.runs["small"].last
-    assert "step 5" not in (tmp_path / "without/table.md").read_text()
-
-    log = read_stages(configured(trained, "all"), trained, "small")[0].log
-    (dots,) = (one for one in loss([log], "").series if one.style == "dots")
-    assert list(dots.y) == [*(one.bpb for one in found.scores), read_json(folder.evaluation)["bpb"]]
-    (line,) = (one for one in loss([log], "").series if one.style == "line" and not one.name)
-    assert (line.x, line.y) == (dots.x, dots.y)
 
 
 def test_the_key_changes_no_identity_and_no_other_score(tmp_path):
     without, every = (configured(Results(tmp_path), value).stage("small", "first") for value in (None, "all"))
     assert without.identity == every.identity and without.evaluation.scoring() == every.evaluation.scoring()
     assert without.evaluation.checkpoint_scoring() != every.evaluation.checkpoint_scoring()
-    for wrong in (0, -1, "some", 1.5):
-        with pytest.raises(ConfigError, match="checkpoints"):
-            configured(Results(tmp_path), wrong)
+    with pytest.raises(ConfigError, match="checkpoints"):
+        configured(Results(tmp_path), 0)

@@ -12,14 +12,9 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertLMHeadModel,
-    GPT2ForSequenceClassification,
     MambaConfig,
-    MptConfig,
-    OPTConfig,
     PreTrainedConfig,
     RobertaConfig,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 import spider.hf  # noqa: F401 (registers the classes)
@@ -49,6 +44,7 @@ TEXTS = [
 MAX_BYTES = 1500
 #: Tokenizers that keep these texts.
 LOSSLESS = (byte_level, byt5, with_blanks, with_fallback, multilingual)
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +115,7 @@ def test_bits_per_byte_are_the_nats_of_all_tokens_by_transformers_alone(make, fo
     assert json.loads((tmp_path / "evaluation.json").read_text())["bpb"] == found.bpb
 
 
-@pytest.mark.parametrize("make", [byte_level, with_blanks])
+@pytest.mark.parametrize("make", [with_blanks])
 def test_a_task_scores_the_tokens_of_a_choice(make, folders):
     context, choice = "Sentence number", " 7 says"
     model = ForeignModel.load(folders[make], "cpu")
@@ -136,23 +132,10 @@ def test_a_task_scores_the_tokens_of_a_choice(make, folders):
     assert read.ids_R[0] == ids.shape[1] - begin
 
 
-def test_bytes_of_any_kind_are_kept_by_tokenizers_of_bytes(folders):
-    for make in (byte_level, byt5, with_blanks):
-        tokens = ForeignModel.load(folders[make], "cpu").tokens
-        for raw in ("</s><s>[BOS] 日本".encode()[:-1], b" \xff\x00\n", "🙂 e\u0301".encode()):
-            if make is not with_blanks or raw[:1] != b" ":  # it reads text after other bytes as a new one
-                assert tokens.text(tokens.encode(raw)) == raw, (make, raw)
-
-
 def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(folders, data, tmp_path):
-    found = scored(
-        folders[byte_level],
-        data,
-        tmp_path,
-        spec(tasks={"mine": questions(tmp_path / "q.jsonl", 8)}),
-    )
-    raw = b"".join(documents(data))
-    assert len(raw) == found.bytes == MAX_BYTES
+    asked = spec(tasks={"mine": questions(tmp_path / "q.jsonl", 8)})
+    found = scored(folders[byte_level], data, tmp_path, asked)
+    assert len(b"".join(documents(data))) == found.bytes == MAX_BYTES
     details = found.results["foreign"].details
     assert details["architecture"] == "GPT2LMHeadModel" and details["tokenizer"] == "TokenizersBackend"
     assert (details["context"], details["window"]) == (32, 32)
@@ -162,7 +145,7 @@ def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(fold
     assert again.text_sha256 == found.text_sha256 and again.weights != found.weights
 
 
-@pytest.mark.parametrize(("name", "precision"), [("spider", "fp32"), ("bpe", "fp32"), ("gpt", "bf16")])
+@pytest.mark.parametrize(("name", "precision"), [("bpe", "fp32"), ("gpt", "bf16")])
 def test_an_exported_model_of_ours_has_its_own_score_in_the_precision_of_its_checkpoint(
     name, precision, data, tmp_path
 ):
@@ -170,11 +153,8 @@ def test_an_exported_model_of_ours_has_its_own_score_in_the_precision_of_its_che
     folder = exported(model, tmp_path / name, precision=precision)
     found = scored(folder, data, tmp_path / "out", spec(carry_over=0))
     tokens_N, _ = validation_stream(data, MAX_BYTES, model.tokens)
-    narrow, wide = (
-        score(model, tokens_N, Scoring(seq_len=found.seq_len, autocast=one)) for one in (True, False)
-    )
-    own = narrow if precision == "bf16" else wide
-    assert found.precision == precision and abs(narrow.bpb - wide.bpb) > 1e-6
+    own = score(model, tokens_N, Scoring(seq_len=found.seq_len, autocast=precision == "bf16"))
+    assert found.precision == precision
     assert found.bpb == pytest.approx(own.bpb, abs=1e-7) and found.lossless
     assert found.bpb_strict == pytest.approx(own.bpb_strict, abs=1e-4)
 
@@ -203,24 +183,13 @@ def test_a_text_that_ends_inside_of_a_character_is_scored_up_to_there(folders, d
         assert found.lossless and found.bytes == size, make
 
 
-def test_a_special_token_inside_of_a_document_is_refused(folders, data, tmp_path):
-    tokens = ForeignModel.load(folders[multilingual], "cpu").tokens
-    with pytest.raises(ValueError, match=r"</s> stands inside of a document"):
-        tokens.encode("a </s> b")
-
-
-SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
 ROBERTA = {**SMALL, "intermediate_size": 16, "max_position_embeddings": 34, "is_decoder": True}
-OPT = {**SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16, "max_position_embeddings": 32}
 
 
 @pytest.mark.parametrize(
     ("config", "context"),
     [
-        (MptConfig(d_model=16, n_heads=2, n_layers=1, max_seq_len=32), 32),
         (RobertaConfig(**ROBERTA), 32),
-        (RobertaConfig(**ROBERTA, pad_token_id=0), 33),
-        (OPTConfig(**OPT), 32),  # its table has two more rows, which it skips
         (MambaConfig(hidden_size=16, num_hidden_layers=1), None),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else str(value),
@@ -236,43 +205,23 @@ def test_a_model_is_read_in_windows_of_its_context(config, context, folders, dat
 
 
 def test_folders_without_a_causal_model_are_refused(folders, data, tmp_path):
-    def refused(folder, message, **keys):
+    def refused(folder, message):
         with pytest.raises(ValueError, match=f"(?i){message}"):
-            scored(folder, data, tmp_path / "out", **keys)
+            scored(folder, data, tmp_path / "out")
+
+    def copied(name):
+        return shutil.copytree(folders[byte_level], tmp_path / name)
 
     refused(tmp_path / "gpt2", r"gpt2: no such folder; Spider downloads no model")
-    for left_out, message in {
-        "config.json": "should have a `model_type` key",
-        "model.safetensors": "no file named model.safetensors",
-        "tokenizer*": "has no tokenizer",
-    }.items():
-        folder = shutil.copytree(folders[byte_level], tmp_path / left_out.strip("*"))
-        for path in folder.glob(left_out):
-            path.unlink()
-        refused(folder, message)
+    bert = BertConfig(vocab_size=320, initializer_range=0.3, intermediate_size=16, **SMALL)
+    BertLMHeadModel(bert).save_pretrained(copied("bert"))
+    refused(tmp_path / "bert", "bert: a prediction depends on later tokens")
 
-    bert = shutil.copytree(folders[byte_level], tmp_path / "bert")
-    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertLMHeadModel(BertConfig(vocab_size=320, initializer_range=0.3, **options)).save_pretrained(bert)
-    refused(bert, "bert: a prediction depends on later tokens")
-
-    t5 = shutil.copytree(folders[byte_level], tmp_path / "t5")
-    options = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 320}
-    T5ForConditionalGeneration(T5Config(**options)).save_pretrained(t5)
-    refused(t5, "no causal language model there.*T5Config.*AutoModelForCausalLM$")
-
-    headless = shutil.copytree(folders[byte_level], tmp_path / "headless")
-    config = AutoModelForCausalLM.from_pretrained(headless).config
-    config.tie_word_embeddings = False
-    GPT2ForSequenceClassification(config).save_pretrained(headless)
-    refused(headless, r"whose weights lack lm_head")
-
-    coded = shutil.copytree(folders[byte_level], tmp_path / "coded")
-    plain = json.loads((coded / "config.json").read_text())
-    plain |= {"model_type": "own", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
-    (coded / "config.json").write_text(json.dumps(plain))
-    (coded / "code.py").write_text("raise SystemExit('this ran')")
-    refused(coded, "without code of the folder")
+    path = copied("coded") / "config.json"
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    path.with_name("code.py").write_text("raise SystemExit('this ran')")
+    refused(tmp_path / "coded", "without code of the folder")
 
     small = gpt2(tmp_path / "small", byte_level(TEXTS[:3]))
     for path in folders[byte_level].glob("tokenizer*"):

@@ -17,7 +17,7 @@ from spider.cli import cli
 from spider.cli.model import TINTS, show
 from spider.config import load_config, merged
 from spider.evaluation import result
-from spider.evaluation.inside import cut, read_beginning
+from spider.evaluation.inside import cut
 from spider.evaluation.result import CutText, Piece, Segment
 from spider.model import build_model
 from spider.model.interface import model_tensors
@@ -86,12 +86,6 @@ def test_learned_patches_are_those_of_the_forward_pass():
     assert all((patch.probability > 0.5) if patch.closed else patch.probability is None for patch in patches)
 
 
-def test_a_text_longer_than_the_window_keeps_all_bytes():
-    data = bytes(range(32, 127)) * 8
-    for stride in (None, 4):
-        assert "".join(texts(cut_by(data, seq_len=50, stride=stride))) == data.decode()
-
-
 # --------------------------------------------------------------------------------------------- readable text
 
 
@@ -107,24 +101,10 @@ def test_characters_without_a_glyph_are_visible():
     shown = "".join(texts(cut_by(ODD, stride=500)))
     assert shown.startswith("für 'x|y'→da\\x1b[31m\\u200b\\x0d↵\n\\xff \\xe2\\x82 <script>")
     assert "\x1b" not in shown
-
-
-def test_special_ids_are_shown_by_name():
-    tokens_N = np.array([BOS, *b"one", EOS, BOS, *b"two"], np.uint16)
-    model = small_model()
-    model.chunker.boundary_predictor = EveryNth(100)
-    (patch,) = cut(model, model.inspector(), tokens_N, Scoring(seq_len=128)).segments
-    assert texts([patch]) == ["one<EOS>\n<BOS>two"]
-
-
-def test_the_beginning_of_a_file_does_not_end_inside_a_character(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes("aa€€".encode())
-    assert [read_beginning(path, n).decode() for n in (2, 4, 5, 6, 8, 9)] == [
-        "aa", "aa", "aa€", "aa€", "aa€€", "aa€€",
-    ]  # fmt: skip
-    path.write_bytes(b"\x80" * 9)
-    assert read_beginning(path, 5) == b"\x80" * 5
+    cut_text = text_of(ODD, rate=0.5)
+    assert "\x1b" not in printed(cut_text)
+    page = results_page("<title> & more", [result.Result(title="", figures=[cut_text])])
+    assert "<script" not in page and "\x1b" not in page
 
 
 class Words:
@@ -159,31 +139,17 @@ def printed(patches: CutText, **console) -> str:
     return out.getvalue()
 
 
-def test_without_colours_a_bar_closes_each_patch():
-    patches = text_of(b"one two\nthe|end", kind="whitespace")
-    assert printed(patches) == "one |two↵|\nthe\\x7cend\n"
-
-
-def test_colours_change_where_a_patch_closes(monkeypatch):
+def test_a_bar_or_colours_show_where_a_patch_closes(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     patches = text_of(b"one two\nthe|end", kind="whitespace")
+    assert printed(patches) == "one |two↵|\nthe\\x7cend\n"
     out = printed(patches, force_terminal=True, color_system="truecolor")
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
-    assert plain == "one two↵\nthe|end\n"
-    red_green_blue = [";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in TINTS]
-    assert f"48;2;{red_green_blue[0]}mone " in out and f"48;2;{red_green_blue[1]}mtwo" in out
+    assert re.sub(r"\x1b\[[0-9;]*m", "", out) == "one two↵\nthe|end\n"
+    first, second = (";".join(str(int(tint[i : i + 2], 16)) for i in (1, 3, 5)) for tint in TINTS[:2])
+    assert f"48;2;{first}mone " in out and f"48;2;{second}mtwo" in out
     assert out.endswith("\x1b[0m\nthe|end\n")  # the open end is not coloured
     monkeypatch.setenv("NO_COLOR", "1")
     assert printed(patches, force_terminal=True, color_system="truecolor") == printed(patches)
-    assert printed(patches, force_terminal=True, color_system="standard") == printed(patches)
-
-
-def test_text_cannot_control_the_terminal_or_the_browser():
-    patches = text_of(ODD, rate=0.5)
-    assert "\x1b" not in printed(patches)
-    shown = patches.model_copy(update={"caption": "a <caption>"})
-    page = results_page("<title> & more", [result.Result(title="", figures=[shown])])
-    assert "<script" not in page and "\x1b" not in page
 
 
 # --------------------------------------------------------------------------------------------- the command
@@ -210,31 +176,22 @@ def run(*arguments: object, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(cli, ["boundaries", *map(str, arguments)], input=stdin)
 
 
-def test_the_command_shows_a_file_or_standard_input(save, tmp_path):
-    folder, text = save(kind="whitespace"), tmp_path / "text"
+def test_the_command_shows_a_file_or_standard_input_or_writes_a_page(save, tmp_path):
+    folder, text = save(kind="whitespace"), tmp_path / "some <text> $x$"
     text.write_bytes(b"one two\nthree \xff")
     for done in (run(folder, text), run(folder, "-", stdin=text.read_bytes())):
         assert done.exit_code == 0, done.output
         assert done.stdout == "one |two↵|\nthree |\\xff\n"
         assert done.stderr.count("Whitespace boundaries: 3 in 15 bytes, 4.67 bytes a patch.") == 1
     assert run(folder, text, "--bytes", 5).stdout == "one |t\n"
-
-
-def test_the_command_writes_a_page_instead(save, tmp_path):
-    folder, text = save(), tmp_path / "some <text> $x$"
-    text.write_bytes(b"one two three")
     done = run(folder, text, "--html", tmp_path / "a.html")
     assert done.exit_code == 0 and done.stdout == ""
     page = (tmp_path / "a.html").read_text()
     assert '<h1 class="long">some &lt;text&gt; $x$: patches of demo, stage main</h1>' in page
     assert "<span" in page and not re.search(r"https?://|src=|@import", page)  # it loads no other file
-
-
-def test_a_text_longer_than_the_window_is_read_in_windows_and_this_is_logged_once(save, tmp_path):
-    folder, text = save(kind="whitespace"), tmp_path / "text"
     text.write_bytes(b"word " * 100)
     done = run(folder, text)
-    assert done.stdout == "word |" * 100 + "\n"
+    assert done.stdout == "word |" * 100 + "\n", "a longer text is read in windows"
     assert done.stderr.count("the text is longer than 64 tokens") == 1
     assert "is longer than" not in run(folder, text, "--context", 501).stderr
 
@@ -251,8 +208,3 @@ def test_errors_name_what_cannot_be_shown(save, tmp_path):
     ):
         done = run(*arguments)
         assert isinstance(done.exception, ValueError) and message in str(done.exception)
-    done = run(folder, tmp_path / "text", "--htm", tmp_path / "a.htm")
-    assert done.exit_code == 2 and re.search("Did you mean '?--html", done.stderr)
-    for path, message in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a directory")):
-        done = run(folder, path)
-        assert done.exit_code == 2 and message in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from spider.evaluation.bpb import score, windows
 from spider.model import build_model
 from spider.model.reading import Scoring
 from spider.model.spider.config import SpiderConfig
-from spider.model.spider.model import Spider, SpiderInspector
+from spider.model.spider.model import Spider
 from spider.tokens import BYTES, IGNORED
 from tests.unit.model.small import SMALL
 
@@ -31,22 +30,6 @@ def busy_model(**changes) -> Spider:
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     return model.eval()
-
-
-def observed(model: Spider, **changes) -> SpiderInspector:
-    inspector = model.inspector()
-    score(model, TOKENS, replace(WINDOWS, **changes), observe=inspector.observe)
-    return inspector
-
-
-def counts_of(inspector: SpiderInspector) -> dict:
-    """Return the values of the three figures; None for a note."""
-    lengths, loops, experts = inspector.figures()
-    return {
-        "patch_bytes": lengths.get("counts"),
-        "halting_loops": loops.get("counts"),
-        "expert_share": experts.get("values"),
-    }
 
 
 @pytest.mark.parametrize("kind", ["learned", "whitespace"])
@@ -69,19 +52,11 @@ def test_the_counts_equal_those_of_a_loop_over_every_window(kind):
                     lengths[t + 1 - began] += 1
                     loops[int(trace.loops_M[slot])] += 1
                 began, before = t + 1, slot
-    found = counts_of(observed(model))
+    inspector = model.inspector()
+    score(model, TOKENS, WINDOWS, observe=inspector.observe)
+    of_lengths, of_loops, of_experts = inspector.figures()
     assert sum(lengths.values()) > 20 and len(lengths) > 1
-    assert {n: c for n, c in enumerate(found["patch_bytes"]) if c} == lengths
-    assert {n: c for n, c in enumerate(found["halting_loops"]) if c} == loops
+    assert {n: c for n, c in enumerate(of_lengths["counts"]) if c} == lengths
+    assert {n: c for n, c in enumerate(of_loops["counts"]) if c} == loops
     share_NRE = load / load.sum(-1, keepdims=True) * load.shape[-1]
-    np.testing.assert_allclose(np.reshape(found["expert_share"], share_NRE.shape), share_NRE)
-
-
-def test_the_inspector_changes_no_score_and_needs_no_further_pass():
-    model = busy_model()
-    calls: list[int] = []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    plain = score(model, TOKENS, WINDOWS)
-    once = len(calls)
-    assert score(model, TOKENS, WINDOWS, observe=model.inspector().observe).nats == plain.nats
-    assert len(calls) == 2 * once
+    np.testing.assert_allclose(np.reshape(of_experts["values"], share_NRE.shape), share_NRE)

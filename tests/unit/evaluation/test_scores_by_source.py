@@ -18,9 +18,6 @@ from spider.evaluation.evaluate import evaluate
 from spider.evaluation.records import Evaluation
 from spider.evaluation.result import ALONE, CARRIED, metrics
 from spider.evaluation.text import learned_from
-from spider.publish.export import export
-from spider.report.page import render
-from spider.report.tables import compare
 from spider.training.stage import train
 from tests.unit.small_datasets import dataset
 
@@ -34,24 +31,23 @@ def configuration(folder: Path, **evaluation):
     model = {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2}
     shared = {"seq_len": 32, "micro_batch": 4, "lr": 1e-3, "log_every": 2, "ckpt_every": 5, "warmup_steps": 0}
     stages = [
-        {"name": "main", "max_steps": 15, "val_every": 5, "val_bytes": 300},
-        {"name": "later", "max_steps": 10, "data": {"mix": LATER}},
-        {"name": "wide", "max_steps": 10, "data": {"mix": WIDE}},
-        {"name": "last", "max_steps": 5, "data": "sums"},
+        {"name": "main", "max_steps": 6},
+        {"name": "later", "max_steps": 4, "data": {"mix": LATER}},
+        {"name": "wide", "max_steps": 4, "data": {"mix": WIDE}},
+        {"name": "last", "max_steps": 2, "data": "sums"},
     ]
     run = {"data": {"mix": MIX}, "model": model, "precision": "fp32", "stages": stages}
     run["defaults"] = shared | {"schedule": "constant"}
     run["evaluation"] = {"max_bytes": 900, "loops_bytes": 0, "carry_over": 500, **evaluation}
-    plain = {**run, "data": "prose", "stages": stages[:1]}
     datasets = {
         name: {"source": {"kind": "local", "files": [f"{name}.parquet"]}, "validation": share}
         for name, share in HELD_OUT.items()
     }
-    return load_config({"results": str(folder), "datasets": datasets, "runs": {"mixed": run, "plain": plain}})
+    return load_config({"results": str(folder), "datasets": datasets, "runs": {"mixed": run}})
 
 
-def evaluated(results: Results, stage: str, output: str | None = None, run: str = "mixed", **evaluation):
-    config = configuration(results.root, **evaluation)
+def evaluated(results: Results, stage: str, output: str | None = None, **evaluation):
+    run, config = "mixed", configuration(results.root, **evaluation)
     spec = config.stage(run, stage)
     folder = results.stage(run, stage).path
     return evaluate(
@@ -67,7 +63,7 @@ def evaluated(results: Results, stage: str, output: str | None = None, run: str 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Train and evaluate four stages of a mixture, and a run on its first dataset."""
+    """Train and evaluate four stages of a mixture."""
     results = Results(tmp_path_factory.mktemp("results"))
     for name, share in HELD_OUT.items():
         texts = [f"{name} {i}: " + f"{i} and {i % 7} make {i + i % 7}. " * 3 for i in range(90)]
@@ -78,13 +74,12 @@ def made(tmp_path_factory):
         build_metadata(results.shards(name), name, settings, source={"kind": "local"}, parts=["000"])
     config = configuration(results.root)
     write_config(results.root, config.written)
-    for run, stages in {"mixed": ["main", "later", "wide", "last"], "plain": ["main"]}.items():
-        previous = None
-        for stage in stages:
-            spec, folder = config.stage(run, stage), results.stage(run, stage)
-            train(spec, folder.path, results.shards(spec.data), previous=previous)
-            previous = folder.receipt
-            evaluated(results, stage, run=run)
+    previous = None
+    for stage in ("main", "later", "wide", "last"):
+        spec, folder = config.stage("mixed", stage), results.stage("mixed", stage)
+        train(spec, folder.path, results.shards(spec.data), previous=previous)
+        previous = folder.receipt
+        evaluated(results, stage)
     return results
 
 
@@ -121,37 +116,11 @@ def test_what_was_read_is_that_of_all_stages_until_then(made):
     later, wide = (
         read_of_each(Receipt.read(made.stage("mixed", stage).receipt).position) for stage in ("later", "wide")
     )
-    assert sum(later.values()) == 4 * (15 + 10) and sum(wide.values()) == 4 * 10
-    expected = {"prose": later["prose"] + wide["prose"], "sums": later["sums"] + wide["sums"] + 4 * 5}
+    assert sum(later.values()) == 4 * (6 + 4) and sum(wide.values()) == 4 * 4
+    expected = {"prose": later["prose"] + wide["prose"], "sums": later["sums"] + wide["sums"] + 4 * 2}
     for name, samples in expected.items():
         split = load_metadata(made.shards(name)).splits["train"]
         columns, epochs = result[name].columns, samples / -(-split.tokens // 32)
         assert columns["samples read"].value == samples
         assert columns["epochs"].value == pytest.approx(epochs)
         assert columns["bytes read"].value == round(epochs * split.bytes)
-
-
-def test_a_run_without_a_mixture_has_no_figures_by_source(made):
-    config = configuration(made.root)
-    assert config.sources("plain") == [] and config.sources("mixed") == ["prose", "sums", "notes"]
-    assert "sources" not in Evaluation.read(made.stage("plain", "main").evaluation).results
-
-
-def test_page_comparison_and_card_show_the_sources(made, tmp_path):
-    page = render(configuration(made.root), made, "mixed")
-    assert "Held-out text by source" in page and "<h3>Bits per byte by source</h3>" in page
-    last = by_source(Evaluation.read(made.stage("mixed", "last").evaluation))
-    shown = f"<th>mean by weight</th><td>{last['mean by weight'].value:.4f}</td>"
-    assert shown in page and "samples read" in page
-    assert "by source" not in render(configuration(made.root), made, "plain")
-
-    configured = [stage.name for stage in configuration(made.root).runs["mixed"].stages]
-    stages = [made.stage("mixed", stage).evaluation for stage in configured]
-    compare(stages, benchmarks=None, output=tmp_path)
-    table = (tmp_path / "table.md").read_text()
-    assert "|  | prose | sums | mean by weight |" in table
-    assert f"| mixed / last | {last['prose'].value:.4f} | {last['sums'].value:.4f} |" in table
-
-    export(made.stage("mixed", "last").receipt, tmp_path / "exported")
-    card = (tmp_path / "exported/README.md").read_text()
-    assert "### Bits per byte by source" in card and f"| sums | {last['sums'].value:.4f} |" in card

@@ -17,7 +17,7 @@ from spider.evaluation.questions import Question, Task, is_right, tasks
 from spider.evaluation.tasks import read_tasks, run_task, run_tasks
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from tests.unit.evaluation.toys import Bigram, Toy
 
@@ -67,25 +67,14 @@ def test_costs_equal_sums_by_hand_per_byte_and_per_id():
         assert answers.value == column(answers, "by nats per token") == expected
 
 
-def test_an_id_across_the_border_and_a_space_before_it_belong_to_the_choice():
-    tokens = BpeTokens([(ord(" "), ord("b")), (ord("a"), ord("c"))])
-    model = Knows([b"a b"], tokens)
-    answers = answer(model, Task("t", [Question((b"a ", b"a "), (b"b", b"d"), 0)], 0.5))
-    assert column(answers, "by total nats") == 1
-    over = Knows([b"ac"], tokens)
-    answers = answer(over, Task("t", [Question((b"a", b"a"), (b"c", b"d"), 0)], 0.5))
-    assert column(answers, "by total nats") == 1
-
-
 def test_a_single_choice_is_correct_if_greedy_decoding_writes_it():
     task = Task("t", [Question((b"say ",), (b"yes",), 0), Question((b"say ",), (b"no",), 0)], 0.0)
     assert answer(Knows([b"say yes"]), task).value == 0.5
 
 
 def test_long_questions_are_truncated_and_counted():
-    whole = b"x" * 300 + b"abc"
     task = Task("t", [Question((b"x" * 300,) * 2, (b"abc", b"abd"), 0)], 0.5)
-    answers = answer(Knows([whole]), task, window=100)
+    answers = answer(Knows([b"x" * 300 + b"abc"]), task, window=100)
     assert column(answers, "truncated") == 2 and column(answers, "by total nats") == 1
 
 
@@ -113,39 +102,20 @@ def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"query": "q", "choices": ["a", "b"], "gold": 2}, "line 1: gold must be one of 0 to 1 .got 2"),
-        ({"query": "q", "choices": ["a", "b"]}, "line 1: gold must be one of 0 to 1 .got None"),
-        ({"query": "q", "choices": [], "gold": 0}, "line 1: has no choices, or an empty one"),
-        ({"query": "q", "choices": ["a", ""], "gold": 0}, "line 1: has no choices, or an empty one"),
-        ({"query": "q", "choices": ["a", "a"], "gold": 0}, "line 1: two choices are equal"),
-        (
-            {"query": "q", "choices": ["a", 3], "gold": 0},
-            "line 1: a question and its answers must be text",
-        ),
-        ({"text": "q"}, "line 1: needs choices, context_options or continuation .keys: text"),
-        ({"question": "q"}, "line 1: a question without choices needs an answer, which is text"),
-        ({"question": "q", "answer": "so ####  "}, "line 1: a question without choices needs an answer"),
-        (
-            {"question": "q", "choices": ["a", "b"], "answer": "C"},
-            "line 1: gold must be one of 0 to 1 .got 2",
-        ),
-        ([1], "line 1: must be an object"),
+        ({"query": "q", "choices": ["a", "b"], "gold": 2}, "gold must be one of 0 to 1 .got 2"),
+        ({"query": "q", "choices": ["a", "b"]}, "gold must be one of 0 to 1 .got None"),
+        ({"query": "q", "choices": ["a", ""], "gold": 0}, "has no choices, or an empty one"),
+        ({"query": "q", "choices": ["a", "a"], "gold": 0}, "two choices are equal"),
+        ({"query": "q", "choices": ["a", 3], "gold": 0}, "a question and its answers must be text"),
+        ({"text": "q"}, "needs choices, context_options or continuation .keys: text"),
+        ({"question": "q", "answer": "so ####  "}, "a question without choices needs an answer"),
+        ([1], "must be an object"),
     ],
 )
 def test_malformed_lines_are_reported_with_their_number(tmp_path, row, message):
     path = jsonl(tmp_path / "t.jsonl", row)
-    with pytest.raises(ValueError, match=f"t.jsonl, {message}"):
+    with pytest.raises(ValueError, match=f"t.jsonl, line 1: {message}"):
         list(tasks("mine", JsonlTask(file=str(path))))
-
-
-def test_impossible_tasks_are_refused(tmp_path):
-    path = jsonl(tmp_path / "t.jsonl", {"context": "a", "continuation": "b"})
-    with pytest.raises(ValueError, match=r"t.jsonl: 1 shots need 2 questions, there are 1"):
-        list(tasks("mine", JsonlTask(file=str(path), shots=1)))
-    with pytest.raises(ValueError, match=r"none.jsonl: cannot be read"):
-        list(tasks("mine", JsonlTask(file=str(tmp_path / "none.jsonl"))))
-    with pytest.raises(ValueError, match=r"no core.yaml; evaluation.tasks.it.folder must name"):
-        list(tasks("it", CoreTask(folder=str(tmp_path))))
 
 
 def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
@@ -164,15 +134,10 @@ def test_a_folder_in_the_format_of_the_core_bundle_is_read(tmp_path):
     random.Random(1337).shuffle(rows)
     for i, (row, question) in enumerate(zip(rows[:4], mc.questions, strict=True)):
         others = [rows[j] for j in range(4) if j != i]
-        shots = [
-            f"{one['query']} {one['choices'][one['gold']]}"
-            for one in random.Random(1234 + i).sample(others, 2)
-        ]
+        drawn = random.Random(1234 + i).sample(others, 2)
+        shots = [f"{one['query']} {one['choices'][one['gold']]}" for one in drawn]
         assert question.contexts[0].decode() == "\n\n".join([*shots, f"{row['query']} "])
     assert re.fullmatch(rb"c\d\n", lm.questions[0].contexts[0]) and lm.chance == 0
-    (tmp_path / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,33\n")
-    with pytest.raises(ValueError, match=r"eval_meta_data.csv: no baseline of the task 'lm'"):
-        list(tasks("core", CoreTask(folder=str(tmp_path))))
 
 
 def test_core_is_the_mean_of_centered_accuracy_by_mean_nats_per_token():
@@ -199,9 +164,6 @@ def test_core_is_the_mean_of_centered_accuracy_by_mean_nats_per_token():
     assert [row.name for row in rows] == ["tasks/core/a", "tasks/core/b", "tasks/other"]
     assert core.name == "tasks/core/CORE" and core.value == pytest.approx(np.mean(expected), abs=1e-12)
     assert [column(row, "centered, per token") for row in rows[:2]] == pytest.approx(expected)
-    assert column(rows[0], "centered, per byte") == (rows[0].value - 0.25) / 0.75
-    errors = [row.columns["centered, per token"].error for row in rows[:2]]
-    assert core.error == pytest.approx(np.sqrt(np.square(errors).sum()) / 2)
 
 
 PAIRS = BpeTokens([(ord("t"), ord("h")), (272, ord("e")), (ord(" "), 273)])
@@ -242,10 +204,7 @@ def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginn
     path = jsonl(tmp_path / "t.jsonl", {"question": "x" * 90, "answer": "12"})
     (task,) = tasks("mine", JsonlTask(file=str(path), chat=True))
     model = known_answers(task, [b"12"], BYTES)
-    assert (
-        answer(model, task._replace(answer_bytes=1)).value == 0
-        and answer(model, task._replace(answer_bytes=2)).value == 1
-    )
+    assert [answer(model, task._replace(answer_bytes=n)).value for n in (1, 2)] == [0, 1]
     short = answer(model, task._replace(answer_bytes=2), window=70)
     assert short.value == 1 and column(short, "truncated") == 1
 
@@ -256,13 +215,10 @@ def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginn
         ("It is 12.", "12", True),
         ("12 and then 13", "12", False),
         ("7 - 19 = -12", "-12", True),
-        ("20-8", "8", True),
         ("$1,234.50", "1234.5", True),
         ("#### 5 apples", "so 2 + 3 #### 5", True),
-        ("none", "12", False),
         ("Paris ", "Paris", True),
         ("in Paris", "Paris", False),
-        ("", "Paris", False),
     ],
 )
 def test_an_answer_is_right_by_its_last_number_or_its_text(written, expected, right):
@@ -278,14 +234,3 @@ def test_tasks_in_chat_form_are_for_models_that_learned_from_conversations(tmp_p
     assert note == "mine: not asked, because this stage has not learned from conversations yet."
     found, notes = read_tasks(settings, True)
     assert [task.name for task in found] == ["plain", "mine"] and notes == []
-
-
-def test_questions_without_a_chat_form_are_refused(tmp_path):
-    schema = {"context_options": ["x", "y"], "continuation": "z", "gold": 0}
-    many = {"query": "q", "choices": [str(i) for i in range(27)], "gold": 0}
-    for row, reason in ((schema, "choices after different contexts"), (many, "27 choices")):
-        path = jsonl(tmp_path / "t.jsonl", row)
-        with pytest.raises(ValueError, match=f"mine: a question with {reason} has no chat form: b'"):
-            list(tasks("mine", JsonlTask(file=str(path), chat=True)))
-    with pytest.raises(ValueError, match="a question in chat form has no shots; leave shots or chat out"):
-        JsonlTask(file="t.jsonl", chat=True, shots=1)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from spider.model.interface import Reader
-from spider.tokens import BYTES, IGNORED
-from spider.tokens.bytes import ByteTokens, Tokens
+from spider.tokens import BYTES, IGNORED, ByteTokens, Tokens
 
 
 class Toy(nn.Module):

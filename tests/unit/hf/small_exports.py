@@ -9,8 +9,7 @@ import torch
 
 from spider.model.interface import Model
 from spider.publish.export import write_folder
-from spider.tokens.bpe import BpeTokens
-from spider.tokens.stored import LearnedFrom, StoredTokens
+from spider.tokens.stored import BpeTokens, LearnedFrom, StoredTokens
 from tests.unit.model.small import build
 from tests.unit.model.small_gpt import SWITCHES, build_gpt
 

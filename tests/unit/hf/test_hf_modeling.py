@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from spider.common import files
 from spider.common.errors import CheckpointError
@@ -40,7 +40,7 @@ def test_logits_and_parameters_are_the_same_to_the_bit(exports, name, caplog):
         model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert type(model) is SpiderForCausalLM and not model.training and not caplog.records
     assert not any(info.values())
-    for x in (ids(2, 40), ids(2, 9), torch.tensor([[*b"a b c d e f"]])):
+    for x in (ids(2, 40), torch.tensor([[*b"a b c d e f"]])):
         with torch.no_grad():
             assert torch.equal(model(x).logits, ours(x).logits)
             assert torch.equal(model(x, n_loops=1).logits, ours(x, n_loops=1).logits)
@@ -49,7 +49,7 @@ def test_logits_and_parameters_are_the_same_to_the_bit(exports, name, caplog):
     assert model.model.tokens.digest == ours.tokens.digest
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["spider", "bpe"])
 def test_the_loss_is_of_the_shifted_labels(exports, loaded, name):
     ours, model, x = exports[name][0], loaded[name], ids(3, 20)
     labels = x.clone()
@@ -116,11 +116,10 @@ def test_n_loops_is_an_option_of_loading_and_of_generating(exports, loaded):
     ours, folder = exports["golf"]
     x = torch.from_numpy(BYTES.encode("the")[None, :-1].astype("int64"))
     expected = written(ours, "the", 10, n_loops=1)
-    assert (
-        loaded["golf"].generate(x, n_loops=1, max_new_tokens=10, do_sample=False)[0, 4:].tolist() == expected
-    )
     once = AutoModelForCausalLM.from_pretrained(folder, n_loops=1)
-    assert once.generate(x, max_new_tokens=10, do_sample=False)[0, 4:].tolist() == expected
+    for model, options in ((loaded["golf"], {"n_loops": 1}), (once, {})):
+        made = model.generate(x, max_new_tokens=10, do_sample=False, **options)
+        assert made[0, 4:].tolist() == expected
     with pytest.raises(ValueError, match="n_loops: this model of family gpt has no loops"):
         loaded["gpt"](x, n_loops=3)
 
@@ -134,11 +133,8 @@ def test_beams_and_samples_are_the_same_without_the_cache(loaded):
         torch.manual_seed(5)
         drawn.append(model.generate(x, max_new_tokens=30, do_sample=True, temperature=3.0, top_k=0))
     assert torch.equal(*drawn)
-    new = drawn[0][:, 7:]
-    special = set(BYTES.specials.values())
-    assert special & set(new.flatten().tolist()) <= {BYTES.eos, BYTES.pad}
-    model.train()
-    assert torch.equal(model.generate(x, **how), model.eval().generate(x, **how))
+    special = set(BYTES.specials.values()) & set(drawn[0][:, 7:].flatten().tolist())
+    assert special <= {BYTES.eos, BYTES.pad}
 
 
 def test_a_prompt_longer_than_the_window_is_refused(loaded):
@@ -149,15 +145,6 @@ def test_a_prompt_longer_than_the_window_is_refused(loaded):
         ):
             loaded["gpt"].generate(x, max_new_tokens=2, use_cache=cached)
     assert loaded["gpt"](x).logits.shape[1] == WINDOW + 1, "scoring has no such limit"
-
-
-def test_a_pipeline_generates_the_same_text(exports):
-    ours, folder = exports["bpe"]
-    pipe = pipeline("text-generation", model=str(folder), max_new_tokens=8, do_sample=False)
-    texts = pipe(PROMPTS[:2], batch_size=2)
-    for prompt, [made] in zip(PROMPTS, texts, strict=False):
-        expected = BPE.decode(BPE.encode(prompt).tolist() + written(ours, prompt, 100)[:8])
-        assert made["generated_text"] == expected
 
 
 def test_a_model_of_conversations_ends_with_a_turn(exports, tmp_path):
@@ -173,23 +160,20 @@ def test_a_model_of_conversations_ends_with_a_turn(exports, tmp_path):
 # ------------------------------------------------------------------------------------ saving and loading
 
 
-@pytest.mark.parametrize("name", ["spider", "bpe"])
-def test_a_saved_model_loads_again_whole_or_in_shards(exports, loaded, name, tmp_path):
-    model, x = loaded[name], ids(1, 30)
-    for size in ("20KB", "1GB"):
-        out = tmp_path / size
-        model.save_pretrained(out, max_shard_size=size)
-        AutoTokenizer.from_pretrained(exports[name][1]).save_pretrained(out)
-        shards = sorted(out.glob("*.safetensors"))
-        assert (len(shards) > 1) == (size == "20KB")
-        named = {key: tensor for shard in shards for key, tensor in load_file(shard).items()}
-        assert named.keys() == load_file(exports[name][1] / "model.safetensors").keys()
-        again, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-        assert not any(info.values()) and torch.equal(again(x).logits, model(x).logits)
-        assert again.generation_config.suppress_tokens == model.generation_config.suppress_tokens
-        assert again.model.tokens.digest == model.model.tokens.digest
-        tokenizer = AutoTokenizer.from_pretrained(out)
-        assert tokenizer("the cat").input_ids == model.model.tokens.encode("the cat")[:-1].tolist()
+@pytest.mark.parametrize(("name", "size"), [("spider", "1GB"), ("bpe", "20KB")])
+def test_a_saved_model_loads_again_whole_or_in_shards(exports, loaded, name, size, tmp_path):
+    model, x, out = loaded[name], ids(1, 30), tmp_path / size
+    model.save_pretrained(out, max_shard_size=size)
+    AutoTokenizer.from_pretrained(exports[name][1]).save_pretrained(out)
+    shards = sorted(out.glob("*.safetensors"))
+    assert (len(shards) > 1) == (size == "20KB")
+    named = {key: tensor for shard in shards for key, tensor in load_file(shard).items()}
+    assert named.keys() == load_file(exports[name][1] / "model.safetensors").keys()
+    again, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(info.values()) and torch.equal(again(x).logits, model(x).logits)
+    assert again.generation_config.suppress_tokens == model.generation_config.suppress_tokens
+    expected = model.model.tokens.encode("the cat")[:-1].tolist()
+    assert AutoTokenizer.from_pretrained(out)("the cat").input_ids == expected
     assert "files" not in files.read_json(out / "config.json"), "it has no digests of the exported files"
 
 
@@ -206,18 +190,11 @@ def test_a_folder_in_the_cache_of_the_hub_is_found_by_its_name(exports, tmp_path
     assert AutoTokenizer.from_pretrained("acme/small", **options)("the").input_ids == [BYTES.bos, 273]
 
 
-def copied(exports, name, tmp_path):
-    return shutil.copytree(exports[name][1], tmp_path / name)
-
-
 def test_damaged_weights_are_refused(exports, tmp_path):
-    folder = copied(exports, "gpt", tmp_path)
+    folder = shutil.copytree(exports["gpt"][1], tmp_path / "gpt")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match=r"model.safetensors: SHA-256 differs"):
-        AutoModelForCausalLM.from_pretrained(folder)
-    file.unlink()
-    with pytest.raises(CheckpointError, match=r"model.safetensors: missing"):
         AutoModelForCausalLM.from_pretrained(folder)
 
 
@@ -225,29 +202,17 @@ def test_damaged_weights_are_refused(exports, tmp_path):
     ("change", "message"),
     [
         ({"value_embeddings": "none"}, r"another architecture: this model has no blocks.1.attention.gate.w"),
-        ({"softcap": None, "tied": False, "skips": True}, r"another architecture: it has no skips.0.gate; "),
         ({"hidden": 64}, r"another architecture: .* has shape \[.*\], and \[.*\] in this model"),
         ({"width": 64}, r"another version of Spider \(model.width"),
     ],
 )
 def test_a_config_of_another_architecture_is_refused(exports, tmp_path, change, message):
-    folder = copied(exports, "gpt", tmp_path)
+    folder = shutil.copytree(exports["gpt"][1], tmp_path / "gpt")
     plain = files.read_json(folder / "config.json")
     plain["model"] |= change
     files.write_json(folder / "config.json", plain)
     with pytest.raises(ValueError, match=message):
         AutoModelForCausalLM.from_pretrained(folder)
-
-
-def test_weights_of_another_model_without_digests_are_refused(exports, tmp_path):
-    """Transformers saves a model without digests."""
-    AutoModelForCausalLM.from_pretrained(exports["gpt"][1]).save_pretrained(tmp_path / "out")
-    file = tmp_path / "out/model.safetensors"
-    named = load_file(file)
-    named["stray"] = named.pop("embedding")
-    save_file(named, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"it has no embedding; this model has no stray"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
 def test_a_family_runs_in_bf16_or_is_refused_with_the_reason(exports):

@@ -54,11 +54,7 @@ def test_ids_and_text_are_those_of_the_vocabulary(tokenizers, kind, tmp_path):
     assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(every)) == every
     assert tokenizer.decode(every, skip_special_tokens=True) == tokens.decode(every)
     tokenizer.save_pretrained(tmp_path)
-    again = (
-        AutoTokenizer.from_pretrained(tmp_path)
-        if kind == "bytes"
-        else SpiderTokenizer.from_pretrained(tmp_path)
-    )
+    again = SpiderTokenizer.from_pretrained(tmp_path)
     assert again.get_vocab() == names and again(TEXTS).input_ids == tokenizer(TEXTS).input_ids
     assert again.padding_side == "left" and again.model_max_length == tokenizer.model_max_length
     assert again.special_tokens_map == tokenizer.special_tokens_map
@@ -76,11 +72,8 @@ def test_bytes_are_their_own_ids_even_if_they_are_not_utf_8(tokenizers):
 
 def test_no_text_encodes_to_a_special_id(tokenizers):
     tokenizer = tokenizers["bytes"][1]
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (
-        BYTES.pad,
-        BYTES.bos,
-        BYTES.eos,
-    )
+    of_text = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert of_text == (BYTES.pad, BYTES.bos, BYTES.eos)
     assert set(tokenizer.all_special_ids) == set(BYTES.specials.values())
     assert tokenizer.convert_tokens_to_ids("⟨EOS⟩") == BYTES.eos
     assert tokenizer("⟨EOS⟩").input_ids[1:] == list("⟨EOS⟩".encode())
@@ -104,25 +97,12 @@ def test_a_conversation_gives_the_ids_of_its_turns_and_no_message_adds_a_turn(ex
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True).input_ids
     assert ids == opening([("user", messages[0]["content"])], BPE, answer=True).tolist()
     assert (ids[:2], ids[-2:], ids.count(TURN)) == ([BYTES.bos, USER], [TURN, ASSISTANT], 1)
-    batch = tokenizer.apply_chat_template(
-        [messages, [{"role": "user", "content": "a"}]], padding=True, return_tensors="pt"
-    )
-    assert batch["attention_mask"].sum(1).tolist() == [len(ids) - 1, 4]
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith("⟨BOS⟩⟨RESERVED_1⟩the cat")
     parts = [{"type": "python", "text": "4/2"}, {"type": "python_output", "text": "2"}]
     calling = [*messages, {"role": "assistant", "content": parts}]
     called = tokenizer.apply_chat_template(calling).input_ids
-    ours = [
-        PYTHON_START,
-        *BPE.encode("4/2")[1:-1],
-        PYTHON_END,
-        OUTPUT_START,
-        *BPE.encode("2")[1:-1],
-        OUTPUT_END,
-    ]
-    assert called == [*ids, *ours, TURN]
-    with pytest.raises(ValueError, match=r"message 1, part 0: a python_output must follow"):
-        tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": parts[1:]}])
+    call = [PYTHON_START, *BPE.encode("4/2")[1:-1], PYTHON_END]
+    assert called == [*ids, *call, OUTPUT_START, *BPE.encode("2")[1:-1], OUTPUT_END, TURN]
     with pytest.raises(ValueError, match=r"message 0: role must be one of system, user, assistant"):
         tokenizer.apply_chat_template([{"role": "cat", "content": "a"}])
     with pytest.raises(ValueError, match="have no tools"):

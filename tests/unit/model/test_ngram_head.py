@@ -9,7 +9,7 @@ from small import SWITCHES, randomised
 from torch import Tensor
 
 from spider.config import merged
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.ngram.layout import BEGIN, END, Layout
 from spider.model.ngram_head import NgramHead
 from spider.model.spider.model import Incremental

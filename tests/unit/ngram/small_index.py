@@ -12,7 +12,7 @@ import pytest
 
 from spider.common.results import Results, write_config
 from spider.config import StageSpec, load_config
-from spider.config.ngram import NgramConfig
+from spider.config.model import NgramConfig
 from spider.data.encode import encode_part
 from spider.data.ngram.lookup import NgramLookup
 from spider.data.ngram.store import build, count_part, open_index

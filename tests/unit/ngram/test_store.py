@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import resource
 import shutil
 
 import numpy as np
 import pytest
 
-from spider.common import files
-from spider.config.ngram import name_of
-from spider.data.ngram import store, table
+from spider.config.model import name_of
 from spider.data.ngram.layout import BEGIN, symbols_of
-from spider.data.ngram.lookup import NgramLookup
-from spider.data.ngram.store import MARK, build, count_part, open_index, verify
+from spider.data.ngram.store import MARK, build, open_index, verify
 from spider.data.shards import Shards, load_metadata
 from spider.tokens import BYTES
 from tests.unit.ngram.small_index import CONFIG, PARTS, SPLITS, build_indexes, make_shards
 from tests.unit.ngram.texts import documents
-from tests.unit.small_datasets import forget
 
 
 @pytest.fixture
@@ -88,34 +82,6 @@ def test_the_tables_of_a_text_do_not_depend_on_its_parts(tmp_path):
     assert built[1] == built[2] == built[5]
 
 
-def test_a_missing_or_damaged_part_is_an_error_with_its_path(shards, tmp_path):
-    described = load_metadata(shards)
-    with pytest.raises(ValueError, match="no part '007' in the ngram split"):
-        count_part(shards, described, "007", CONFIG, tmp_path / "a")
-    own = shutil.copytree(shards, tmp_path / "shards")
-    shard = own / "ngram/000.bin"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-2])
-    with pytest.raises(ValueError, match=re.escape(str(shard))):
-        count_part(own, described, "000", CONFIG, tmp_path / "b")
-    forget(own / "ngram/000.json")
-    shard.write_bytes(whole[:-2] + b"\xff\xff")
-    with pytest.raises(ValueError, match=rf"{shard}: holds tokens outside the vocabulary; delete "):
-        count_part(own, described, "000", CONFIG, tmp_path / "c")
-
-
-def test_a_split_without_documents_is_an_error(shards, indexes, tmp_path):
-    described = load_metadata(shards)
-    empty = described.splits["ngram"].model_copy(update={"bytes": 0})
-    nothing = described.model_copy(update={"splits": described.splits | {"ngram": empty}})
-    counts = [indexes["split"].parent / "counts" / part for part in PARTS]
-    with pytest.raises(
-        ValueError, match=r"datasets\.toy: the ngram split has no document; raise `ngram` \(the"
-    ):
-        build(counts, nothing, ["ngram"], CONFIG, tmp_path / "ngram")
-    assert not (tmp_path / "ngram").exists()
-
-
 def test_an_unfinished_index_cannot_be_opened(indexes, shards, tmp_path):
     """The description is written last, and an old one is removed before anything else is written."""
     again = build_indexes(shards, tmp_path)["split"]
@@ -151,22 +117,6 @@ def test_a_merge_that_failed_continues_after_its_finished_tables(indexes, shards
     assert {path.name: path.read_bytes() for path in again.iterdir()} == expected
 
 
-def test_indexes_of_a_small_dataset_are_built_again_only_for_other_settings(shards, tmp_path):
-    data = shutil.copytree(shards, tmp_path / "shards")
-    both = (tmp_path / "split", tmp_path / "full")
-    times = {}
-    for orders in ([1, 2], [1, 2], [1, 3]):
-        config = CONFIG.model_copy(update={"contexts": orders})
-        store.build_indexes(data, config, *both)
-        for folder in both:
-            description = open_index(folder).description
-            assert (description.counted, list(description.contexts)[1]) == (config.counted, str(orders[1]))
-            NgramLookup(open_index(folder), config, BYTES)
-            times.setdefault(folder, []).append((folder / MARK).stat().st_mtime_ns)
-    for first, second, third in times.values():
-        assert first == second < third
-
-
 # ------------------------------------------------------------------------------------------------ damage
 
 
@@ -183,71 +133,3 @@ def test_a_flipped_byte_in_any_file_is_found(copied):
         assert f"delete {copied} and run `snakemake" in str(error.value)
         flip(copied / name)
     verify(copied)
-
-
-def test_opening_an_index_with_a_missing_or_truncated_file_is_an_error(copied):
-    rows = copied / "5.rows.npy"
-    whole = rows.read_bytes()
-    rows.write_bytes(whole[:-1])
-    message = (
-        rf"{rows}: {len(whole) - 1:,} bytes instead of {len(whole):,}\ndelete {copied} and run `snakemake"
-    )
-    with pytest.raises(ValueError, match=message):
-        open_index(copied)
-    rows.unlink()
-    with pytest.raises(ValueError, match=rf"{rows}: missing\ndelete {copied} and run `snakemake"):
-        open_index(copied)
-
-
-def test_a_description_that_was_edited_is_found(copied):
-    plain = files.read_json(copied / MARK)
-    files.write_json(copied / MARK, plain | {"splits": ["ngram", "train"]})
-    with pytest.raises(
-        ValueError, match=r"index\.json: edited since it was written, its digest does not match"
-    ):
-        verify(copied)
-    files.write_json(copied / MARK, {key: value for key, value in plain.items() if key != "bytes"})
-    with pytest.raises(ValueError, match=r"index\.json.*delete it and run `snakemake"):
-        open_index(copied)
-    (copied / MARK).write_text("{")
-    with pytest.raises(ValueError, match=re.escape(str(copied / MARK))):
-        open_index(copied)
-
-
-def test_an_index_of_other_data_or_of_the_training_text_is_an_error(indexes):
-    full = open_index(indexes["full"])
-    digest = full.description.data_digest
-    full.check(digest, ["ngram", "train"])
-    with pytest.raises(
-        ValueError,
-        match=r"full: an n-gram index of other data than the training data \(toy, .*not abc\); train on",
-    ):
-        full.check("abc", ["ngram", "train"])
-    with pytest.raises(
-        ValueError, match=r"full: holds the text of ngram and train, not of ngram; an index must n"
-    ):
-        full.check(digest, ["ngram"])
-
-
-def test_a_vocabulary_beyond_bytes_is_an_error():
-    from tests.unit.evaluation.toys import Pairs
-
-    with pytest.raises(
-        ValueError, match="an n-gram index needs the byte vocabulary; this one has tokens of several bytes"
-    ):
-        symbols_of(Pairs())
-
-
-def test_an_array_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_file(tmp_path):
-    array = np.arange(6000, dtype=np.uint8)
-    table.save(tmp_path / "whole.npy", array)
-    np.save(tmp_path / "numpy.npy", array)
-    assert (tmp_path / "whole.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            table.save(tmp_path / "cut.npy", array)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert {path.name for path in tmp_path.iterdir()} == {"whole.npy", "numpy.npy"}

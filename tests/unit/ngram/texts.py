@@ -6,14 +6,13 @@ import random
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spider.config.ngram import name_of
+from spider.config.model import name_of
 from spider.data.ngram import table
 from spider.data.ngram.contexts import MAX_LINE, MAX_WORD
 from spider.data.ngram.layout import BEGIN, END
@@ -36,22 +35,12 @@ def symbols(texts: list[bytes]) -> np.ndarray:
 
 def followers(texts: list[bytes], order: int) -> dict[bytes, Counter[int]]:
     """Count what follows each context of so many symbols inside a document."""
-    return _followers(texts, lambda document, i: document[i - order : i] if i >= order else None)
 
-
-def followers_of_words(texts: list[bytes], words: int) -> dict[tuple[bytes, ...], Counter[int]]:
-    """Count what follows each context of so many words."""
-    return _followers(texts, lambda document, i: words_before(document[:i], words))
-
-
-def _followers(texts: list[bytes], context: Callable[[bytes, int], Any]) -> dict[Any, Counter[int]]:
-    found: dict[Any, Counter[int]] = defaultdict(Counter)
+    found: dict[bytes, Counter[int]] = defaultdict(Counter)
     for text in texts:
         document = bytes([BEGIN]) + text + bytes([END])
-        for i in range(1, len(document)):
-            before = context(document, i)
-            if before is not None:
-                found[before][document[i]] += 1
+        for i in range(order, len(document)):
+            found[document[i - order : i]][document[i]] += 1
     return found
 
 

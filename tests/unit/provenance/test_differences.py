@@ -89,13 +89,10 @@ SEED = changed(SETTINGS, "train", "seed", 1)
         ({}, []),
         ({"settings": changed(SETTINGS, "download", "item", "b.parquet")}, [("setting", "item")]),
         ({"settings": changed(SETTINGS, "encode", "split_by.salt", 1)}, [("setting", "split_by.salt")]),
-        ({"settings": changed(SETTINGS, "train", "settings.lr", 0.2)}, [("setting", "lr")]),
         ({"settings": changed(SETTINGS, "train", "settings.schedule", "cosine")}, [("setting", "schedule")]),
-        ({"settings": changed(SETTINGS, "evaluate", "overlap", 0.25)}, [("setting", "overlap")]),
         ({"settings": ENCODED_AGAIN}, [("setting", "validation")]),  # of two rules
         ({"settings": LONGER}, [("setting", "seq_len")]),
         ({"text": "other text"}, [("file", "own.txt")]),
-        ({"modules": {"spider/b.py": "2"}}, [("module", "spider/b.py")]),
         ({"modules": {"spider/b.py": "2", "spider/new.py": "1"}}, [("module", "spider/b.py")]),
         ({"threads": 2}, [("threads", "")]),
         ({"packages": ["torch"]}, [("package", "torch")]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 
 import pytest
 import torch
@@ -32,11 +31,6 @@ def stage(tmp_path_factory, shards, make_spec):
     return folder
 
 
-@pytest.fixture(scope="module")
-def config(stage) -> SpiderConfig:
-    return spider.load_model(stage)[1]
-
-
 def digest(path):
     return weights_digest(model_tensors(spider.load_model(path)[0]))
 
@@ -62,14 +56,8 @@ def test_an_exported_model_loads_with_the_same_weights(stage, tmp_path, given):
 def test_an_export_of_an_export_has_the_same_bytes(stage, tmp_path):
     export(stage, tmp_path / "first")
     export(tmp_path / "first", tmp_path / "second")
-    assert content(tmp_path / "first").keys() == {
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "spider_hf.py",
-        "tokenizer_config.json",
-    }
+    written = ["README.md", "config.json", "generation_config.json", "model.safetensors", "spider_hf.py"]
+    assert sorted(content(tmp_path / "first")) == [*written, "tokenizer_config.json"]
     assert content(tmp_path / "first") == content(tmp_path / "second")
 
 
@@ -88,31 +76,16 @@ def test_an_export_is_read_as_the_evaluation_reads_its_checkpoint(tmp_path, shar
     assert Checkpoint.at(tmp_path / "second").reading == Scoring(own.seq_len)
 
 
-def test_other_programs_can_read_an_export_and_its_origin(stage, tmp_path, config):
+def test_other_programs_can_read_an_export_and_its_origin(stage, tmp_path):
     export(stage, tmp_path / "out")
-    named = load_file(tmp_path / "out/model.safetensors")
-    build_model(config).load_state_dict(named, strict=True)
+    config = spider.load_model(stage)[1]
+    build_model(config).load_state_dict(load_file(tmp_path / "out/model.safetensors"), strict=True)
     card, receipt = files.read_json(tmp_path / "out/config.json"), files.read_json(stage / "train.json")
     assert SpiderConfig.model_validate(card["model"]) == config
     for key in ("run", "stage", "global_step", "bytes", "best_loss", "data_digest", "identity", "weights"):
         assert card[key] == receipt[key], key
-    assert "full_index" not in card, "it reads no n-gram index"
     assert (card["format"], card["spider"], card["window"]) == (2, spider.__version__, 32)
-    modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
-    assert len(modes) == 1  # all files have the same permissions
-
-
-def test_a_model_is_exported_despite_unknown_settings_of_its_training(stage, tmp_path):
-    old = tmp_path / "old"
-    shutil.copytree(stage, old)
-    path = next(old.glob("checkpoints/*/manifest.json"))
-    manifest = files.read_json(path)
-    manifest["spec"]["optimizer"]["forgotten"] = 1
-    del manifest["digest"]
-    manifest["digest"] = files.digest(manifest)
-    files.write_json(path, manifest)
-    export(old, tmp_path / "out")
-    assert digest(tmp_path / "out") == digest(stage)
+    assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1, "equal permissions"
 
 
 def test_a_large_model_is_split_into_shards_without_change(stage, tmp_path, monkeypatch):
@@ -164,27 +137,14 @@ def test_a_changed_export_is_refused(stage, tmp_path):
     files.write_json(out / "config.json", card)
     with pytest.raises(CheckpointError, match=r"it has no final_norm.weight; this model has no other"):
         spider.load_model(out)
-    card["model"]["hidden"] = "wide"
-    files.write_json(out / "config.json", card)
-    with pytest.raises(CheckpointError, match=r"another version of Spider \(model.hidden: "):
-        spider.load_model(out)
 
 
-# ------------------------------------------------------------------------------------------- command line
+def test_the_command_exports_and_verifies(stage, tmp_path):
+    def invoke(*arguments):
+        return CliRunner().invoke(cli, ["checkpoint", *map(str, arguments)])
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli, [*map(str, arguments)])
-
-
-def test_an_exported_model_generates_and_shows_patches_like_its_checkpoint(stage, tmp_path):
-    assert invoke("checkpoint", "export", stage, tmp_path / "out").exit_code == 0
-    assert invoke("checkpoint", "verify", tmp_path / "out").output == f"{tmp_path / 'out'}: good\n"
-    (tmp_path / "text").write_text("the quick brown fox")
-    for command in (["generate", "--bytes", 40, "--context", 64], ["boundaries", tmp_path / "text"]):
-        first, second = [invoke(command[0], path, *command[1:]) for path in (stage, tmp_path / "out")]
-        assert first.exit_code == 0 and first.output
-        assert second.stdout == first.stdout
+    assert invoke("export", stage, tmp_path / "out").exit_code == 0
+    assert invoke("verify", tmp_path / "out").output == f"{tmp_path / 'out'}: good\n"
     (tmp_path / "out/spider_hf.py").write_text("import os")
-    result = invoke("checkpoint", "verify", tmp_path / "out")
+    result = invoke("verify", tmp_path / "out")
     assert result.exit_code == 1 and "spider_hf.py: " in result.output

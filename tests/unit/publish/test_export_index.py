@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 import spider
 from spider.checkpoints import inventory
-from spider.checkpoints.load import Checkpoint
 from spider.cli import cli
 from spider.common import files, sealed
 from spider.common.errors import CheckpointError
@@ -43,6 +42,8 @@ def copied(exported, tmp_path):
 
 
 def test_an_export_generates_like_its_checkpoint_without_the_results(results, exported, tmp_path):  # noqa: F811
+    full = results.ngram("toy", CONFIG.counted)
+    assert (exported / "ngram/text.npy").samefile(full / "text.npy"), "a link on the same disk"
     moved = copied(exported, tmp_path)
     shutil.rmtree(exported)
     model, config = spider.load_model(moved)
@@ -55,20 +56,18 @@ def test_an_export_generates_like_its_checkpoint_without_the_results(results, ex
     with torch.no_grad():
         logits = [one(tokens, candidates_BTW=proposed).logits for one in (model, before)]
     assert torch.equal(*logits)
-    full = results.ngram("toy", CONFIG.counted)
     assert content(moved / "ngram") == content(full)
     card = files.read_json(moved / "config.json")
     assert card["full_index"] == files.read_json(full / "index.json")["digest"]
 
 
-def test_an_export_links_the_index_and_copies_it_where_links_fail(results, exported, tmp_path, monkeypatch):  # noqa: F811
+def test_an_export_copies_the_index_where_links_fail(results, tmp_path, monkeypatch):  # noqa: F811
     def refused(*_):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(sealed.os, "link", refused)
     export(results.root / "runs/r/a", tmp_path / "copy")
     full = results.ngram("toy", CONFIG.counted)
-    assert (exported / "ngram/text.npy").samefile(full / "text.npy"), "on the same disk"
     assert not (tmp_path / "copy/ngram/text.npy").samefile(full / "text.npy")
     assert content(tmp_path / "copy/ngram") == content(full)
 
@@ -85,59 +84,38 @@ def test_an_export_of_an_export_has_the_same_bytes(exported, tmp_path):
 def test_an_export_replaces_an_export_with_an_index_but_no_foreign_file(results, exported):  # noqa: F811
     stage = results.root / "runs/r/a"
     export(stage, exported)
-    for foreign in ("notes.txt", "ngram/notes.txt"):
-        (exported / foreign).write_text("mine")
-        with pytest.raises(
-            CheckpointError, match=f"holds {foreign}, which no export wrote; name another folder"
-        ):
-            export(stage, exported)
-        assert (exported / foreign).read_text() == "mine"
-        (exported / foreign).unlink()
+    (foreign := exported / "ngram/notes.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"holds ngram/notes\.txt, which no export wrote; name another"):
+        export(stage, exported)
+    assert foreign.read_text() == "mine"
+    foreign.unlink()
     shutil.rmtree(exported / "ngram")
     export(stage, exported)
     assert written(spider.load_model(exported)[0])
 
 
-def test_a_missing_index_of_an_export_is_named(exported, tmp_path):
-    moved = copied(exported, tmp_path)
-    shutil.rmtree(moved / "ngram")
-    index = f"{moved / 'ngram'}: no n-gram index lies there (no index.json)"
-    says = f"{moved}: the model reads an n-gram index. {index}; copy the exported folder"
-    for use in (spider.load_model, lambda path: export(path, tmp_path / "again")):
-        with pytest.raises(CheckpointError) as error:
-            use(moved)
-        assert str(error.value) == says + " whole, or export again"
-    assert not (tmp_path / "again").exists()
-
-
-def test_another_or_incomplete_index_of_an_export_is_named(results, exported, tmp_path):  # noqa: F811
-    moved = copied(exported, tmp_path)
-    (moved / "ngram/5.rows.npy").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"the model reads an n-gram index\. .*ngram/5\.rows\.npy: missing"
-    ):
-        spider.load_model(moved)
-    shutil.rmtree(moved / "ngram")
-    shutil.copytree(results.ngram("toy", CONFIG.counted, "split"), moved / "ngram")
-    with pytest.raises(
-        CheckpointError, match=r"another n-gram index .* copy the exported folder whole, or export again"
-    ):
-        spider.load_model(moved)
-    (problem,) = inventory.examine(moved)["problems"]
-    assert "another n-gram index than" in problem
-
-
-def test_export_and_verify_find_a_flipped_byte_in_the_index(exported, tmp_path):
+def test_a_missing_damaged_or_other_index_of_an_export_is_named(results, exported, tmp_path):  # noqa: F811
     moved = copied(exported, tmp_path)
     with (moved / "ngram/text.npy").open("r+b") as file:
         file.seek(200)
         file.write(b"\x01")
-    with pytest.raises(
-        CheckpointError, match=r"the n-gram index that the model reads is damaged: .*text\.npy: SHA-256"
-    ):
+    with pytest.raises(CheckpointError, match=r"index that the model reads is damaged: .*text\.npy: SHA-256"):
         export(moved, tmp_path / "again")
-    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*"))
     result = CliRunner().invoke(cli, ["checkpoint", "verify", str(moved)])
     assert result.exit_code == 1 and "text.npy: SHA-256 differs" in result.output
     assert CliRunner().invoke(cli, ["checkpoint", "verify", str(exported)]).exit_code == 0
-    assert Checkpoint.at(moved).exported
+
+    (moved / "ngram/5.rows.npy").unlink()
+    with pytest.raises(CheckpointError, match=r"the model reads an n-gram index\. .*5\.rows\.npy: missing"):
+        spider.load_model(moved)
+    shutil.rmtree(moved / "ngram")
+    remedy = "copy the exported folder whole, or export again"
+    for use in (spider.load_model, lambda path: export(path, tmp_path / "again")):
+        with pytest.raises(CheckpointError, match=rf"no n-gram index lies there \(no index.json\); {remedy}"):
+            use(moved)
+    shutil.copytree(results.ngram("toy", CONFIG.counted, "split"), moved / "ngram")
+    with pytest.raises(CheckpointError, match=rf"another n-gram index .* {remedy}"):
+        spider.load_model(moved)
+    (problem,) = inventory.examine(moved)["problems"]
+    assert "another n-gram index than" in problem
+    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*"))

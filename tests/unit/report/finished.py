@@ -58,42 +58,19 @@ def train_toys(plain: dict[str, Any], *runs: str) -> Results:
 
 def config_of(results: Path) -> dict[str, Any]:
     """Return the configuration as a user would write it."""
-    model = {
-        "preset": "tiny",
-        "hidden": 32,
-        "ffn_hidden": 32,
-        "attention": {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16},
-        "moe": {"experts": 3, "expert_hidden": 16, "shared_hidden": 16},
-        "engram": {"layers": [0], "head_dim": 8, "table_size": 512},
-        "recurrence": {"layers": 2, "loops": 2},
-    }
-    run = {
-        "data": "text",
-        "model": model,
-        "precision": "fp32",
-        "optimizer": {"kind": "muon"},
-        "defaults": {
-            "seq_len": 32,
-            "micro_batch": 4,
-            "lr": 1e-3,
-            "log_every": 2,
-            "ckpt_every": 5,
-            "val_every": 5,
-            "val_bytes": 600,
-        },
-        "stages": [
-            {"name": "first", "max_steps": 20, "schedule": "constant", "warmup_steps": 5},
-            {"name": "second", "max_steps": 10, "schedule": "linear", "warmup_steps": 0},
-        ],
-        "evaluation": {
-            "max_bytes": 2000,
-            "loops_bytes": 300,
-            "sample_bytes": 20,
-            "prompts": [HOSTILE],
-            "seq_len": 256,
-            "ttt": {"chunk": 512},
-        },
-    }
+    model = {"preset": "tiny", "hidden": 32, "ffn_hidden": 32, "recurrence": {"layers": 2, "loops": 2}}
+    model["attention"] = {"heads": 2, "nope_dim": 8, "rope_dim": 8, "v_dim": 16, "kv_lora_rank": 16}
+    model["moe"] = {"experts": 3, "expert_hidden": 16, "shared_hidden": 16}
+    model["engram"] = {"layers": [0], "head_dim": 8, "table_size": 512}
+    run = {"data": "text", "model": model, "precision": "fp32", "optimizer": {"kind": "muon"}}
+    run["defaults"] = {"seq_len": 32, "micro_batch": 4, "lr": 1e-3, "log_every": 2, "ckpt_every": 5}
+    run["defaults"] |= {"val_every": 5, "val_bytes": 600}
+    run["stages"] = [
+        {"name": "first", "max_steps": 20, "schedule": "constant", "warmup_steps": 5},
+        {"name": "second", "max_steps": 10, "schedule": "linear", "warmup_steps": 0},
+    ]
+    run["evaluation"] = {"max_bytes": 2000, "loops_bytes": 300, "sample_bytes": 20, "prompts": [HOSTILE]}
+    run["evaluation"] |= {"seq_len": 256, "ttt": {"chunk": 512}}
     dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
     return {"results": str(results), "datasets": {"text": dataset}, "runs": {"small": run}}
 

@@ -35,11 +35,6 @@ def test_steps_become_bytes_trained_since_the_run_began(tmp_path):
     assert (curve.begin, curve.end) == (200_000, 600_000)
 
 
-def test_nats_are_converted_if_only_the_loss_was_logged(tmp_path):
-    rows = read_rows(write(tmp_path / "m.jsonl", row(60, **{"train/loss": math.log(2) * 3})))
-    assert log(rows).points()[1] == pytest.approx([3.0])
-
-
 def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
     rows = [
         row(50, **{"train/bpb": 9.0}),
@@ -57,10 +52,6 @@ def test_an_incomplete_last_line_is_left_out_and_a_malformed_line_is_reported(tm
     path = write(tmp_path / "m.jsonl", row(60), tail="nonsense\n")
     with pytest.raises(ValueError, match=r"m\.jsonl, line 2: not a metrics row"):
         read_rows(path)
-
-
-def test_a_stage_that_logged_nothing_has_an_empty_curve(tmp_path):
-    assert len(log(read_rows(tmp_path / "absent.jsonl")).points()[0]) == 0
 
 
 def test_smoothing_does_not_lag_and_keeps_the_ends():

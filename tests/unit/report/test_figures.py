@@ -49,20 +49,15 @@ def texts(svg: str) -> list[str]:
     [
         (lambda: figures.loss([log(), log(stage="anneal", begin=1e6)]), ["training", "bytes trained"]),
         (lambda: figures.loss([validated(log())], "<t>"), ["<t>", "training", "validation", "held-out text"]),
-        (lambda: figures.loss([log(n=1)]), ["training"]),
         (lambda: LOOPS, ["loops", "bits per byte", "trained with"]),
         (lambda: LENGTHS, ["% of 620 patches", "bytes (last bar: 32 and more)"]),
-        (lambda: HALTING, ["Halting (mean 1.83)"]),
         (lambda: EXPERTS, ["layer 2", "expert"]),
         (lambda: OFF, ["Load", "one dense layer instead"]),
-        (lambda: HALTING.model_copy(update={"counts": [0, 0, 7]}), ["all 7 patches: 2 loops"]),
+        (lambda: HALTING, ["Halting (mean 1.83)"]),
         (lambda: HALTING.model_copy(update={"counts": [0, 9]}), ["all 9 patches: 1 loop"]),
         (lambda: HALTING.model_copy(update={"counts": []}), ["there were no patches"]),
         (lambda: figures.loss([log(n=0, held_out=None)]), ["no step was logged"]),
-        (
-            lambda: Plot(title="$x$ \x1b", x="a", series=[Series(name="b", x=[1, 2], y=[3, math.nan])]),
-            ["$x$ \N{REPLACEMENT CHARACTER}", "a"],
-        ),
+        (lambda: Plot(title="$x$ \x1b", x="a", series=[]), ["$x$ \N{REPLACEMENT CHARACTER}"]),
     ],
 )
 def test_a_figure_has_its_text_and_equal_figures_have_equal_bytes(make, needed, tmp_path):
@@ -70,13 +65,6 @@ def test_a_figure_has_its_text_and_equal_figures_have_equal_bytes(make, needed, 
     assert (tmp_path / "figure.svg").read_text() == svg == figures.save([make()])
     for text in needed:
         assert text in texts(svg), (text, texts(svg))
-
-
-def test_a_large_heat_map_names_some_rows():
-    values = (np.random.default_rng(0).dirichlet(np.ones(32), 36) * 32).tolist()
-    rows = [f"row {i}" for i in range(36)]
-    found = texts(figures.save([EXPERTS.model_copy(update={"values": values, "rows": rows})]))
-    assert found.count("row 0") == 1 and "row 1" not in found
 
 
 def test_lines_and_dots_are_where_their_numbers_are():
@@ -89,16 +77,6 @@ def test_lines_and_dots_are_where_their_numbers_are():
     first, second = ax.lines
     assert len(first.get_xdata()) <= 600 and first.get_ydata()[-1] == pytest.approx(1, abs=0.01)
     assert (second.get_xdata(), second.get_ydata()) == ([5e5], [0.25])
-
-
-def test_the_beginning_of_training_does_not_take_most_of_the_axis():
-    """The axis shows the rest, and its label has the first value."""
-    steep = [Row(i + 1, 0.0, {"train/bpb": 2 + 6 * math.exp(-i / 5)}) for i in range(200)]
-    chart = figures.loss([dataclasses.replace(log(n=200), rows=steep)])
-    assert 2.2 <= chart.top < 2.7 and chart.x == "bytes trained; begins at 8.00"
-    flat = [Row(i + 1, 0.0, {"train/bpb": 2.3 - 0.001 * i}) for i in range(50)]
-    quiet = figures.loss([dataclasses.replace(log(), rows=flat)])
-    assert quiet.top is None and quiet.x == "bytes trained"
 
 
 def test_the_scores_after_each_stage_stand_beside_the_baselines(tmp_path):

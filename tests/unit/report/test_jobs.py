@@ -3,7 +3,7 @@
 import pytest
 
 from spider.provenance.lineage import Lineage
-from spider.report.jobs import commands, costs, jobs_of
+from spider.report.page import commands, costs, jobs_of
 from tests.unit.records import write_job
 
 SHARDS = ["shards/text/train/000.bin", "shards/text/train/001.bin"]

@@ -21,13 +21,6 @@ def test_decoding_drops_specials_and_replaces_malformed_utf8():
     assert BYTES.decode(ids) == "hi\ufffd" and BYTES.raw(np.array(ids)) == b"hi\xff"
 
 
-def test_special_tokens_are_distinct_follow_the_bytes_and_stand_for_no_text():
-    ids = sorted(BYTES.specials.values())
-    assert ids == list(range(256, BYTES.size))
-    assert (BYTES.bytes_of.nonzero()[0] == np.arange(256)).all() and BYTES.bytes_of.max() == 1
-    assert {BYTES.pad, BYTES.bos, BYTES.eos} <= set(ids)
-
-
 @given(st.lists(st.binary(min_size=1, max_size=9), max_size=6), st.integers(1, 7))
 def test_splicing_many_documents_equals_encoding_each(texts, size):
     joined = np.frombuffer(b"".join(b"\0" + text + b"\0" for text in texts), np.uint8)

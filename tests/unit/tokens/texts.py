@@ -2,7 +2,7 @@
 
 import random
 
-WORDS = (
+WORDS = [
     "the",
     "then",
     "there",
@@ -16,7 +16,7 @@ WORDS = (
     "naïve",
     "語",
     "1024",
-)
+]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

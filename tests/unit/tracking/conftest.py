@@ -18,8 +18,8 @@ from spider.common.files import sha256, write_json
 from spider.common.results import Results, StageFolder
 from spider.config import Config, StageSpec, load_config
 from spider.provenance.made import Job, Workflow
-from spider.tracking.store import create_database, quiet
 from spider.tracking.sync import Report, sync
+from spider.tracking.target import create_database, quiet
 from tests.unit.records import receipt, write_job, write_workflow
 
 

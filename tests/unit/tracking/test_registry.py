@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import mlflow
 import pandas
@@ -17,7 +15,6 @@ from spider.checkpoints.load import Checkpoint as Loaded
 from spider.checkpoints.records import Origin
 from spider.checkpoints.save import save
 from spider.common.files import read_json, write_json
-from spider.common.results import CompressedFolder
 from spider.config.model import family_block
 from spider.evaluation.bpb import score
 from spider.evaluation.generate import generate, stream_text
@@ -110,10 +107,8 @@ def test_a_run_is_a_registered_model_and_its_stages_are_versions(demo, weights):
     (of,) = demo.client.search_logged_models([training], "name = 'demo-main'")
     assert (main.source, main.run_id) == (f"models:/{of.model_id}", of.source_run_id)
     shown = {"bpb": "2.1", "bpb_carried": "2", "tasks.cloze": "0.25", "spider.step": "2"}
-    shown |= {
-        "spider.digest": weights["main"][1],
-        "spider.path": "runs/demo/main/checkpoints/step-00000002",
-    }
+    shown["spider.digest"] = weights["main"][1]
+    shown["spider.path"] = "runs/demo/main/checkpoints/step-00000002"
     assert shown.items() <= main.tags.items() and "compressors.xz" not in main.tags
 
 
@@ -124,13 +119,7 @@ def test_scores_belong_to_the_models_which_they_rank(demo):
     models = demo.client.search_logged_models([training], order_by=ranked)
     assert [one.name for one in models] == ["demo-main", "demo-warmup"]
     values = {one.key: one.value for one in models[0].metrics}
-    shown = {
-        "bpb": 2.1,
-        "heldout/bpb": 2.1,
-        "parameters": 1000,
-        "val/tasks/cloze": 0.25,
-        "val/bytes": 500_000,
-    }
+    shown = {"bpb": 2.1, "heldout/bpb": 2.1, "parameters": 1000, "val/tasks/cloze": 0.25}
     assert shown.items() <= values.items()
     assert {(one.dataset_name, one.dataset_digest) for one in models[0].metrics} == {("pydocs", "d")}
     (run,) = demo.shown("Training")
@@ -138,16 +127,6 @@ def test_scores_belong_to_the_models_which_they_rank(demo):
     files = {one.path for one in demo.client.list_artifacts(run.info.run_id, "main")}
     shown = ("baselines", "evaluation", "origin", "sample", "train")
     assert files == {f"main/{name}.json" for name in shown}
-
-
-def test_a_score_that_is_not_a_number_ranks_last(results, weights):
-    fill(results, weights, BPB | {"warmup": math.nan})
-    results.sync()
-    training = results.client.get_experiment_by_name("Training").experiment_id
-    (model,) = results.client.search_logged_models([training], "name = 'demo-warmup'")
-    assert "bpb" not in {one.key for one in model.metrics or ()}
-    (run,) = results.shown("Training")
-    assert [step for step, _ in results.history(run, "bpb")] == [1, 2]
 
 
 def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, weights):
@@ -158,24 +137,6 @@ def test_later_scores_are_added_and_a_stage_trained_again_is_a_version(results, 
     fill(results, {"warmup": weights["main"], "main": weights["main"]})
     results.sync()
     assert set(versions(results).values()) == {"warmup", "main"} and len(versions(results)) == 3
-
-
-def test_a_compressed_model_is_a_version_but_never_the_best(demo):
-    folder = CompressedFolder(demo.stage("demo", "main").compressed)
-    counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
-    settings = {"bits": 6, "method": "gptq"}
-    rest = {"settings": settings, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
-    plain = receipt(weights="c", checkpoint="model.spider", global_step=2)
-    write_json(folder.receipt, plain | {"compressed": {**counts, **rest, "total_bytes": 123456}})
-    plain = read_json(demo.stage("demo", "main").evaluation)
-    write_json(folder.evaluation, {**plain, "weights": "c", "bpb": 2.0})
-    assert demo.sync().error is None
-    compressed = demo.client.get_model_version("demo", "3")
-    shown = {"spider.stage": "main/compressed", "bpb": "2"}
-    assert shown.items() <= compressed.tags.items()
-    assert best_of(demo) == "2"
-    (run,) = demo.shown("Training")
-    assert run.data.metrics["bpb"] == 2.1 and run.data.metrics["val/compressed/bpb"] == 2.0
 
 
 # -------------------------------------------------------------------------------------- changes by people
@@ -212,65 +173,19 @@ def test_what_people_deleted_stays_deleted(demo, caplog):
     assert demo.shown("Training") == []
 
 
-def test_two_people_on_one_store_have_separate_models(results, make_folder, weights):
-    uri = f"sqlite:///{results.root}/mlflow.db"
-    for name in ("ada", "bob"):
-        folder = make_folder(name)
-        fill(folder, weights)
-        assert folder.sync(uri=uri).error is None
-    assert folder.sync(uri=uri, experiment="lab").error is None
-    names = {model.name for model in results.client.search_registered_models()}
-    (other,) = names - {"demo", "lab.demo"}
-    assert other.startswith("demo-") and all(versions(results, name) for name in names)
-
-
 # ----------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.fixture(params=[403, "read-only"])
-def refusing(request, results, tmp_path, monkeypatch):
-    """Yield the address of a registry that refuses models, and a part of the error message."""
-    if request.param == "read-only":
-        monkeypatch.chdir(tmp_path)  # MLflow makes a folder `file:` in the current one
-        shutil.copy(results.root / "mlflow.db", tmp_path / "registry.db")
-        yield f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true", "readonly database"
-        return
-
-    class Refusing(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_error(request.param)
-
-        do_POST = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", f"({request.param})"
-    server.shutdown()
-
-
-def test_a_refusing_registry_does_not_stop_the_rest(demo, refusing, monkeypatch, caplog):
-    uri, reason = refusing
-    monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
+def test_a_read_only_registry_does_not_stop_the_rest(demo, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)  # MLflow makes a folder `file:` in the current one
+    shutil.copy(demo.root / "mlflow.db", tmp_path / "registry.db")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", f"sqlite:///file:{tmp_path}/registry.db?mode=ro&uri=true")
     report = demo.sync()
     monkeypatch.delenv("MLFLOW_REGISTRY_URI")
-    assert report.sent == {"runs": 1}
-    assert reason in report.error and "`spider track sync` registers the models later" in report.error
+    assert report.sent == {"runs": 1} and "readonly database" in report.error
+    assert "`spider track sync` registers the models later" in report.error
     assert caplog.text.count("no model registry") == 1
     assert demo.sync().sent == {"registered models": 1} and best_of(demo) == "2"
-
-
-def test_a_damaged_file_is_named_and_the_rest_is_sent(demo):
-    path = demo.stage("demo", "main").evaluation
-    text = path.read_text()
-    path.write_text("{")
-    demo.workflow()
-    report = demo.sync()
-    assert report.sent["workflows"] == 1 and str(path) in report.error
-    path.write_text(text)
-    assert demo.sync().error is None and best_of(demo) == "2"
 
 
 # ------------------------------------------------------------------------------------------------ loading
@@ -314,19 +229,6 @@ def test_the_best_is_loaded_in_one_line_and_predicts(load, weights):
     assert row == {"text": "".join(stream_text(written, model.tokens))}
     (empty,) = loaded.predict([""], params=SCORE).to_dict("records")
     assert (empty["log_probability"], empty["bytes"]) == (0, 0) and math.isnan(empty["bits_per_byte"])
-
-
-def test_an_invalid_input_is_named(load):
-    loaded, long = load(), ["a" * 40]
-    for texts, params, message in (
-        (["a"], {"task": "translate"}, r"task: both, generate or score \(got 'translate'\)"),
-        (long, {}, "the prompt is 40 bytes and the model reads 31 at most"),
-        ([None], SCORE, r"a text is needed in each row \(got None\)"),
-        (["a"], {"max_bytes": -1}, "max_bytes >= 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            loaded.predict(texts, params=params)
-    assert len(loaded.predict(long, params={"context": 64, "max_bytes": 3})) == 1
 
 
 def test_missing_or_changed_weights_are_refused_with_path_digest_and_remedy(sent, load, weights):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +11,8 @@ import pytest
 
 from spider.common.files import read_json, write_json
 from spider.provenance.made import Made, Process, made_path
-from spider.tracking.curves import POINTS, Curve
 from spider.tracking.sync import Syncer
+from spider.tracking.trainings import POINTS, Curve
 
 
 def fill(results):
@@ -25,47 +24,26 @@ def fill(results):
     results.train("main", range(5, 9), weights="w2")
 
 
-def test_a_second_sync_sends_nothing_and_a_new_store_gets_the_same(results):
-    fill(results)
-    first = results.sync()
-    assert first.error is None
-    assert first.sent == {"workflows": 1, "jobs": 2, "runs": 1, "registered models": 1}
-    before = results.content
-    assert results.sync().sent == {} and results.content == before
-    (results.root / "mlflow.db").unlink()
-    shutil.rmtree(results.root / "mlartifacts")
-    assert results.sync().error is None
-    assert results.content == before
-
-
 def test_jobs_lie_below_their_workflow_with_what_they_read_and_wrote(results):
     fill(results)
     (results.root / "benchmarks").mkdir()
     (results.root / "benchmarks/job.tsv").write_text("s\tmax_rss\tcpu_time\n4.5\t100.5\t3.5\n")
-    results.job(
-        "report/table.md",
-        ("shards/d/train/000.bin",),
-        rule="compare",
-        wildcards={},
-        benchmark="benchmarks/job.tsv",
-    )
+    made = {"rule": "compare", "wildcards": {}, "benchmark": "benchmarks/job.tsv"}
+    results.job("report/table.md", ("shards/d/train/000.bin",), **made)
     results.sync()
     (workflow,) = results.shown("Pipeline", "tags.`spider.kind` = 'workflow'")
     assert workflow.info.status == "FINISHED" and workflow.data.tags["mlflow.user"] == "ada"
     assert workflow.data.metrics["seconds"] == 60 and workflow.data.metrics["jobs/finished"] == 3
     (encode,) = results.shown("Pipeline", "tags.`spider.rule` = 'encode'")
     assert encode.data.tags["mlflow.parentRunId"] == workflow.info.run_id
-    assert (
-        encode.data.tags["spider.command"] == "data encode d 000" and encode.info.run_name == "encode d/000"
-    )
+    assert encode.data.tags["spider.command"] == "data encode d 000"
+    assert encode.info.run_name == "encode d/000"
     digest = encode.data.tags["spider.outputs"].split()[1]
     assert digest.startswith("sha256:") and encode.data.params["identity.validation"] == "0.1"
     assert results.shown("Pipeline", f"tags.`spider.outputs` LIKE '%{digest}%'")
     (compare,) = results.shown("Pipeline", "tags.`spider.rule` = 'compare'")
-    assert (
-        compare.data.metrics["system/cpu_seconds"] == 3.5
-        and compare.data.metrics["system/peak_rss_mb"] == 100.5
-    )
+    measured = {"system/cpu_seconds": 3.5, "system/peak_rss_mb": 100.5}
+    assert measured.items() <= compare.data.metrics.items()
     files = {one.path for one in results.client.list_artifacts(compare.info.run_id)}
     assert files == {"record.json", "table.md"}
 
@@ -116,9 +94,8 @@ def test_stages_and_restarts_are_one_run_with_one_curve(results):
     with open(results.stage("demo", "main").metrics, "a") as file:
         file.write('{"step": 7, "time')  # torn
     results.sync()
-    results.stage("demo", "main").metrics.write_text(
-        results.stage("demo", "main").metrics.read_text().rpartition("\n")[0] + "\n"
-    )
+    metrics = results.stage("demo", "main").metrics
+    metrics.write_text(metrics.read_text().rpartition("\n")[0] + "\n")
     results.train("main", range(7, 9))
     assert results.sync().error is None
     (run,) = results.shown("Training")
@@ -175,13 +152,6 @@ def test_a_curve_grows_in_the_store_while_the_stage_trains(results):
     assert [step for step, _ in results.history(run, "train/loss")] == [0, 1, 2, 3, 4, 7, 8]
 
 
-def test_nothing_is_sent_where_tracking_is_off(results, monkeypatch):
-    fill(results)
-    assert results.sync(enabled=False).sent == {}
-    monkeypatch.setenv("SPIDER_TRACKING", "off")
-    assert results.sync().sent == {}
-
-
 def test_two_folders_in_one_store_stay_apart(results, make_folder):
     other = make_folder("other")
     uri = f"sqlite:///{results.root}/mlflow.db"
@@ -199,10 +169,8 @@ def test_secrets_are_left_out(results, monkeypatch):
     results.job("note.txt.json", error="403 for hf_abcdefghijklmnopqrstuvwxyz", status="failed")
     (results.root / "note.txt.json").write_text("hf_abcdefghijklmnopqrstuvwxyz")
     results.sync()
-    stored = b"".join(
-        path.read_bytes() for path in (results.root / "mlartifacts").rglob("*") if path.is_file()
-    )
-    assert b"hf_abc" not in stored
+    stored = [path for path in (results.root / "mlartifacts").rglob("*") if path.is_file()]
+    assert stored and not any(b"hf_abc" in path.read_bytes() for path in stored)
 
 
 def test_a_damaged_record_is_named_and_the_rest_is_sent(results):

@@ -19,7 +19,7 @@ from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.model import build_model
 from spider.tokens import BYTES
-from spider.tokens.bpe import BpeTokens
+from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from spider.training.loop import Trainer, seed_of
 from spider.training.metrics import read_rows

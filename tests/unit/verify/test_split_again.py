@@ -29,13 +29,9 @@ found, passes = partial(found_by, check), partial(passes_by, check)
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"ngram": 0.3},
-        {"max_document_bytes": 300},
+        {"ngram": 0.3, "max_document_bytes": 300},
         {"cleaning": {"filters": ["bytes >= 400"]}},
         {"split_by": {"column": "package", "pattern": "[^/]+", "salt": 3}},
-        {"tokenizer": "bpe"},
-        {"format": "chat"},
         {"format": "chat", "tokenizer": "bpe"},
     ],
     ids=lambda one: ", ".join(one) or "plain",
@@ -72,9 +68,8 @@ def test_without_raw_files_nothing_is_said_of_the_rule(tmp_path):
     assert "the rule could not be computed again for 2 parts, whose raw text is not here" in passes(world)
 
 
-@pytest.mark.parametrize("tokenizer", [None, "bpe"])
-def test_held_out_documents_that_were_trained_on(tmp_path, tokenizer):
-    world = World(tmp_path, {"text": {"tokenizer": tokenizer} if tokenizer else {}})
+def test_held_out_documents_that_were_trained_on(tmp_path):
+    world = World(tmp_path, {"text": {"tokenizer": "bpe"}})
     count = round(0.8 * len(held_out()))
     world.make([*rows(), *learned(count=count)])
     world.raw(rows())
@@ -102,22 +97,16 @@ def test_a_split_made_a_chunk_at_a_time(tmp_path):
     assert "documents of the raw text are missing" in reason
 
 
-def test_an_oversampled_source(tmp_path):
+def test_oversampled_stale_and_unknown_shards(tmp_path):
     world = World(tmp_path).make([*rows(), *(rows()[:60] * 2)])
     world.raw(rows())
     assert "stand more often in a split than in the raw text, as of an oversampled source" in found(world)[1]
-
-
-def test_shards_of_another_text(tmp_path):
-    world = World(tmp_path).make([(id, text[::-1]) for id, text in rows()])
+    world.make([(id, text[::-1]) for id, text in rows()])
     world.raw(rows())
     status, reason, details = found(world)
     phrase = "have a text that their raw file does not have, as of a stale shard"
     assert status == "failed" and f"{len(rows())} documents {phrase}" in reason
     assert re.match(r"text, part 000, document 0 of train, row \d+", details[0])
-
-
-def test_a_part_that_the_source_does_not_have(tmp_path):
-    world = World(tmp_path).make()
+    world.make()
     world.written["datasets"]["text"]["source"]["files"].pop()
     assert "has shards of parts that its source does not have: 001" in found(world)[1]

@@ -1,4 +1,4 @@
-"""Files of text: which ones a source lists, how much of them it takes, and the lock file of a hub source.
+"""Files of text: which ones a source lists, and how much of them it takes.
 
 A part of a glob that exists is a name: `corpus [v].jsonl` is that file if there is one. `**` stands for any
 number of folders, the last of which may be a link. A folder that is read whole follows no links to folders,
@@ -7,27 +7,20 @@ and both leave hidden names out. The cost is one listing of each folder, and one
 ``take: 30 MB`` is an amount of text, ``take: 5%`` a share of the rows. Row groups of all files are read in
 one order until the amount is reached (`spider.data.take`). The parts of the dataset are sections of that
 order, so a larger amount adds parts and keeps those that are full.
-
-A lock file has the files that the globs of a hub source match at one commit, with their row groups. ``spider
-data resolve`` writes it once, with a network. It is committed beside the configuration, so reading a
-configuration uses no network.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
-from spider.common import files
-from spider.common.record import Record
 from spider.config.block import ConfigError
 from spider.config.data import Dataset, Source
 
@@ -275,10 +268,6 @@ class TakingSource(Source):
         """Return the file of each part without `take`. With it, row groups of all of them are taken."""
         raise NotImplementedError
 
-    def contents(self) -> Any:
-        """Return what identifies the content of all files."""
-        return self.files_of_parts()
-
     def items(self) -> list[str]:
         files = self.files_of_parts()
         return files if self.take is None else [section.name for section in sections(self.take)]
@@ -313,51 +302,10 @@ class TakingSource(Source):
         decides = super().identity(item, dataset)
         if self.take is not None:
             del decides["take"]
-            decides |= {"of": self.contents(), "columns": list(dataset.columns)}
+            decides |= {"of": self.files_of_parts(), "columns": list(dataset.columns)}
         return decides
 
 
 def is_pattern(name: str) -> bool:
     """Return whether a name is a glob."""
     return bool(re.search(r"[*?\[]", name))
-
-
-COMMAND = "run `spider data resolve CONFIG`, which needs a network"
-
-
-class LockedFile(BaseModel):
-    """A file of the repository at the commit."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-    name: str
-    size: int
-    hash: str
-    """``sha256:...`` or ``git:...``, as the hub states it."""
-    rows: list[int]
-    """Rows of each row group. A file that is not parquet has none."""
-    text_bytes: list[int]
-    """Bytes of text in each row group."""
-
-
-class Lock(Record):
-    """The files that a hub source names, as they are at one commit."""
-
-    WHAT: ClassVar[str] = "a lock file"
-    REMEDY: ClassVar[str] = COMMAND
-    ERROR: ClassVar[type[ValueError]] = ConfigError
-
-    repo: str
-    revision: str
-    """Revision of the configuration, which may be a branch."""
-    commit: str
-    patterns: list[str]
-    """Names and globs of the configuration."""
-    text_column: str
-    files: list[LockedFile]
-
-    def save(self, path: Path) -> None:
-        """Write the lock with one line for each file."""
-        head = json.dumps(self.model_dump(mode="json", exclude={"files"}), indent=1)
-        lines = ",\n".join(one.model_dump_json() for one in self.files)
-        files.write_text(path, f'{head[:-2]},\n "files": [\n{lines}\n ]\n}}\n')

@@ -1,4 +1,4 @@
-"""The page of MLflow that compares the runs, as a saved view of the experiment *Training*.
+"""MLflow's pages: start its server, and save the view of the experiment *Training* that compares the runs.
 
 MLflow keeps a saved view as a tag of the experiment, and the address of a page selects it. MLflow shows
 columns in its table only. So the view draws the same figures as bars on the page of charts.
@@ -7,7 +7,20 @@ columns in its table only. So the view draws the same figures as bars on the pag
 from __future__ import annotations
 
 import json
+import logging
+import os
+import socket
+import sys
 from typing import Any
+
+from spider.common.results import Results
+from spider.common.secrets import redact
+from spider.config.run import TrackingConfig
+from spider.tracking.target import ARTIFACTS, is_server, quiet, store_uri
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
 
 #: The figures of a run in its row, the one that orders the rows first.
 COLUMNS = ("bpb", "parameters", "bytes", "seconds")
@@ -66,3 +79,43 @@ def _chart(kind: str, metric: str) -> dict[str, Any]:
         "metricSectionId": _KEY,
         "runsCountToCompare": 10,
     }
+
+
+def serve(results: Results, settings: TrackingConfig, port: int, experiment: str | None) -> None:
+    """Replace this process by MLflow's server on loopback; if the store is a server, log its address.
+
+    ``experiment`` is the id of the experiment *Training*, whose comparison the logged address opens.
+
+    An environment variable holds the address of the store, because all users can read a command line.
+
+    Raises:
+        ValueError: the port is taken.
+    """
+    uri = store_uri(results.root, settings)
+    if is_server(uri):
+        return _announce("the store is a server", redact(uri.rstrip("/")), experiment)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            remedy = f"name another: spider track ui --port {port + 1}"
+            raise ValueError(f"port {port} is taken; {remedy}") from None
+    quiet()
+    os.environ |= {
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOWARTIFACTS_DESTINATION": str((results.root / ARTIFACTS).absolute()),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    _announce("MLflow starts (Ctrl-C ends it); in some seconds", f"http://{HOST}:{port}", experiment)
+    command = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    os.execv(sys.executable, [sys.executable, *command])
+
+
+def _announce(what: str, address: str, experiment: str | None) -> None:
+    """Log the pages of a server at ``address``."""
+    if experiment is None:
+        log.info("%s: %s", what, address + opening(None))
+        return
+    log.info("%s, the comparison of all runs: %s", what, address + opening(experiment))
+    log.info("the same as a table: %s", address + opening(experiment, charts=False))
