@@ -44,7 +44,7 @@ def code_lines(path: Path) -> int:
 
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
-    "checkpoints": 1689,
+    "checkpoints": 1613,
     "cli": 1398,
     "common": 522,
     "config": 2223,
@@ -55,16 +55,16 @@ MOST = {
     "hf": 441,
     "kernels": 1454,
     "model": 2490,
-    "processes": 759,
+    "processes": 739,
     "provenance": 972,
     "publish": 343,
     "report": 1505,
     "spider": 15,
     "tokens": 477,
     "tracking": 1357,
-    "training": 2664,
+    "training": 2662,
     "verify": 338,
-    "workflow": 1124,
+    "workflow": 1112,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
