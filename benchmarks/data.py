@@ -1,6 +1,6 @@
 """Measure the cleaning of a dataset: which duplicates it finds, what it removes wrongly, and what it costs.
 
-    python benchmarks/data.py [--documents 1000000] [--folder FOLDER] [--quick] [--real] [--json FILE]
+    python benchmarks/data.py [--documents 1000000] [--folder FOLDER] [--quick] [--json FILE]
 
 The workflow cleans the synthetic text of `benchmarks/corpus.py`, whose truth is known. A removal is right if
 the document is a copy of the one that was kept, or of its original. It is right as well if the kept document
@@ -8,22 +8,16 @@ contains its word 5-grams outside templates up to the threshold, by brute force.
 The evidence is compared for several numbers of parts and of jobs at a time. Speeds are those of single
 commands, in text per processor second beyond those for a part with one document.
 
-``--real`` cleans text that packages ship instead, and prints ten random removals of each with both texts.
 FOLDER keeps the text and the results for another look; what is there is not made again.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from common import PROGRAMS, parser, report, show, workflow
+from common import PROGRAMS, parser, report, workflow
 from corpus import KINDS, Corpus, containment, grams, passages, write
 
 from spider.common.files import digest, sha256
@@ -265,79 +259,17 @@ def synthetic(folder: Path, documents: int, quick: bool, table: Table) -> None:
     same_evidence(folder, 2000 if quick else 20_000, quick, table)
 
 
-# Text that packages ship
-
-
-def packaged(folder: Path) -> dict[str, Any]:
-    """Write the sources of transformers and the licences of packages as parquet; return the datasets."""
-    site = Path(find_spec("transformers").origin).parents[1]
-    files = {
-        "transformers": site.glob("transformers/**/*.py"),
-        "licences": (file for file in site.glob("*.dist-info/**/*") if "LICEN" in file.name.upper()),
-    }
-    datasets: dict[str, Any] = {
-        "pydocs": {"source": {"kind": "pydocs"}, "cleaning": {"exact": True, "near": 0.8}}
-    }
-    for name, found in files.items():
-        paths = sorted(file for file in found if file.is_file())
-        texts = [file.read_text(errors="replace") for file in paths]
-        ids = [str(file.relative_to(site)) for file in paths]
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"text": texts, "id": ids}), folder / name / "000.parquet")
-        datasets[name] = dataset(f"{folder / name}/000.parquet", exact=True, near=0.8)
-    return datasets
-
-
-def beside(copy: str, first: str, most: int = 16) -> list[list[str]]:
-    """Return rows of lines of two texts; equal lines after the first of a run are left out."""
-    texts = copy.splitlines(), first.splitlines()
-    rows: list[list[str]] = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
-        if tag == "equal":
-            rows.append([texts[0][a], "="])
-            if b - a > 1:
-                rows.append([f"... {b - a - 1} more equal lines", "="])
-        else:
-            rows += map(list, zip_longest(texts[0][a:b], texts[1][c:d], fillvalue=""))
-    return rows[:most] + ([["...", f"{len(rows) - most} more rows"]] if len(rows) > most else [])
-
-
-def real(folder: Path, table: Table) -> None:
-    """Clean the text of packages, and print ten random removals of each dataset."""
-    datasets = packaged(folder / "text")
-    results = folder / "results"
-    clean(datasets, results)
-    for name in datasets:
-        evidence = removals(results, name)
-        documents = sum(pq.read_metadata(file).num_rows for file in results.glob(f"raw/{name}/*.parquet"))
-        table.add(f"{name}: removed of {documents:,}", len(evidence) / documents, ".2%")
-        for reason, count in sorted(Counter(evidence["reason"].to_pylist()).items()):
-            table.add(f"  {name}: {reason}", count, ",")
-        chosen = random.Random(0).sample(range(len(evidence)), min(10, len(evidence)))
-        for row in evidence.take(pa.array(chosen, pa.int64())).to_pylist():
-            copy, first = (
-                pq.read_table(results / f"raw/{name}/{row[part]}.parquet")["text"][row[at]].as_py()
-                for part, at in (("part", "row"), ("kept_part", "kept_row"))
-            )
-            title = f"{row['id']} repeats {row['kept_id']}: {row['reason']}, {row['containment']:.3f}"
-            show(title, ["removed", "kept"], beside(copy, first))
-
-
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--documents", type=int, help="of the synthetic text (default: a million)")
     arguments.add_argument("--folder", type=Path, help="keep the text and the results here")
-    arguments.add_argument("--real", action="store_true", help="text of packages, and ten removals of each")
     options = arguments.parse_args()
     documents = options.documents or (20_000 if options.quick else 1_000_000)
     table = Table()
     with tempfile.TemporaryDirectory(prefix="data-", ignore_cleanup_errors=True) as scratch:
         folder = (options.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        if options.real:
-            real(folder, table)
-        else:
-            synthetic(folder, documents, options.quick, table)
+        synthetic(folder, documents, options.quick, table)
     report(
         "Cleaning",
         ["", "measured", "goal"],

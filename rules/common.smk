@@ -23,7 +23,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from spider.common import extras
-from spider.common.cluster import one_word, remedies
+from spider.workflow.start import one_word, remedies
 from spider.common.files import digest
 from spider.common.results import check_root, snapshot, write_config
 from spider.config import load_config
@@ -37,7 +37,7 @@ from spider.tracking.follower import Follower
 from spider.tracking.target import enabled
 from spider.workflow import progress
 from spider.workflow.plan import Plan, checked, growing
-from spider.workflow.unlock import enter
+from spider.workflow.start import enter
 
 IS_MODULE = not workflow.modifier.is_main_snakefile()
 IS_DRY_RUN = workflow.output_settings.dryrun

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spider.common.version import VERSION
+from spider.common import VERSION
 
 if TYPE_CHECKING:
     from spider.config import ModelConfig

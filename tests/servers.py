@@ -51,15 +51,8 @@ def postgresql(password: str, *databases: str) -> Iterator[str]:
             shutil.chown(path, "nobody", "nogroup")
     where = ["-D", str(folder / "data")]
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-    make = [
-        "initdb",
-        *where,
-        "-U",
-        "spider",
-        f"--pwfile={folder}/password",
-        "--auth=scram-sha-256",
-        "--no-sync",
-    ]
+    words = f"-U spider --pwfile={folder}/password --auth=scram-sha-256 --no-sync"
+    make = ["initdb", *where, *words.split()]
     control = [*become, programs / "pg_ctl", *where]
     run = {"check": True, "cwd": folder, "capture_output": True}
     try:
@@ -97,18 +90,7 @@ def mlflow_server(
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    command = [sys.executable, *f"-m mlflow server --host 127.0.0.1 --port {port} --workers 1".split()]
     if admin:
         (folder / "auth.ini").write_text(
             "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"

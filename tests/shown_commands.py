@@ -10,16 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: The log is history; all other pages describe the tree as it is.
-PAGES = [
-    path
-    for path in (
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted(ROOT.glob("extras/*/README.md")),
-    )
-    if path.name != "LOG.md"
-]
+_NAMES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "extras/*/README.md")
+PAGES = [path for name in _NAMES for path in sorted(ROOT.glob(name)) if path.name != "LOG.md"]
 CONFIGURATIONS = [ROOT / "config.yaml", *sorted(ROOT.glob("presets/*.yaml"))]
 PROFILES = sorted(ROOT.glob("profiles/*/config.yaml"))
 

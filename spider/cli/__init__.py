@@ -21,16 +21,16 @@ from pathlib import Path
 
 import click
 
-from spider.cli import before, evaluate, inspect, model, train
+from spider.cli import evaluate, inspect, model, train
 from spider.cli.data import data
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
-from spider.common.pace import OUTPUT
-from spider.common.version import VERSION
+from spider.common import VERSION
+from spider.common.formatting import OUTPUT
 from spider.config.imports import allow_import
 from spider.processes.wait_policy import set_wait_policy
 from spider.provenance.codefiles import code_files, write_note
 
-_BEFORE = (before.config, before.describe, before.doctor, data)
+_BEFORE = (inspect.config, inspect.describe, inspect.doctor, data)
 _STAGES = (train.warmup, train.train, evaluate.evaluate, evaluate.evaluate_checkpoints, evaluate.sample)
 _TEXTS = (evaluate.overlap, evaluate.baselines)
 _MODELS = (evaluate.harness, model.compress, model.generate, model.chat, model.boundaries, model.checkpoint)

@@ -64,11 +64,7 @@ def check_settings(path: Path, spec: StageSpec) -> None:
 @COMPRESSED
 @click.option("--model", help="A folder of transformers, or a name under `foreign`, to score instead.")
 def evaluate(
-    session: Session,
-    stage: tuple[str, str] | None,
-    threads: int | None,
-    compressed: bool,
-    model: str | None,
+    session: Session, stage: tuple[str, str] | None, threads: int | None, compressed: bool, model: str | None
 ) -> None:
     """Score the last checkpoint of a stage in bits per byte, beside compressors.
 

@@ -5,9 +5,8 @@ files.py        a file is written whole or not at all; digests
 sealed.py       the same for a folder
 record.py       one shape for each JSON file
 errors.py       errors that stop a job with a sentence
-pace.py         how far a long loop is
-formatting.py   numbers and tables as text
-secrets.py      what is never written or sent
+formatting.py   numbers and text for people, without secrets; how far a long loop is
 extras.py       entry points of packages in ``extras/``
-cluster.py      what a scheduler says
 """
+
+VERSION = "0.2.0"

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from spider.common import VERSION
 from spider.common.files import digest, read_json, write_json, write_text
-from spider.common.version import VERSION
 
 FORMAT = 1
 MARK = "spider.json"
@@ -139,6 +139,26 @@ class Results:
 
     def page(self, run: str) -> Path:
         return self.report / "runs" / f"{run}.html"
+
+
+#: What `spider clean` may remove, by patterns. A slash at the end finds folders and links to them.
+REMOVABLE = {
+    "raw/*/": "raw text",
+    "cleaning/*/": "evidence of cleaning",
+    "shards/*/": "shards",
+    "text/*/": "index of the training text",
+    "tokenizers/*/": "tokenizer",
+    "ngram/*/*/": "n-gram index",
+    "overlap/*.json": "overlap",
+    "baselines/*.json": "baselines",
+    "foreign/*/": "scores of a foreign model",
+    "runs/*/": "run",
+    "runs/*/*/": "stage",
+    "runs/*/*/superseded-*/": "superseded training",
+    "runs/*/warmup-*.json": "warm-up",
+    "runs/*/warmup-*.compile-cache": "compile cache",
+    "report/runs/*.html": "page",
+}
 
 
 def check_root(root: Path) -> None:

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spider.common.pace import Pace
+from spider.common.formatting import Pace
 from spider.config import Dataset
 from spider.config.data import SIZE, Filter
 from spider.data import chat

@@ -47,7 +47,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spider.common.pace import Pace
+from spider.common.formatting import Pace
 from spider.model.interface import Model
 from spider.model.layers import wide
 from spider.model.reading import Scoring

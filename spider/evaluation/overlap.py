@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spider.common.pace import Pace
+from spider.common.formatting import Pace
 from spider.config import StageSpec
 from spider.config.run import EvaluationConfig
 from spider.evaluation.measures import Subject

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from spider.common import VERSION
 from spider.common.files import digest, read_json, sha256, write_json
-from spider.common.version import VERSION
 from spider.config.imports import allowed_imports
 
 #: The checkout, or the folder that Spider is installed in.

@@ -35,10 +35,10 @@ import psutil
 from pydantic_core import to_jsonable_python
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from spider.common import VERSION
 from spider.common.files import digest, read_json, write_text
+from spider.common.formatting import redact
 from spider.common.record import Record
-from spider.common.secrets import redact
-from spider.common.version import VERSION
 from spider.provenance.codefiles import git_commit, patch, read_note
 from spider.provenance.made import (
     File,

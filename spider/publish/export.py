@@ -30,10 +30,9 @@ from safetensors import SafetensorError
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CARD, EXPORTED, NGRAM, Exported
 from spider.checkpoints.save import space_needed
-from spider.common import files, sealed
+from spider.common import VERSION, files, sealed
 from spider.common.errors import CheckpointError
 from spider.common.results import CompressedFolder, Results, root_of
-from spider.common.version import VERSION
 from spider.model.interface import Model, model_tensors, weights_digest
 from spider.publish.transformers_files import config_keys, files_beside
 from spider.report.card import Subject, card, is_edited

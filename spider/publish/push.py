@@ -46,7 +46,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CARD, INDEX, NGRAM
 from spider.common.errors import CheckpointError
-from spider.common.secrets import redact
+from spider.common.formatting import redact
 from spider.data.hub import PATIENCE, Patience, brief, cause_of, status_of
 from spider.publish.export import export
 from spider.report.card import is_edited

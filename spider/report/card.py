@@ -23,11 +23,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spider.checkpoints.records import Exported, Manifest, Receipt
-from spider.common import files
-from spider.common.formatting import printable, quantity
+from spider.common import VERSION, files
+from spider.common.formatting import printable, quantity, redact
 from spider.common.results import NEWEST, CompressedFolder, Results, StageFolder
-from spider.common.secrets import redact
-from spider.common.version import VERSION
 from spider.config import Config, ModelConfig, load_config
 from spider.config.data import Dataset
 from spider.data.shards import Metadata

@@ -23,11 +23,9 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from spider.common import files
-from spider.common.formatting import duration, number, printable, quantity
+from spider.common import VERSION, files
+from spider.common.formatting import duration, number, printable, quantity, redact
 from spider.common.results import Results, StageFolder
-from spider.common.secrets import redact
-from spider.common.version import VERSION
 from spider.config import Config
 from spider.config.spec import sources_of
 from spider.data.shards import Metadata

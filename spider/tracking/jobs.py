@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spider.common.files import digest
-from spider.common.secrets import redact
+from spider.common.formatting import redact
 from spider.provenance.made import (
     Job,
     Made,

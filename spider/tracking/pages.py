@@ -13,8 +13,8 @@ import socket
 import sys
 from typing import Any
 
+from spider.common.formatting import redact
 from spider.common.results import Results
-from spider.common.secrets import redact
 from spider.config.run import TrackingConfig
 from spider.tracking.target import ARTIFACTS, is_server, quiet, store_uri
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spider.common.files import read_json, write_json
+from spider.common.formatting import redact
 from spider.common.results import Results
-from spider.common.secrets import redact
 from spider.config.run import TrackingConfig
 from spider.tracking.pages import TAG, comparison
 from spider.tracking.target import (

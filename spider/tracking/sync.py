@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import filelock
 
+from spider.common.formatting import redact
 from spider.common.results import Results
-from spider.common.secrets import redact
 from spider.config import Config
 from spider.provenance import recorder
 from spider.tracking.follower import REMEDY

@@ -15,30 +15,11 @@ from pathlib import Path
 
 import filelock
 
-from spider.common.results import NEWEST
+from spider.common.results import NEWEST, REMOVABLE
 from spider.config import Config, load_config
 from spider.config.scored import baselines_name, overlap_name
 
 log = logging.getLogger(__name__)
-
-#: What can be removed, by patterns in a results folder. A slash at the end finds folders and links to them.
-KINDS = {
-    "raw/*/": "raw text",
-    "cleaning/*/": "evidence of cleaning",
-    "shards/*/": "shards",
-    "text/*/": "index of the training text",
-    "tokenizers/*/": "tokenizer",
-    "ngram/*/*/": "n-gram index",
-    "overlap/*.json": "overlap",
-    "baselines/*.json": "baselines",
-    "foreign/*/": "scores of a foreign model",
-    "runs/*/": "run",
-    "runs/*/*/": "stage",
-    "runs/*/*/superseded-*/": "superseded training",
-    "runs/*/warmup-*.json": "warm-up",
-    "runs/*/warmup-*.compile-cache": "compile cache",
-    "report/runs/*.html": "page",
-}
 
 
 @dataclass(frozen=True)
@@ -88,7 +69,7 @@ def leftovers(root: Path, *, newest: bool = False) -> list[Leftover]:
     for run in kept_out:
         log.info("%s: left out, because it is being trained", run)
     found = [Leftover("configuration", path) for path in invalid if path in copies]
-    for pattern, kind in KINDS.items():
+    for pattern, kind in REMOVABLE.items():
         for path in sorted(root.glob(pattern)):
             inside = any(path.is_relative_to(one) for one in (*kept_out, *(one.path for one in found)))
             if path not in reached and not inside and not path.name.startswith("."):

@@ -23,13 +23,13 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from spider.checkpoints.records import NEWEST
-from spider.common.cluster import advice, partitions
 from spider.common.files import read_json
 from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import Config
 from spider.data.listing import once
 from spider.processes.gpus import bounds
+from spider.workflow.start import advice, partitions
 
 #: Seconds that the checks before a workflow may take.
 LIMIT = 10.0
@@ -293,7 +293,7 @@ def _partitions(profile: Path) -> tuple[Mark, str]:
 
 def _tracking(config: Config, results: Path) -> tuple[Mark, str]:
     """Read from MLflow's store. No store can stop a run, so its errors are warnings."""
-    from spider.common.secrets import redact
+    from spider.common.formatting import redact
     from spider.tracking import target
     from spider.tracking.target import reach
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from snakemake.io import ancient, contains_wildcard, expand, flag, local
 
-from spider.common.cluster import lacking_gpus
 from spider.config import CompressConfig, Config, Dataset, HarnessConfig, StageSpec
 from spider.config.data import Cleaning
 from spider.config.requests import Requests
@@ -27,6 +26,7 @@ from spider.config.scored import baselines_name, learned_splits, overlap_name, s
 from spider.evaluation.questions import protected_files
 from spider.provenance.made import STANDS_FOR, in_future
 from spider.workflow.doctor import obstacles, own_text
+from spider.workflow.start import lacking_gpus
 
 
 def checked(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -37,8 +37,7 @@ from rich.text import Text
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from spider.common.formatting import duration, printable
-from spider.common.pace import OUTPUT
+from spider.common.formatting import OUTPUT, duration, printable
 
 #: Seconds between two looks at the logs, and between two lines of a running job in a pipe.
 LOOK = 0.5

@@ -46,9 +46,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/compilation.py": ("cannot compile this model here ({}); set compile: false",),
     # A GPU: tests/unit/training/test_passes.py::test_passes_that_cannot_be_captured_name_the_switch.
     "training/passes.py": ("cannot be captured here ({}); set graphs: off",),
-    # A diverged training with a checkpoint:
-    # tests/unit/cli/test_train.py::test_the_remedies_of_a_diverged_training_can_be_followed
-    "training/loop.py": ("move {} away and ",),
     # Tokenizers that change the text, and of bytes: tests/unit/evaluation/test_foreign.py
     # test_a_tokenizer_that_changes_the_text_is_refused.
     # The same file, test_a_text_that_ends_inside_of_a_character_is_scored_up_to_there.
@@ -56,8 +53,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "Choose a model with a tokenizer of bytes",
         "{}; set evaluation.max_bytes to {}",
     ),
-    # A cluster: tests/workflow/test_slurm.py and tests/unit/test_cluster.py.
-    "common/cluster.py": (
+    # A cluster: tests/workflow/test_slurm.py and tests/unit/test_start.py. A disk without locks: there too.
+    "workflow/start.py": (
+        "this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",
         "this cluster has no partition {name}",
         "Slurm refuses this account on this partition",
         "the partition lacks these GPUs",
@@ -70,10 +68,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/__init__.py": ("disk quota exceeded; free some space and run the same command again",),
     # A step that never ends: tests/unit/processes/test_watchdog.py.
     "processes/shutdown.py": ("run again to go on from the last checkpoint",),
-    # A disk without locks.
-    "workflow/unlock.py": (
-        "this disk has no file locks (%s); after a workflow was killed, run snakemake --unlock",
-    ),
     # Servers and databases of MLflow: tests/unit/tracking, tests/browser/test_tracking.py.
     "tracking/pyfunc.py": ("Name the present path of the checkpoint",),
     # tests/unit/tracking/test_sync.py::test_a_damaged_record_is_named_and_the_rest_is_sent

@@ -40,10 +40,14 @@ def check_said(text: str, phrase: str) -> None:
 
 
 def changed(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the values at dotted paths replaced, or left `OUT`."""
+    """Return a configuration with the values at dotted paths replaced, or left `OUT`.
+
+    A path that begins with a dot is one of the run ``r``.
+    """
     made = copy.deepcopy(dict(plain))
     for path, value in changes.items():
-        *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+        whole = f"runs.r{path}" if path.startswith(".") else path
+        *parents, last = [int(step) if step.isdigit() else step for step in whole.split(".")]
         block: Any = made
         for step in parents:
             block = block[step] if isinstance(step, int) else block.setdefault(step, {})

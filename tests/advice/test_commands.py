@@ -86,11 +86,7 @@ def test_options_of_generation_are_changed(here):
     advised(said, "cli/model.py", "give --prompt or --prompt-file, not both")
     spider(*words, "--prompt-file", "prompt")
     spider(*words, "--num-samples", 2)
-    advised(
-        refusal(*words, "--prompt", ""),
-        "cli/model.py",
-        "the prompt is empty; leave it out to begin a document",
-    )
+    advised(refusal(*words, "--prompt", ""), "cli/model.py", "leave it out to begin a document")
     spider(*words)
     advised(refusal("chat", "r/a"), "cli/model.py", "(docs/gpt.md), or use `spider generate`")
     said = refusal(*words, "--prompt", "the " * 40, "--context", 8)
@@ -100,20 +96,12 @@ def test_options_of_generation_are_changed(here):
 
 
 def test_a_stage_is_named_and_evaluated(here):
-    advised(
-        refusal("evaluate"),
-        "cli/evaluate.py",
-        "name a stage, RUN/STAGE, or a model of transformers, --model FOLDER",
-    )
+    advised(refusal("evaluate"), "cli/evaluate.py", "RUN/STAGE, or a model of transformers, --model FOLDER")
     advised(refusal("audit", "r/a"), "trust/audit.py", "{}: no such file; run `spider {} {}/{}`")
     spider("evaluate", "r/a", "--threads", 1)
     advised(refusal("report", "draw", "r"), "cli/session.py", "names no stage; write RUN/STAGE")
     spider("report", "draw", "r/a")
-    advised(
-        refusal("verify", "results"),
-        "cli/inspect.py",
-        "names no stage; give the folder of a stage, or RUN/STAGE",
-    )
+    advised(refusal("verify", "results"), "cli/inspect.py", "give the folder of a stage, or RUN/STAGE")
     for name in ("results/runs/r/a", "r/a"):
         spider("audit", name, "--quick", "--only", "distribution")
         spider("verify", name, "--quick", "--only", "score")
@@ -122,16 +110,12 @@ def test_a_stage_is_named_and_evaluated(here):
 
 def test_the_cleaning_of_a_dataset_is_configured(here):
     words = ("toy", "000")
-    advised(
-        refusal("data", "pairs", *words),
-        "cli/cleaning.py",
-        "compares no documents; set exact: true in it",
-    )
+    advised(refusal("data", "pairs", *words), "cli/data.py", "set exact: true in it")
     configure(datasets__toy__cleaning={"exact": True})
     spider("data", "signatures", *words)
     spider("data", "pairs", *words)
     said = refusal("data", "contaminated", *words)
-    advised(said, "cli/cleaning.py", "is false; set it, as in docs/data.md")
+    advised(said, "cli/data.py", "is false; set it, as in docs/data.md")
     configure(datasets__toy__cleaning={"decontaminate": True})
     spider("data", "held-out", *words)
     spider("data", "protect", "toy")
@@ -183,9 +167,7 @@ def test_a_single_text_is_cut_and_an_empty_one_gets_text(here):
 
 def test_the_configuration_of_a_source_of_ones_own_is_passed(here, monkeypatch):
     monkeypatch.setattr("spider.config.imports._allowed", set())  # another test may have named the source
-    with refused(
-        "config/data.py", "If you trust that code, pass the configuration that names it: spider --config FILE"
-    ):
+    with refused("config/data.py", "pass the configuration that names it: spider --config FILE"):
         source_class("tests.sources.toy")
     configure(datasets__toy={"source": {"kind": "tests.sources.toy", "file": "toy.parquet"}})
     load_config(Path("config.yaml"))  # as the command does

@@ -18,12 +18,28 @@ from spider.data.encode import encode_part
 from spider.data.listing import list_files
 from spider.data.sources.local import import_local
 from spider.workflow import doctor
-from spider.workflow.unlock import enter
+from spider.workflow.start import enter
 from tests.unit.small_datasets import dataset
-from tests.workflow.test_hostile import mounted  # noqa: F401 (a fixture)
 
 from .followed import advised, refused
 from .test_texts import LINES, parquet
+
+
+@pytest.fixture
+def mounted():
+    """Return a function that mounts a memory disk with the given options. It needs root."""
+    points = []
+
+    def mount(path: Path, options: str) -> None:
+        path.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path]
+        if (done := subprocess.run(words, capture_output=True)).returncode:
+            pytest.skip(f"cannot mount a file system here: {done.stderr.decode().strip()}")
+        points.append(path)
+
+    yield mount
+    for point in points:
+        subprocess.run(["umount", "--lazy", point])
 
 
 @pytest.fixture
@@ -53,35 +69,27 @@ def without_privilege():
     assert not libc.capset(header, before)
 
 
-def test_a_command_is_repeated_when_there_is_space(tmp_path, mounted, logged):  # noqa: F811
+def test_a_command_is_repeated_when_there_is_space(tmp_path, mounted, logged):
     results = tmp_path / "results"
     mounted(results, "size=1m,nr_inodes=3")
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         for name in "abc":
             (results / name).touch()
-    advised(
-        logged(results),
-        "cli/__init__.py",
-        "no space left on the disk; free some and run the same command again",
-    )
+    advised(logged(results), "cli/__init__.py", "free some and run the same command again")
     (results / "a").unlink()
     (results / "b").unlink()
     assert not logged(results)
 
 
-def test_results_are_written_to_a_writable_file_system(tmp_path, mounted, logged):  # noqa: F811
+def test_results_are_written_to_a_writable_file_system(tmp_path, mounted, logged):
     results = tmp_path / "results"
     mounted(results, "ro,size=1m")
-    advised(
-        logged(results),
-        "cli/__init__.py",
-        "the file system is read-only; name a writable folder under `results:`",
-    )
+    advised(logged(results), "cli/__init__.py", "name a writable folder under `results:`")
     mark, said = doctor._disk(Results(results), {})
     assert mark == "problem"
     advised(said, "workflow/doctor.py", "cannot be written; make it writable, or name")
     assert not logged(tmp_path / "others") and doctor._disk(Results(tmp_path / "others"), {})[0] == "ok"
-    with refused("workflow/unlock.py", "make it writable, or name another folder (results:)"):
+    with refused("workflow/start.py", "make it writable, or name another folder (results:)"):
         enter(tmp_path, results)
     enter(tmp_path, tmp_path / "others").close()
     subprocess.run(["mount", "-o", "remount,rw", str(results)], check=True)
@@ -91,9 +99,7 @@ def test_results_are_written_to_a_writable_file_system(tmp_path, mounted, logged
 
 def test_a_folder_that_may_be_written_is_named_or_made_writable(tmp_path, without_privilege, logged):
     (closed := tmp_path / "closed").mkdir(mode=0o555)
-    advised(
-        logged(closed), "cli/__init__.py", "permission denied; name a folder you may write under `results:`"
-    )
+    advised(logged(closed), "cli/__init__.py", "name a folder you may write under `results:`")
     assert not logged(tmp_path / "open")
     (tmp_path / "a.parquet").write_bytes(parquet())
     with refused("data/encode.py", "make the folder writable"):

@@ -33,9 +33,7 @@ def test_a_run_without_its_gpus_gets_as_many_as_there_are(monkeypatch):
     require_gpus(0)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with refused(
-        "processes/device.py", "but this machine has {}. To do: set resources.gpus: {}, or start where"
-    ):
+    with refused("processes/device.py", "To do: set resources.gpus: {}, or start where"):
         require_all(2)
     require_all(1)
 
@@ -84,9 +82,7 @@ def test_the_doctor_is_content_after_the_change(tmp_path):
     assert mark == "problem" and doctor._disk(Results(tmp_path), {"docs": (1e3, 1e3)})[0] == "ok"
     mark, said = doctor._partitions(Path(doctor.__file__).parents[2] / "profiles/default")
     assert mark == "problem"
-    advised(
-        said, "workflow/doctor.py", "names no executor, so jobs run on this machine: leave the profile out"
-    )
+    advised(said, "workflow/doctor.py", "so jobs run on this machine: leave the profile out")
 
 
 @contextlib.contextmanager
@@ -129,18 +125,13 @@ def test_a_results_folder_of_another_version_or_without_permission_is_left(tmp_p
     root = tmp_path / "results"
     root.mkdir()
     write_json(root / MARK, {"format": 99})
-    with refused(
-        "common/results.py",
-        "name another folder under `results:` in the configuration, or move this one away",
-    ):
+    with refused("common/results.py", "or move this one away"):
         check_root(root)
     check_root(tmp_path / "other")
     root.rename(tmp_path / "aside")
     check_root(root)
     (tmp_path / "file").touch()
-    with refused(
-        "common/results.py", "make it writable, or name another folder under `results:` in the configuration"
-    ):
+    with refused("common/results.py", "or name another folder under `results:` in the configuration"):
         write_config(tmp_path / "file/results", {})
     write_config(root, {})
 

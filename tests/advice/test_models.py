@@ -48,9 +48,7 @@ def test_a_compressed_model_gets_a_larger_cap():
 
     with refused("checkpoints/compress/pipeline.py", "use fewer parameters, fewer bits or a larger cap"):
         fit_cap(10_000, 80_000, size, lambda clip: round(size(clip)))
-    with refused(
-        "checkpoints/compress/pipeline.py", "compress: no clip near {} gives a file of {} bytes; raise cap"
-    ):
+    with refused("checkpoints/compress/pipeline.py", "no clip near {} gives a file of {} bytes; raise cap"):
         fit_cap(60_000, 80_000, size, lambda clip: 61_000)
     assert fit_cap(61_000, 80_000, size, lambda clip: round(size(clip)))[1] <= 61_000
 
@@ -59,9 +57,7 @@ def test_a_model_without_conversations_gets_a_text(stage, tmp_path):
     export(stage.path, tmp_path / "own")
     tokenizer = SpiderTokenizer.from_pretrained(tmp_path / "own")
     asked = [{"role": "user", "content": "1 + 1"}]
-    with refused(
-        "hf/tokenization.py", "this model was not trained on conversations (docs/gpt.md); give it a text"
-    ):
+    with refused("hf/tokenization.py", "give it a text"):
         tokenizer.apply_chat_template(asked)
     tokenizer("1 + 1")
     with refused("hf/modeling.py", "leave dtype out, and call the model under torch.autocast"):
@@ -113,9 +109,7 @@ def test_conversations_are_corrected_or_rewarded_otherwise(tmp_path):
         check(Prompts(shards), SimpleNamespace(seq_len=seq_len), "toy")
 
     number, word = talk("number", "2"), talk("word", "two")
-    with refused(
-        "training/rollouts.py", "which leaves no place for an answer in a window of {}; raise seq_len"
-    ):
+    with refused("training/rollouts.py", "leaves no place for an answer in a window of {}; raise seq_len"):
         checked(number, seq_len=8)
     checked(number, seq_len=32)
     with refused("training/rollouts.py", "correct the data"):
@@ -123,9 +117,7 @@ def test_conversations_are_corrected_or_rewarded_otherwise(tmp_path):
     checked(number)
     sampler = SimpleNamespace(rollouts=RolloutConfig(samples=4), seq_len=32)
     order = {"seq_len": 32, "seed": 0, "position": None}
-    with refused(
-        "training/rollouts.py", "which is not a multiple of rollouts.samples ({}); change micro_batch"
-    ):
+    with refused("training/rollouts.py", "is not a multiple of rollouts.samples ({}); change micro_batch"):
         Rollouts(number, sampler, **order, rows=6)
     Rollouts(number, sampler, **order, rows=8)
 
@@ -172,9 +164,7 @@ def test_documents_and_results_are_named(here):  # noqa: F811
     assert _text(config, results, "toy", "000", 3)
     stage = results.stage("r", "a")
     aside = stage.path.rename("aside")
-    with refused(
-        "provenance/lineage.py", "neither an evaluation nor a receipt (train.json); train this stage first"
-    ):
+    with refused("provenance/lineage.py", "train this stage first"):
         result_of(stage.path)
     with refused("trust/order.py", "no such receipt; train {} first"):
         Order(config, "r")
@@ -197,9 +187,7 @@ def test_changed_evidence_is_made_again(tmp_path):
 def test_a_results_folder_without_configurations_is_removed_by_hand(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "config.yaml").write_text("runs: 3")
-    with refused(
-        "workflow/clean.py", "has no valid configuration, so nothing can be kept; remove it by hand"
-    ):
+    with refused("workflow/clean.py", "so nothing can be kept; remove it by hand"):
         leftovers(tmp_path)
     shutil.rmtree(tmp_path)
 

@@ -20,34 +20,22 @@ from tests.unit.publish.test_push import ONCE, REPO, folder, hub, made  # noqa: 
 from .followed import advised, refused
 
 #: A phrase, the faults of the hub or what is pushed, and what changes, as the message says.
+# fmt: off
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "publish/push.py": [
         ("give its owner and its name, such as acme/small", {}, {"repo": "small"}, {"repo": REPO}),
-        (
-            "is public, and a push publishes only with --public; add it, or name another repository",
-            {},
-            {"repo": "acme/open"},
-            {"repo": "acme/open", "public": True},
-            {"repo": REPO},
-        ),
+        ("is public, and a push publishes only with --public; add it, or name another repository", {},
+         {"repo": "acme/open"}, {"repo": "acme/open", "public": True}, {"repo": REPO}),
         ("run the same command again; uploaded data are not sent again", {"/repos/create": 503}, {}, {}),
-        (
-            "the hub refuses your token ({}); make one at {}: `hf auth login`, or HF_TOKEN",
-            {"/repos/create": 401},
-            {},
-            {},
-        ),
+        ("the hub refuses your token ({}); make one at {}: `hf auth login`, or HF_TOKEN",
+         {"/repos/create": 401}, {}, {}),
         ("you may not write there ({}); use a token that may, from {}", {"/repos/create": 403}, {}, {}),
         ("another process is changing it ({}); wait for that, then {}", {"/commit/": 409}, {}, {}),
-        (
-            "no such branch; leave --revision out, or name a branch that can be created",
-            {"/branch/second": 200},
-            {"revision": "second"},
-            {},
-            {"revision": "third"},
-        ),
+        ("no such branch; leave --revision out, or name a branch that can be created",
+         {"/branch/second": 200}, {"revision": "second"}, {}, {"revision": "third"}),
     ],
 }
+# fmt: on
 
 
 @pytest.mark.parametrize(
@@ -66,9 +54,7 @@ def test_a_refused_push_is_given_again(hub, folder, phrase, faults, given, remed
 
 def test_the_token_and_the_network_of_a_push_are_set(hub, folder, monkeypatch):  # noqa: F811
     monkeypatch.delenv("HF_TOKEN")
-    with refused(
-        "publish/push.py", "the hub requires a token (401); run `hf auth login`, or set HF_TOKEN ({})"
-    ):
+    with refused("publish/push.py", "run `hf auth login`, or set HF_TOKEN ({})"):
         push(folder, REPO, patience=ONCE)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     present = constants.ENDPOINT
@@ -85,9 +71,7 @@ def test_the_token_and_the_network_of_a_push_are_set(hub, folder, monkeypatch): 
 
 def test_a_repository_that_the_token_may_read_is_named(hub, folder):  # noqa: F811
     theirs = hub.repositories["acme/theirs"] = Repository(private=True, readable=False)
-    with refused(
-        "publish/push.py", "no such repository, or your token may not read it ({}); check the name, and {}"
-    ):
+    with refused("publish/push.py", "or your token may not read it ({}); check the name, and {}"):
         push(folder, "acme/theirs", patience=ONCE)
     push(folder, REPO)
     theirs.readable = True

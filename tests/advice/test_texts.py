@@ -48,89 +48,43 @@ def arrow() -> bytes:
 BY_URL = {"split_by": {"column": "url"}}
 OTHER = {"split_by": {"column": "host"}}
 #: A phrase, the file that provokes it, and the settings; then the file and the settings after each remedy.
+# fmt: off
 ADVICE: dict[str, list[tuple[Any, ...]]] = {
     "data/sources/local.py": [
-        (
-            "no such file or folder; check datasets.*.source.files",
-            ("b.jsonl", None),
-            {},
-            (("a.jsonl", LINES), {}),
-        ),
-        ("unknown kind of file; give {}", ("a.docx", b"one"), {}, (("a.txt", b"one"), {})),
-        (
-            "{}: {}; copy it again",
-            ("a.jsonl.gz", gzip.compress(LINES * 9)[:-20]),
-            {},
-            (("a.jsonl.gz", gzip.compress(LINES * 9)), {}),
-        ),
+        ("no such file or folder; check datasets.*.source.files", ("b.jsonl", None), {},
+         (("a.jsonl", LINES), {})),
+        ("unknown kind of file; give {}", ("a.docx", b'one'), {}, (("a.txt", b'one'), {})),
+        ("{}: {}; copy it again", ("a.jsonl.gz", gzip.compress(LINES * 9)[:-20]), {},
+         (("a.jsonl.gz", gzip.compress(LINES * 9)), {})),
         ("{}: {} after row {}; copy it again", ("a.arrow", arrow()[:-50]), {}, (("a.arrow", arrow()), {})),
-        (
-            "{}: is UTF-16 or UTF-32; export it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
-            ("a.jsonl", LINES.decode().encode("utf-16")),
-            {},
-            (("a.jsonl", LINES), {}),
-        ),
-        ("{}, {}; correct the file{}", ("a.jsonl", LINES + b"{"), {}, (("a.jsonl", LINES), {})),
-        (
-            "{}: a text has no column {}; {}, or leave {} out",
-            ("a.txt", b"one"),
-            BY_URL,
-            (("a.txt", b"one"), {}),
-        ),
-        (
-            "set {} to {}, its path",
-            ("a.txt", b"one"),
-            BY_URL,
-            (("a.txt", b"one"), {"split_by": {"column": "id"}}),
-        ),
-        (
-            "no line has {} (keys: {}); set {} to one of them, or leave {} out",
-            ("a.jsonl", LINES),
-            OTHER,
-            (("a.jsonl", LINES), BY_URL),
-            (("a.jsonl", LINES), {}),
-        ),
-        (
-            "{}, {}: has no {} (keys: {}); set text_column to the one with the text",
-            ("a.jsonl", b'{"body": "one"}'),
-            {},
-            (("a.jsonl", b'{"body": "one"}'), {"text_column": "body"}),
-        ),
+        ("{}: is UTF-16 or UTF-32; export it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
+         ("a.jsonl", LINES.decode().encode("utf-16")), {}, (("a.jsonl", LINES), {})),
+        ("{}, {}; correct the file{}", ("a.jsonl", LINES + b'{'), {}, (("a.jsonl", LINES), {})),
+        ("{}: a text has no column {}; {}, or leave {} out", ("a.txt", b'one'), BY_URL,
+         (("a.txt", b'one'), {})),
+        ("set {} to {}, its path", ("a.txt", b'one'), BY_URL,
+         (("a.txt", b'one'), {"split_by": {"column": "id"}})),
+        ("no line has {} (keys: {}); set {} to one of them, or leave {} out", ("a.jsonl", LINES), OTHER,
+         (("a.jsonl", LINES), BY_URL), (("a.jsonl", LINES), {})),
+        ("{}, {}: has no {} (keys: {}); set text_column to the one with the text",
+         ("a.jsonl", b'{"body": "one"}'), {}, (("a.jsonl", b'{"body": "one"}'), {"text_column": "body"})),
     ],
     "data/documents.py": [
-        (
-            "set {} to one of them",
-            ("a.parquet", parquet(body=["one"])),
-            {},
-            (("a.parquet", parquet(body=["one"])), {"text_column": "body"}),
-        ),
-        (
-            ", or leave {} out",
-            ("a.parquet", parquet(text=["one"])),
-            BY_URL,
-            (("a.parquet", parquet(text=["one"])), {}),
-        ),
-        (
-            "set {} to another, or write a column of text into the file",
-            ("a.parquet", parquet(text=[{"body": "one"}], body=["one"])),
-            {},
-            (("a.parquet", parquet(text=[{"body": "one"}], body=["one"])), {"text_column": "body"}),
-            (("a.parquet", parquet(text=["one"])), {}),
-        ),
-        (
-            "give each but one another name",
-            ("a.parquet", parquet(names=["text", "text", "id"])),
-            {},
-            (("a.parquet", parquet(names=["text", "title", "id"])), {}),
-        ),
-        (
-            "copy {} again",
-            ("a.parquet", parquet()[:200] + b"damaged" * 9 + parquet()[263:]),
-            {},
-            (("a.parquet", parquet()), {}),
-        ),
+        ("set {} to one of them", ("a.parquet", parquet(body=["one"])), {},
+         (("a.parquet", parquet(body=["one"])), {"text_column": "body"})),
+        (", or leave {} out", ("a.parquet", parquet(text=["one"])), BY_URL,
+         (("a.parquet", parquet(text=["one"])), {})),
+        ("set {} to another, or write a column of text into the file",
+         ("a.parquet", parquet(text=[{"body": "one"}], body=["one"])), {},
+         (("a.parquet", parquet(text=[{"body": "one"}], body=["one"])), {"text_column": "body"}),
+         (("a.parquet", parquet(text=["one"])), {})),
+        ("give each but one another name", ("a.parquet", parquet(names=["text", "text", "id"])), {},
+         (("a.parquet", parquet(names=["text", "title", "id"])), {})),
+        ("copy {} again", ("a.parquet", parquet()[:200] + b'damaged' * 9 + parquet()[263:]), {},
+         (("a.parquet", parquet()), {})),
     ],
 }
+# fmt: on
 
 
 @pytest.fixture(autouse=True)
@@ -196,9 +150,7 @@ def test_the_files_of_a_folder_are_named():
     folder = Path("mine")
     folder.mkdir()
     source = LocalSource(kind="local", files=["mine"])
-    with refused(
-        "data/listing.py", "source.files: {} holds no file of a known kind; give {}", error=ConfigError
-    ):
+    with refused("data/listing.py", "{} holds no file of a known kind; give {}", error=ConfigError):
         source.items()
     with refused("data/sources/local.py", "{}: holds no file of a known kind; give {}"):
         files_of(folder)
@@ -245,9 +197,7 @@ def test_a_tokenizer_is_learned_with_less_held_out_or_a_smaller_vocabulary():
 
     with refused("data/tokenizer.py", "lower `validation`, or give more text"):
         learned(275, validation=0.999999)
-    with refused(
-        "data/tokenizer.py", "merges, but {} bytes have only {}; set it to {}, or give more text"
-    ) as said:
+    with refused("data/tokenizer.py", "but {} bytes have only {}; set it to {}, or give more text") as said:
         learned(300)
     learned(int(str(said.value).partition("set it to ")[2].partition(",")[0]))
 
@@ -269,9 +219,7 @@ def test_shards_are_written_when_there_is_space(tmp_path):
 
 
 def test_a_missing_raw_text_is_downloaded_first():
-    with refused(
-        "data/documents.py", "no such file; download it first (with temp: true it is deleted after encoding)"
-    ):
+    with refused("data/documents.py", "download it first (with temp: true it is deleted after encoding)"):
         encode_part(Path("a.parquet"), Path("shards"), "000", dataset())
     Path("mine.jsonl").write_bytes(LINES)
     import_local(Path("mine.jsonl"), Path("a.parquet"), dataset())

@@ -84,9 +84,7 @@ def test_text_without_a_piece_is_left_out_or_exported_with_byte_pieces(tmp_path)
     of, unknown = ([name for name, _ in letters].index(name) for name in ("of", "<unk>"))
     for name in ("train_000", "val_000"):
         shard(tmp_path / f"{name}.bin", [BOS, of, unknown])
-    with refused(
-        "data/sources/tokens.py", "export the text with a model that has byte pieces (byte_fallback=True)"
-    ):
+    with refused("data/sources/tokens.py", "the text with a model that has byte pieces (byte_fallback=True)"):
         imported(tmp_path)
     tokens = read_model(tmp_path / "m.model").tokens
     with refused("tokens/sentencepiece.py", "leave it out of the text"):
@@ -104,9 +102,7 @@ def test_the_tokenizer_of_a_dataset_is_copied_or_made_again(talk, tmp_path, dama
     folder = shutil.copytree(talk, tmp_path / "talk")
     tokenizer = folder / "tokenizer.json"
     digest = read_tokens(tokenizer).digest
-    with refused(
-        "tokens/stored.py", "copy the whole folder from where it was made, or delete that of a dataset"
-    ):
+    with refused("tokens/stored.py", "or delete that of a dataset"):
         tokens_in(folder, "another")
     tokenizer.write_text(damage)
     with refused("tokens/stored.py", "delete it and {}, and run `snakemake datasets/{}`"):

@@ -34,9 +34,7 @@ from .followed import advised, refused
 
 def test_a_folder_with_a_question_mark_is_renamed(tmp_path):
     (tmp_path / "what?").mkdir()
-    with refused(
-        "tracking/target.py", "a SQLite store cannot be in a folder with '?' in its name; rename it"
-    ):
+    with refused("tracking/target.py", "SQLite store cannot be in a folder with '?' in its name; rename it"):
         store_uri(tmp_path / "what?", TrackingConfig())
     store_uri((tmp_path / "what?").rename(tmp_path / "what"), TrackingConfig())
 
@@ -62,11 +60,7 @@ def test_a_damaged_store_is_moved_away(results):  # noqa: F811
     (results.root / "mlflow.db").write_bytes(b"not a database at all" * 100)
     results.workflow()
     said = results.sync().error
-    advised(
-        said,
-        "tracking/target.py",
-        "the file is damaged or not a SQLite database; move it away and sync again",
-    )
+    advised(said, "tracking/target.py", "move it away and sync again")
     (results.root / "mlflow.db").rename(results.root / "aside")
     assert results.sync().error is None
 
@@ -123,11 +117,7 @@ def test_the_password_or_the_token_of_a_server_is_set(monkeypatch):
     try:
         with pytest.raises(Exception, match="401") as refusal:
             reach(uri)
-        advised(
-            explain(refusal.value, uri),
-            "tracking/target.py",
-            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-        )
+        advised(explain(refusal.value, uri), "tracking/target.py", "set MLFLOW_TRACKING_USERNAME and")
         with monkeypatch.context() as patch:
             patch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
             patch.setenv("MLFLOW_TRACKING_PASSWORD", "sesame")

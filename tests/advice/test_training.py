@@ -63,10 +63,7 @@ def test_an_unfinished_training_goes_on_with_its_settings_or_starts_in_another_f
     with pytest.raises(Stop):
         train(make_spec(max_steps=8, val_every=0), folder, shards, on_step=stop_at(6))
     other = make_spec(max_steps=8, val_every=0, lr=1e-3)
-    with refused(
-        "checkpoints/save.py",
-        "Restore these settings to continue it, move {} away to start again, or train in another folder",
-    ):
+    with refused("checkpoints/save.py", "move {} away to start again, or train in another folder"):
         train(other, folder, shards)
     assert train(other, tmp_path / "b", shards).steps == 8
     shutil.copytree(folder, tmp_path / "copy", symlinks=True)
@@ -94,10 +91,7 @@ def test_a_lost_or_damaged_checkpoint_is_trained_again(stage, make_spec, shards)
     aside = checkpoint.rename(stage.path / "aside")
     for one in steps(stage.checkpoints):
         shutil.rmtree(one)
-    with refused(
-        "checkpoints/load.py",
-        "this checkpoint is gone, and {} names it. Put it back, or delete {} and run {}",
-    ):
+    with refused("checkpoints/load.py", "and {} names it. Put it back, or delete {} and run {}"):
         Checkpoint.at(stage.path)
     aside.rename(checkpoint)
     Checkpoint.at(stage.path)
@@ -111,9 +105,7 @@ def test_a_lost_or_damaged_checkpoint_is_trained_again(stage, make_spec, shards)
 
 
 def test_a_path_of_a_checkpoint_is_named(stage, tmp_path):
-    with refused(
-        "checkpoints/load.py", "not a training receipt; give a checkpoint, a stage folder, or its train.json"
-    ):
+    with refused("checkpoints/load.py", "give a checkpoint, a stage folder, or its train.json"):
         Checkpoint.at(stage.origin)
     for path in (steps(stage.checkpoints)[-1], stage.path, stage.receipt):
         Checkpoint.at(path)
@@ -154,9 +146,7 @@ def test_the_options_of_a_training_are_changed(stage, tmp_path, shards, monkeypa
     own = Path("results/runs/r/a")
     shutil.copytree(stage.path, own, symlinks=True)
     planned("b")
-    with refused(
-        "training/stage.py", "is in this training's own folder, {}. Leave --resume out to continue that"
-    ):
+    with refused("training/stage.py", "{}. Leave --resume out to continue that"):
         planned(resume=own, ckpt_dir=own)
     planned(ckpt_dir=own)
     planned(resume=own, ckpt_dir=Path("other"))
@@ -169,10 +159,7 @@ def test_the_options_of_a_training_are_changed(stage, tmp_path, shards, monkeypa
 def test_a_parent_that_is_past_the_end_gives_its_weights_or_the_stage_gets_more_steps(
     stage, tmp_path, make_spec, shards
 ):
-    with refused(
-        "training/state.py",
-        "give it more steps (max_steps, tokens), or take its weights only (--reset-steps)",
-    ):
+    with refused("training/state.py", "tokens), or take its weights only (--reset-steps)"):
         train(make_spec(max_steps=3, val_every=0), tmp_path / "b", shards, resume=stage.path)
     assert (
         train(make_spec(max_steps=7, val_every=0), tmp_path / "c", shards, resume=stage.path).global_step == 7
@@ -207,9 +194,7 @@ def test_a_parent_goes_on_with_its_own_tokenizer(tmp_path, talk, talk_spec):
 
 def test_another_window_or_more_text_is_trained_on(tmp_path, make_spec):
     little = encoded(tmp_path / "little", ["one two"], validation=0)
-    with refused(
-        "data/loader.py", "are less than one window of seq_len + 1 = {}; lower seq_len or encode more text"
-    ):
+    with refused("data/loader.py", "lower seq_len or encode more text"):
         train(make_spec(**SHORT), tmp_path / "a", little)
     train(make_spec(**SHORT, seq_len=8), tmp_path / "a", little)
     train(make_spec(**SHORT), tmp_path / "b", encoded(tmp_path / "more", ["one two"] * 9, validation=0))
@@ -227,17 +212,6 @@ def test_a_position_of_another_order_is_left_or_its_settings_restored(tmp_path, 
     next(Loader(view, seed=0, **order, position=position))
 
 
-def test_a_training_that_diverged_runs_again_with_a_lower_rate(tmp_path, make_spec, shards):
-    """It has no checkpoint, so its folder stays; `tests/unit/cli/test_train.py` has one with a checkpoint."""
-    wild = {"max_steps": 60, "val_every": 0, "optimizer": "adamw", "warmup_steps": 0}
-    with refused(
-        "training/loop.py",
-        "the last good checkpoint is {}. The same settings fail again: lower lr or optimizer.clip",
-    ):
-        train(make_spec(**wild, lr=1e30), tmp_path / "a", shards)
-    assert train(make_spec(**wild | SHORT, lr=1e-3), tmp_path / "a", shards).skipped == 0
-
-
 def test_diverged_weights_are_left_for_earlier_ones_or_trained_again(stage, make_spec, shards):
     earlier, last = steps(stage.checkpoints)
 
@@ -245,16 +219,10 @@ def test_diverged_weights_are_left_for_earlier_ones_or_trained_again(stage, make
         return [*generate(load_model(path)[0], "the ", max_bytes=9, temperature=0, seed=0, context=32)]
 
     saved_again(last, lambda name: 1e30 if name.startswith("model.") else 1)
-    with refused(
-        "evaluation/generate.py",
-        "the model's predictions are not finite, its weights have diverged; use an earlier checkpoint",
-    ):
+    with refused("evaluation/generate.py", "its weights have diverged; use an earlier checkpoint"):
         generated(last)
     saved_again(last, lambda name: float("inf") if name.startswith("model.") else 1)
-    with refused(
-        "checkpoints/load.py",
-        "the training diverged; use an earlier checkpoint, or train again with a lower lr",
-    ):
+    with refused("checkpoints/load.py", "use an earlier checkpoint, or train again with a lower lr"):
         generated(last)
     assert generated(earlier)
     train(make_spec(**SHORT, lr=1e-3), stage.path, shards)
@@ -269,10 +237,7 @@ def test_a_damaged_line_of_a_curve_is_restored_or_removed(tmp_path, make_spec, s
     whole = (folder / "metrics.jsonl").read_text()
     for place in (folder, copied):
         (place / "metrics.jsonl").write_text(whole.replace('"step"', "step", 1))
-        with refused(
-            "training/metrics.py",
-            "{}, line {}: {}; restore the file from a copy, or remove this line, which the curve then lacks",
-        ):
+        with refused("training/metrics.py", "or remove this line, which the curve then lacks"):
             train(spec, place, shards)
     (folder / "metrics.jsonl").write_text(whole)
     (copied / "metrics.jsonl").write_text(whole.split("\n", 1)[1])

@@ -37,9 +37,7 @@ def test_a_part_with_a_damaged_shard_is_encoded_again_and_a_failed_job_runs_agai
     said = trained(RECEIPT, fails=True)
     advised(said, "data/shards.py", "{}. Then run again (`spider data verify` finds other damage)")
     assert trained.planned()["train"] == 1
-    with refused(
-        "data/shards.py", "delete {}, and run `snakemake datasets/{}`, which encodes the part again"
-    ):
+    with refused("data/shards.py", "and run `snakemake datasets/{}`, which encodes the part again"):
         verify(shards)
     for name in re.search(r"delete (\S+) and (\S+), and run", said).groups():
         (trained.folder / name).unlink()
@@ -83,10 +81,7 @@ def test_a_stage_of_other_settings_is_trained_again_or_its_settings_are_restored
         trained.run["defaults"]["lr"] = lr
         spec = load_config(trained.config).stage("small", "second")
         if lr != before:
-            with refused(
-                "cli/evaluate.py",
-                "was trained with other settings than runs.{} has now; restore them, or {}",
-            ) as caught:
+            with refused("cli/evaluate.py", "restore them, or {}") as caught:
                 check_settings(receipt, spec)
     check_settings(receipt, spec)
     trained.run["defaults"]["lr"] = before * 2
@@ -99,11 +94,7 @@ def test_a_damaged_record_of_what_an_output_was_made_from_is_deleted(trained):
     record = trained.results / "made/runs/small/first/train.json.json"
     record.write_text("{")
     said = trained("--dry-run", fails=True)
-    advised(
-        said,
-        "provenance/made.py",
-        "delete it; its output then counts as made from the settings and files of now",
-    )
+    advised(said, "provenance/made.py", "its output then counts as made from the settings and files of now")
     assert "first/train.json.json: not valid JSON" in said and "Traceback" not in said
     record.unlink()
     assert trained.planned() == {}
@@ -114,10 +105,6 @@ def test_a_bound_below_the_gpus_of_a_run_is_raised(tmp_path):
     words = runs(1, gpus=2), "--resources", "mem=1GB"
     said, status = finished(machine.start("one", *words, "gpu=1", "--", target), PATIENCE)
     assert status == 1
-    advised(
-        said,
-        "workflow/plan.py",
-        "runs.{}.resources.gpus: is {}, and --resources gpu={} allows fewer; raise the bound",
-    )
+    advised(said, "workflow/plan.py", "is {}, and --resources gpu={} allows fewer; raise the bound")
     machine.run(*words, "gpu=2", "--", target)
     assert [len(job[2]) for job in machine.jobs() if job[0] == "train"] == [2]

@@ -99,9 +99,6 @@ def clean(root, *words, answer=""):
 
 def test_what_no_configuration_reaches_is_listed(results):
     assert found(results) == UNREACHED
-
-
-def test_with_newest_earlier_configurations_do_not_count(results):
     (index,) = [path for path in (results / "ngram/docs").iterdir() if path.name != "0123456789abcdef"]
     assert found(results, newest=True) == UNREACHED | {"runs/old", f"ngram/docs/{index.name}"}
 
@@ -115,12 +112,6 @@ def test_it_lists_sizes_and_removes_after_asking(results):
     gone = before - everything(results)
     assert gone == {path for path in before if any(path.is_relative_to(results / one) for one in UNREACHED)}
     assert "every result is reached" in clean(results, "--yes").output
-
-
-def test_yes_removes_without_asking(results):
-    assert clean(results, "--yes").exit_code == 0
-    assert found(results) == set()
-    assert (results / "runs/old/main/metrics.jsonl").exists() and (results / "logs/train/gone").exists()
 
 
 def test_a_run_that_is_being_trained_stays(results):

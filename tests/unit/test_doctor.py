@@ -175,15 +175,6 @@ def test_a_disk_that_is_too_small_is_a_problem_and_stops_a_workflow(doctor, monk
         subprocess.run(["umount", "--lazy", str(results)])
 
 
-def test_raw_text_that_is_deleted_takes_no_space(doctor):
-    doctor.write("text.jsonl", [{"id": str(i), "text": "a" * 1000} for i in range(8000)])
-    kept = doctor()["disk"][1]
-    doctor.config["datasets"]["text"]["temp"] = True
-    megabytes = [float(text.split("about ")[1].split(" MB")[0]) for text in (kept, doctor()["disk"][1])]
-    size = (doctor.folder / "text.jsonl").stat().st_size / 1e6
-    assert megabytes[0] - megabytes[1] == pytest.approx(size, abs=0.2)
-
-
 def test_a_profile_without_its_cluster_is_a_problem(doctor):
     profile = doctor.folder / "profile"
     profile.mkdir()
@@ -194,12 +185,3 @@ def test_a_profile_without_its_cluster_is_a_problem(doctor):
     (profile / "config.yaml").write_text("executor: nowhere\n")
     found = doctor("--workflow-profile", "profile", status=1)
     assert "executor nowhere is not installed: pip install" in found["partitions"][1]
-
-
-def test_what_is_encoded_needs_no_hub(doctor):
-    doctor.config["datasets"]["text"]["source"] = HUB
-    shards = doctor.folder / "results/shards/text"
-    shards.mkdir(parents=True)
-    (shards / "metadata.json").write_text("{}")
-    found = doctor(HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
-    assert found["data text"][0] == "ok" and found["data text"][1].endswith("already there")

@@ -178,15 +178,6 @@ def test_a_row_that_outlasts_its_time_is_killed_with_what_it_started_and_keeps_i
     pytest.fail("what the row started still runs")
 
 
-def test_another_checkout_is_trained_right_behind(machine, tmp_path):
-    told = 'import json; print("FIGURES", json.dumps({"line": os.environ["GPU_TREE"]}))'
-    other = tmp_path / "other"
-    assert machine({"a": told, "b": told}, "--other", str(other), "--rows", "a*") == 0
-    rows = kept(tmp_path)
-    assert [(name, row["line"]) for name, row in rows.items()] == [("a", str(ROOT)), ("a, other", str(other))]
-    assert rows["a"]["code"] != rows["a, other"]["code"]
-
-
 # ------------------------------------------------------------------------------------------------ the bundle
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spider.common.version import VERSION
+from spider.common import VERSION
 
 ROOT = Path(__file__).parents[2]
 #: What pip has the build backend do for `pip install --editable .`: make a wheel that only points here.

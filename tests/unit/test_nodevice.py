@@ -110,65 +110,11 @@ def test_a_wait_in_a_capture_is_refused_and_spoils_it(cuda, tmp_path, capfd):
     assert "cudaStreamSynchronize is not permitted while a stream is captured" in capfd.readouterr().err
 
 
-def test_memory_is_that_of_the_device_and_knows_where_it_is(cuda, tmp_path):
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
-    most = ctypes.c_size_t(free.value - 1000)
-    pointers = [ctypes.c_void_p() for _ in range(3)]
-    assert cuda.cudaMalloc(ctypes.byref(pointers[0]), most) == 0
-    assert cuda.cudaMalloc(ctypes.byref(pointers[1]), ctypes.c_size_t(2000)) == NO_MEMORY
-    assert cuda.cudaFree(pointers[0]) == cuda.cudaMalloc(ctypes.byref(pointers[1]), most) == 0
-    cuda.cudaFree(pointers[1])
-    cuda.cudaHostAlloc(ctypes.byref(pointers[2]), ctypes.c_size_t(10), 0)
-    cuda.cudaMalloc(ctypes.byref(pointers[0]), ctypes.c_size_t(10))
-    cuda.cudaMemcpyAsync(pointers[2], pointers[0], ctypes.c_size_t(10), 2, None)
-    sums, work = counts(cuda, tmp_path)
-    assert "copy: device to pinned memory" in work and not sums["copies of pageable memory"]
-
-
-def test_what_is_missing_is_told(gpu_benchmarks, monkeypatch, tmp_path, capsys):
-    import nodevice
-
-    monkeypatch.setattr(torch.version, "cuda", None)
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").touch()
-    version = tmp_path / "torch/version.py"
-    found = type("Spec", (), {"origin": str(tmp_path / "torch/__init__.py")})
-    monkeypatch.setattr(nodevice, "find_spec", lambda name: found if name == "torch" else None)
-    version.write_text("__version__, cuda = '2.11.0+cpu', None\n")
-    with pytest.raises(SystemExit, match=r"has torch without CUDA.*pip install torch==2\.11\.0"):
-        nodevice.build(tmp_path)
-    version.write_text("__version__, cuda = '3.0.0+cu140', '14.0'\n")
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SystemExit, match="there is no gcc"):
-        nodevice.build(tmp_path)
-    assert "torch 3.0.0+cu140: the runtime without a device was written for 2.11" in capsys.readouterr().err
-
-
 def some_work(nodevice, name, called=0, replayed=0):
     return nodevice.Work(called, replayed, "1x1x1", 128, 0, name)
 
 
-def test_a_report_tells_the_host_from_graphs(gpu_benchmarks):
-    import count
-    import nodevice
-
-    work = [some_work(nodevice, "add", 5), some_work(nodevice, "product 2 x 3 x 4", 1, 20)]
-    row = {
-        "sums": {"waits": 0},
-        "work": [*work, some_work(nodevice, "memory set", 2)],
-        "parts": {"ops": 0.002},
-    }
-    lines = [line.split() for line in count.report(row, kernels=1).splitlines()]
-    assert ["0", "waits"] in lines and ["2.00", "ms", "ops"] in lines
-    assert (
-        ["5", "0", "kernel"] in lines
-        and ["1", "20", "product"] in lines
-        and ["2", "0", "memory", "set"] in lines
-    )
-    assert lines[-1][:2] == ["1", "20"] and "product" in lines[-1]
-
-
+@pytest.mark.long
 @pytest.mark.inductor
 def test_the_model_counts_bytes_and_flops_of_compiled_graphs_and_products(
     gpu_benchmarks, tmp_path, monkeypatch

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from spider.common.pace import Pace
+from spider.common.formatting import Pace
 from spider.workflow.progress import _Job
 
 

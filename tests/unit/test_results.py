@@ -16,12 +16,6 @@ def test_a_folder_of_another_version_is_refused_with_the_remedy(tmp_path):
         check_root(tmp_path)
 
 
-def test_a_mark_that_says_nothing_is_refused_too(tmp_path):
-    write_json(tmp_path / "spider.json", [])
-    with pytest.raises(ValueError, match=r"written by Spider \(unknown\) in format None.*move this one away"):
-        check_root(tmp_path)
-
-
 def test_jobs_that_hand_over_the_same_configuration_write_it_once(tmp_path):
     root, config = tmp_path / "results", {"runs": {"ü": [1, 2.5, None]}}
     kept = write_config(root, config)

@@ -1,8 +1,7 @@
-"""Test the benchmark of training speed: the text that it makes, and how it reads a profile."""
+"""Test how the benchmark of training speed reads a profile."""
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 
@@ -11,28 +10,6 @@ def benchmark(gpu_benchmarks):
     import train_throughput
 
     return train_throughput
-
-
-def test_made_up_ids_are_a_tokenizers_and_packed_as_text_is(benchmark, monkeypatch, tmp_path):
-    import texts
-
-    from spider.data.packing import PackedRows, pack
-    from spider.data.shards import Shards, verify
-
-    monkeypatch.setattr(texts, "FOLDER", tmp_path)
-    folder = texts.made_ids(32_768, count=80_000)
-    assert verify(folder)["documents"] == 200
-    shards, packing = Shards(folder, "train"), pack(folder, 512)
-    ids = shards.read(0, shards.tokens)
-    begins, (pad, bos, eos) = (
-        shards.begins(0),
-        (getattr(shards.vocabulary, name) for name in ("pad", "bos", "eos")),
-    )
-    assert shards.vocabulary.size == 32_768 and 20_000 < ids.max() < 32_768 and pad not in ids
-    assert (np.flatnonzero(ids == bos) == begins).all() and (ids[begins[1:] - 1] == eos).all()
-    assert np.mean(ids < 256) > 0.4  # few are most of a text
-    assert PackedRows.open(folder, shards, 512).packing == packing and packing.filled > 0.95
-    assert texts.made_ids(32_768) == folder
 
 
 @pytest.mark.parametrize(

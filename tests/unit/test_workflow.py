@@ -8,16 +8,12 @@ import pytest
 from snakemake.iocontainers import Wildcards
 
 from spider.config import load_config
-from spider.config.scored import overlap_name
 from spider.provenance.made import STANDS_FOR
-from spider.workflow.plan import Plan, growing, watched
+from spider.workflow.plan import Plan, watched
 
 LOCAL = {"source": {"kind": "local", "files": ["a.jsonl", "b.jsonl"]}, "validation": 0.1}
-RUN = {
-    "data": "text",
-    "model": "tiny",
-    "stages": [{"name": "one", "max_steps": 2}, {"name": "two", "max_steps": 2}],
-}
+STAGES = [{"name": "one", "max_steps": 2}, {"name": "two", "max_steps": 2}]
+RUN = {"data": "text", "model": "tiny", "stages": STAGES}
 
 
 @pytest.fixture
@@ -43,19 +39,6 @@ def job(rule, gpu=None, inputs=(), **wildcards):
     return SimpleNamespace(
         rule=SimpleNamespace(name=rule), wildcards=of(**wildcards), resources=resources, input=list(inputs)
     )
-
-
-def test_a_part_is_read_from_its_own_file_and_encoded_from_its_raw_text(plan):
-    made = plan(
-        {"bpe": {"like": "text", "tokenizer": "t"}}, tokenizers={"t": {"data": "text", "vocab_size": 300}}
-    )
-    part = of(dataset="text", part="001")
-    assert made.own_files(part) == ["b.jsonl"]
-    assert made.raw_part(part) == "<results>/raw/text/001.parquet"
-    assert made.raw_part(of(dataset="bpe", part="001")) == "<results>/raw/text/001.parquet"
-    assert made.tokenizer_file(part) == [] and made.removed_part(part) == []
-    assert made.tokenizer_file(of(dataset="bpe")) == "<results>/tokenizers/t/tokenizer.json"
-    assert made.learned_from(of(tokenizer="t")) == [f"<results>/raw/text/00{i}.parquet" for i in (0, 1)]
 
 
 def test_parts_and_datasets_before_a_part_are_inputs_of_its_cleaning(plan):
@@ -103,13 +86,6 @@ def test_a_stage_waits_for_the_one_before_and_for_all_datasets_of_its_mixture(pl
     assert made.measured_stage(of(run="r", shape=shape)).shape == shape
 
 
-def test_an_overlap_is_named_by_its_text_and_waits_for_all_text_that_is_learned(plan):
-    made = plan()
-    name = overlap_name(made.config, made.stage("r", "one"))
-    assert made.texts_of(overlap_name)(of(scored=name)) == ["<results>/shards/text/metadata.json"]
-    assert made.overlap_of(of(run="r", stage="one")) == f"<results>/overlap/{name}.json"
-
-
 def test_targets_of_a_run_are_its_scores_figures_and_what_extras_measure(plan):
     made = plan(runs={"r": RUN | {"compress": {}, "evaluation": {"checkpoints": "all"}}})
     made.measured_by.append(lambda run: [f"<results>/runs/{run}/extra.json"])
@@ -119,11 +95,6 @@ def test_targets_of_a_run_are_its_scores_figures_and_what_extras_measure(plan):
     assert {f"{stage}/{name}" for name in wanted} | {"<results>/runs/r/extra.json"} <= set(found)
     assert len(found) == len(set(found)) and not [file for file in found if "harness" in file]
     assert made.scores("r") == [file for file in found if not file.endswith(("svg", "html"))]
-
-
-def test_memory_and_time_grow_with_each_attempt():
-    assert growing(30)("wildcards", 3) == 90
-    assert growing(lambda wildcards: len(wildcards))("four", attempt=2) == 8
 
 
 def test_jobs_that_lack_their_gpus_are_refused_by_the_bound(plan):
@@ -151,8 +122,3 @@ def test_jobs_are_refused_if_their_text_is_gone_or_its_time_is_in_the_future(pla
     assert future.startswith("a.jsonl: its time (") and "is in the future" in future
     assert missing.startswith("datasets.text: ") and "b.jsonl: no such file" in missing
     assert made.hopeless([job("train", run="r", stage="one")]) == []
-
-
-def test_own_text_is_described_for_the_datasets_that_are_indexed(plan):
-    made = plan({"more": LOCAL})
-    assert made.own_texts([job("index", dataset="text")]) == ["datasets.text: 2 files, 36 B"]

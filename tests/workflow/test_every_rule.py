@@ -1,6 +1,8 @@
-"""One workflow with jobs of every rule: where tokens and n-gram indexes arrive, and what each job records.
+"""One workflow with jobs of every rule: where tokens and indexes arrive, what jobs record, and what is shown.
 
-It runs on a machine without git, in a folder with spaces in its name.
+It runs on a machine without git, in a folder with spaces in its name. Its family of models is one folder, and
+one of its sources and one of its measurements is a file. Python finds these toys by their import path, like
+the modules of a user.
 """
 
 import copy
@@ -40,12 +42,9 @@ from .conftest import ROOT, Workflow
 from .test_ngram import NGRAM
 
 TOY = "tests.families.toy"
-CLEANING = {
-    "filters": ["text !~ 'Document 7 '"],
-    "exact": True,
-    "near": 1.0,
-    "decontaminate": True,
-}
+VOWELS = "tests.measurements.vowels"
+PARAGRAPHS = "own {text}.txt"  # Snakemake reads braces as a wildcard.
+CLEANING = {"filters": ["text !~ 'Document 7 '"], "exact": True, "near": 1.0, "decontaminate": True}
 
 
 def add_tokens(workflow):
@@ -56,6 +55,7 @@ def add_tokens(workflow):
     first = run["stages"][0] | {"max_steps": 10}
     packed = {"name": "packed", "max_steps": 5, "warmup_steps": 0, "packing": "best_fit"}
     run |= {"model": {"family": TOY, "width": 8}, "stages": [first]}
+    run["evaluation"]["measurements"] = {VOWELS: {"letters": "aeiouy"}}
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
     workflow.config["runs"]["bpe"] |= {"compress": {"cap": 1_000_000}}
     workflow.config["audit"] = {"bpe": "quick", "bytes": True}
@@ -63,14 +63,8 @@ def add_tokens(workflow):
     return workflow
 
 
-@pytest.fixture
-def two(workflow, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return add_tokens(workflow)
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def finished(tmp_path_factory):
     """Run a tracked workflow once, with jobs of all rules; return it and its output."""
     home = tmp_path_factory.mktemp("every-rule")
     (folder := home / "a folder with spaces").mkdir()
@@ -81,28 +75,65 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         made = add_tokens(Workflow(folder))
-        made.config["datasets"]["text"] |= {"ngram": 0.5, "cleaning": CLEANING}
-        made.config["datasets"]["text-bpe"]["ngram"] = 0
-        made.config["trace"] = ["text"]
+        datasets, runs = made.config["datasets"], made.config["runs"]
+        datasets["text"] |= {"ngram": 0.5, "cleaning": CLEANING}
+        datasets["text-bpe"]["ngram"] = 0
+        paragraphs = [f"Paragraph {i}. " + "abc " * (i % 50) for i in range(200)]
+        (folder / PARAGRAPHS).write_text("\n\n".join(paragraphs))
+        source = {"kind": "tests.sources.toy", "file": PARAGRAPHS, "min_words": 5}
+        datasets["words"] = {"source": source, "validation": 0.2}
+        made.config["trace"] = ["text", "words"]
         texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
         gpt2(folder / "a gpt2", byte_level(texts))
         made.config["foreign"] = {"gpt2": "a gpt2"}
-        runs = made.config["runs"]
+        runs["bytes"]["data"] = {"mix": {"text": 4, "words": 1}}
         runs["bytes"]["model"] = runs["bytes"]["model"] | {"ngram": NGRAM}
         runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}, "checkpoints": "all"}
         runs["bpe"]["defaults"] = runs["bpe"]["defaults"] | {"ckpt_every": 5}
+        runs["bytes"]["evaluation"] = runs["bytes"]["evaluation"] | {"data": "text"}
         yield made, made(PATH=str(programs))
 
 
 @pytest.fixture
-def everything(trained, monkeypatch):
-    """Return the finished workflow. A test may change its configuration."""
+def everything(finished, monkeypatch):
+    """Return the finished workflow, in whose folder a test works. It may change the configuration."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    made, _ = trained
+    monkeypatch.setenv("SPIDER_TRACKING", "off")
+    made, _ = finished
+    monkeypatch.chdir(made.folder)
     config = made.config
     made.config = copy.deepcopy(config)
     yield made
     made.config = config
+    made.command()  # It writes the configuration.
+
+
+@pytest.fixture(scope="module")
+def export(finished, tmp_path_factory):
+    """Return a function that exports a stage once, and returns the folder."""
+    folder = tmp_path_factory.mktemp("exported")
+
+    def made(stage):
+        output = folder / stage.replace("/", "-")
+        if not output.exists():
+            spider("checkpoint", "export", finished[0].results / "runs" / stage, output)
+        return output
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def store(finished):
+    """Return a client of the store, and the experiments of jobs and of trainings."""
+    client = MlflowClient(f"sqlite:///{finished[0].results / 'mlflow.db'}")
+    return client, *(client.get_experiment_by_name(name).experiment_id for name in ("Pipeline", "Training"))
+
+
+def model_in(store, name):
+    """Return the metrics of a logged model."""
+    client, _, training = store
+    (model,) = client.search_logged_models([training], f"name = '{name}'")
+    return {one.key: one.value for one in model.metrics}
 
 
 def standard_task(folder):
@@ -118,23 +149,19 @@ def standard_task(folder):
     return str(own)
 
 
-def spider(workflow, *words):
-    done = subprocess.run(
-        [forkserver.spider(), *words],
-        cwd=workflow.folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def spider(*words, status=0):
+    """Return what a command prints. It runs in this process, which has imported torch and the family."""
+    done = CliRunner().invoke(cli, list(map(str, words)))
+    assert isinstance(done.exception, (SystemExit, type(None))), done.exception
+    assert done.exit_code == status, done.output
+    return done.output
 
 
-def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, everything):
-    assert trained[1].count("start pack") == 1 and "bits per byte" in trained[1]
+def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(finished, everything, export):
+    assert finished[1].count("start pack") == 1 and "bits per byte" in finished[1]
     results = everything.results
-    assert [path.name for path in (results / "raw").iterdir()] == ["text"], (
-        "text-bpe downloads nothing itself"
-    )
+    raw = {path.name for path in (results / "raw").iterdir()}
+    assert raw == {"text", "words"}, "text-bpe downloads nothing itself"
     learned = read_tokens(results / "tokenizers/bpe/tokenizer.json")
     stages = {run: results / "runs" / run / "first" for run in ("bytes", "bpe")}
     measured = {run: read_json(stage / "evaluation.json") for run, stage in stages.items()}
@@ -142,60 +169,92 @@ def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(trained, e
     assert measured["bytes"]["bytes"] == measured["bpe"]["bytes"] == measured["bpe"]["targets"]["byte"]
     rates = [read_json(stage / "baselines.json") for stage in stages.values()]
     assert {one["text_sha256"] for one in rates} == {measured["bytes"]["text_sha256"]}
-    assert len(list((results / "overlap").iterdir())) == len(list((results / "baselines").iterdir())) == 2
 
     # The rows are planned once, and the receipt of the stage names the plan.
     plan = Packing.read(results / "shards/text-bpe/packed-32.json")
     trained = read_json(results / "runs/bpe/packed/train.json")
     assert trained["position"]["packing"] == plan.digest and trained["global_step"] == 15
-    assert "packing" not in read_json(stages["bpe"] / "train.json")["position"]
 
     # A stage and an exported folder hold their tokenizer.
-    export = everything.folder / "exported"
-    spider(everything, "checkpoint", "export", str(stages["bpe"]), str(export))
-    for place in (stages["bpe"], export):
-        model, _ = load_model(place, family_module=TOY)
-        assert model.tokens.digest == learned.digest and model.tokens.size == 350
+    exported = export("bpe/first")
+    for place in (stages["bpe"], exported):
+        model, config = load_model(place, family_module=TOY)
+        assert (model.tokens.digest, model.tokens.size, config.width) == (learned.digest, 350, 8)
     assert load_model(stages["bytes"], family_module=TOY)[0].tokens is BYTES
-    small = results / "runs/bpe/packed/compressed"
-    summary = read_json(results / "report/summary.json")["runs"]["bpe"]["stages"]["packed"]
-    scored = read_json(small / "evaluation.json")
-    assert summary["compressed"]["bpb"] == scored["bpb"]
-    assert scored["text_sha256"] == measured["bpe"]["text_sha256"]
-    size = summary["compressed"]["results"]["compression"]["rows"][0]
-    assert size["columns"]["file"]["value"] == (small / "model.spider").stat().st_size
-    table = (results / "report/table.md").read_text()
-    assert f"| bpe / packed, compressed | {size['value']:,.0f} |" in table
-    assert "Compressed model" in (results / "report/runs/bpe.html").read_text()
-    answered = read_json(results / "runs/bpe/packed/harness.json")
-    (row, *_) = answered["result"]["rows"]
-    assert row["columns"]["items"]["value"] == 6 and 0 <= row["value"] <= 1
-    assert "Standard tasks" in (results / "report/runs/bpe.html").read_text()
-    assert spider(
-        everything, "--family-module", TOY, "generate", str(export), "--prompt", "Document", "--bytes", "40"
-    )
+    assert spider("--family-module", TOY, "generate", exported, "--prompt", "Document", "--bytes", 40)
     assert "Nothing to be done" in everything("--dry-run")
 
     # Another size is another tokenizer, so only the data in its ids and the stages on them are made again.
     everything.config["tokenizers"]["bpe"]["vocab_size"] = 300
     again = everything.planned()
-    everything.config["tokenizers"]["bpe"]["vocab_size"] = 350
-    everything.command()  # writes the configuration, which later tests read
+    once = dict.fromkeys(("tokenizer", "encode", "index", "pack"), 1)
     data = ("download", "tokenizer", "encode", "index", "pack", "train")
-    assert {rule: again.get(rule) for rule in data} == {
-        **{"download": None, "tokenizer": 1, "encode": 1, "index": 1, "pack": 1, "train": 2}
-    }
+    assert {rule: again[rule] for rule in data if rule in again} == once | {"train": 2}
+
+
+def test_a_compressed_model_and_a_task_are_on_the_page_in_the_table_and_in_mlflow(everything, store):
+    results = everything.results
+    small, page = results / "runs/bpe/packed/compressed", (results / "report/runs/bpe.html").read_text()
+    summary = read_json(results / "report/summary.json")["runs"]["bpe"]["stages"]["packed"]["compressed"]
+    scored = read_json(small / "evaluation.json")
+    assert summary["bpb"] == scored["bpb"]
+    size = summary["results"]["compression"]["rows"][0]
+    assert size["columns"]["file"]["value"] == (small / "model.spider").stat().st_size
+    table = (results / "report/table.md").read_text()
+    assert f"| bpe / packed, compressed | {size['value']:,.0f} |" in table and "Compressed model" in page
+    sent = model_in(store, "bpe-packed-compressed")
+    expected = scored["results"]["adapt"]["rows"][0]["carried"]["value"]
+    assert sent["val/compressed/ttt/bpb_carried"] == expected and sent["val/compressed/bytes"] > 0
+    (row, *_) = read_json(results / "runs/bpe/packed/harness.json")["result"]["rows"]
+    assert row["columns"]["items"]["value"] == 6 and 0 <= row["value"] <= 1 and "Standard tasks" in page
+
+
+def test_a_source_and_a_measurement_in_a_file_are_in_the_table_the_page_the_card_and_mlflow(
+    everything, export, store
+):
+    results, card = everything.results, (export("bytes/first") / "README.md").read_text()
+    page, table = ((results / "report" / name).read_text() for name in ("runs/bytes.html", "table.md"))
+    raw = read_json(results / "raw/words/000.json")
+    metadata = read_json(results / "shards/words/metadata.json")
+    file = {"part": "000", "name": PARAGRAPHS, "bytes": raw["bytes"], "sha256": raw["sha256"]}
+    assert metadata["source"] == {**everything.config["datasets"]["words"]["source"], "files": [file]}
+    assert sum(split["documents"] for split in metadata["splits"].values()) == 200 - 4 * 3
+    assert "raw/words/000.parquet" in page and f"| words | paragraphs of {PARAGRAPHS} |" in card
+
+    found = read_json(results / "runs/bytes/first/evaluation.json")["results"][VOWELS]
+    bits, share = found["rows"]
+    assert 0 < bits["value"] < 9 and 0 < share["value"] < 1
+    shown, percent = f"{bits['value']:.4f}", f"{100 * share['value']:.1f}%"
+    assert "| on vowels, each document alone |" in table and shown in table
+    assert "## Letters counted" in table and f"| bytes / first | {percent} |" in table
+    assert "<th>on vowels, each document alone</th>" in page and shown in page
+    assert f"<th>share of vowels</th><td>{percent}</td>" in page and "Vowels are aeiouy." in page
+    assert "on vowels" in card and shown in card
+    assert "### Letters counted" in card and f"| share of vowels | {percent} |" in card
+    wanted = {"val/vowels/bpb": bits["value"], "val/vowels/share": share["value"]}
+    assert wanted.items() <= model_in(store, "bytes-first").items()
+    (version,) = store[0].search_model_versions("name = 'bytes'")
+    assert version.tags["vowels.share"] == str(share["value"])
+
+    everything.config["runs"]["bpe"]["evaluation"]["measurements"] = {VOWELS: {"letters": "aeiou"}}
+    planned = everything.planned()
+    assert planned["evaluate"] == 3 and "train" not in planned
+    text = everything.folder / PARAGRAPHS
+    before, stat = text.read_text(), text.stat()
+    text.write_text(before + "\n\nAnother paragraph of five words.")
+    assert everything.planned("datasets/words")["download"] == 1
+    text.write_text(before)
+    os.utime(text, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def test_the_page_shows_the_trace_of_a_sample(everything):
     trace = read_json(everything.results / "runs/bytes/first/trace.json")
     page = (everything.results / "report/runs/bytes.html").read_text()
     assert f"{100 * trace['share']:.0f}% of this text stands in the training text" in page
-    assert ('<li id="first-stretch-1">' in page) == bool(trace["stretches"])
     assert ("Underlined stretches" in page) == bool(trace["stretches"])
 
 
-def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everything):
+def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everything, export, store):
     described = read_json(everything.results / "shards/text/metadata.json")
     left_out = {reason: count for reason, count in described["left_out"].items() if count}
     assert left_out.keys() == {"text !~ 'Document 7 '", "contaminated"} and min(left_out.values()) == 1
@@ -203,17 +262,14 @@ def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everyth
     words = "1 by text !~ 'Document 7 '"
     page = html.unescape((everything.results / "report/runs/bpe.html").read_text())
     assert words in page and "<th>signatures</th><td>1</td>" in page
-    export = everything.folder / "with a card"
-    spider(everything, "checkpoint", "export", str(everything.results / "runs/bpe/first"), str(export))
-    assert words in (export / "README.md").read_text()
-    client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
-    jobs = client.get_experiment_by_name("Pipeline").experiment_id
-    found = client.search_runs([jobs], "tags.`spider.rule` = 'encode'")
-    sent = [mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/train/000.json") for run in found]
-    assert len(sent) == 2 and all(left_out.items() <= one["rows"]["left_out"].items() for one in sent)
+    assert words in (export("bpe/first") / "README.md").read_text()
+    client, pipeline, _ = store
+    found = client.search_runs([pipeline], "tags.`spider.rule` = 'encode'")
+    sent = [mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/train/000.json")["rows"] for run in found]
+    assert sum(left_out.items() <= rows.get("left_out", {}).items() for rows in sent) == 2
 
 
-def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
+def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything, store):
     folder = everything.results / "runs/bpe"
     scored = read_json(folder / "first/checkpoints.json")["scores"]
     ends = [read_json(folder / name / "evaluation.json") for name in ("first", "packed")]
@@ -224,10 +280,8 @@ def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
     row = f"| bpe / first, step 5 | {scored[0]['bpb']:.4f}"
     assert row in (everything.results / "report/table.md").read_text()
     assert "<th>first, step 5</th>" in (everything.results / "report/runs/bpe.html").read_text()
-    assert not (everything.results / "runs/bytes/first/checkpoints.json").exists()
 
-    client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
-    training = client.get_experiment_by_name("Training").experiment_id
+    client, _, training = store
     (run,) = client.search_runs([training], "tags.`spider.run` = 'bpe'")
 
     def curve() -> list[tuple[int, float]]:
@@ -236,21 +290,20 @@ def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything):
 
     expected = [(one["global_step"], one["bpb"]) for one in (*scored, *ends)]
     assert curve() == expected and run.data.metrics["bpb"] == ends[1]["bpb"]
-    models = {model.name: model for model in client.search_logged_models([training])}
-    numbers = {metric.key: metric.value for metric in models["bpe-first-step-5"].metrics}
-    assert numbers["bpb"] == scored[0]["bpb"]
+    assert model_in(store, "bpe-first-step-5")["bpb"] == scored[0]["bpb"]
     versions = client.search_model_versions("name = 'bpe'")
     assert sorted(one.tags["spider.stage"] for one in versions) == ["first", "packed", "packed/compressed"]
 
     # Scoring again scores nothing and adds no point.
     (file,) = (folder / "first/scores").iterdir()
     written = file.stat().st_mtime_ns
-    spider(everything, "evaluate-checkpoints", "bpe/first")
-    spider(everything, "track", "sync")
+    spider("evaluate-checkpoints", "bpe/first")
+    sync = [forkserver.spider(), "track", "sync"]
+    subprocess.run(sync, env={**os.environ, "SPIDER_TRACKING": "on"}, check=True, capture_output=True)
     assert file.stat().st_mtime_ns == written and curve() == expected
 
 
-def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(trained, everything):
+def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(finished, everything, store):
     results = everything.results
     foreign = read_json(results / "foreign/gpt2/evaluation.json")
     own = read_json(results / "runs/bytes/first/evaluation.json")
@@ -261,9 +314,8 @@ def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(trained,
     (line,) = (line for line in table.splitlines() if line.startswith(f"| {label}") and cells[0] in line)
     assert cells[1] in line and "16 to 32 ids" in line
     assert label in (results / "report/runs/bpe.html").read_text()
-    assert re.search(r"(?m)^gpt2 +[\d.]+ █", trained[1])
-    client = MlflowClient(f"sqlite:///{results / 'mlflow.db'}")
-    training = client.get_experiment_by_name("Training").experiment_id
+    assert re.search(r"(?m)^gpt2 +[\d.]+ █", finished[1])
+    client, _, training = store
     (run,) = client.search_runs([training], "tags.`spider.run` = 'gpt2'")
     assert run.data.metrics["bpb"] == foreign["bpb"]
     assert run.data.metrics["val/bpb_carried"] == foreign["bpb_carried"]
@@ -271,21 +323,24 @@ def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(trained,
     assert run.data.tags["mlflow.source.name"].startswith("spider evaluate --model gpt2")
 
     # By hand, a folder needs no entry in the configuration, and it may be scored as any stage is.
-    spider(everything, "evaluate", "bpe/first", "--model", "a gpt2")
+    spider("evaluate", "bpe/first", "--model", "a gpt2")
     by_hand = read_json(results / "foreign/a-gpt2/evaluation.json")
     assert by_hand["weights"] == foreign["weights"] and by_hand["run"] == "a-gpt2"
     shutil.rmtree(results / "foreign/a-gpt2")
 
 
-def indexes(workflow) -> dict[str, Path]:
-    return {path.parent.name: path.parent for path in workflow.results.glob("ngram/*/*/*/index.json")}
-
-
-def test_training_reads_the_index_of_the_split_and_scoring_the_full_one(everything, tmp_path, monkeypatch):
+@pytest.fixture
+def copied(everything, tmp_path, monkeypatch):
+    """Return a copy of the finished workflow, in whose folder a test works."""
     copied = Workflow(shutil.copytree(everything.folder, tmp_path / "copied", symlinks=True))
-    stage = copied.results / "runs/bytes/first"
     monkeypatch.chdir(copied.folder)
-    made = {name: open_index(folder) for name, folder in indexes(copied).items()}
+    return copied
+
+
+def test_training_reads_the_index_of_the_split_and_scoring_the_full_one(copied):
+    stage = copied.results / "runs/bytes/first"
+    folders = {path.parent.name: path.parent for path in copied.results.glob("ngram/*/*/*/index.json")}
+    made = {name: open_index(folder) for name, folder in folders.items()}
     assert set(made) == {"split", "full"}
     assert made["split"].description.splits == ["ngram"]
     assert made["full"].description.splits == ["ngram", "train"]
@@ -300,87 +355,59 @@ def test_training_reads_the_index_of_the_split_and_scoring_the_full_one(everythi
     # The score is that of the model with the full index.
     model, _ = load_model(stage, family_module=TOY)
     tokens_N, _ = validation_stream(copied.results / "shards/text", 4000)
-    assert score(model, clip_stream(tokens_N, 4000), Scoring(seq_len=32)).bpb == pytest.approx(
-        evaluated["bpb"], abs=1e-3
-    )
+    again = score(model, clip_stream(tokens_N, 4000), Scoring(seq_len=32)).bpb
+    assert again == pytest.approx(evaluated["bpb"], abs=1e-3)
     model.lookup = None
     with pytest.raises(ValueError, match="reads an n-gram index"):
         score(model, tokens_N, Scoring(seq_len=32))
 
     # A missing or another index is refused.
-    shutil.rmtree(indexes(copied)["full"])
+    shutil.rmtree(folders["full"])
     with pytest.raises(CheckpointError, match="no n-gram index lies there"):
         load_model(stage, family_module=TOY)
-    shutil.copytree(indexes(copied)["split"], made["full"].folder)
+    shutil.copytree(folders["split"], folders["full"])
     with pytest.raises(CheckpointError, match="another n-gram index"):
         load_model(stage, family_module=TOY)
 
 
-def verified(name: str, *options: str, command: str = "verify") -> tuple[int, str]:
-    """Return the exit status of a check of digests, and what it printed."""
-    done = CliRunner().invoke(cli, [command, name, "--only", "digests", *options])
-    assert isinstance(done.exception, (SystemExit, type(None))), done.exception
-    return done.exit_code, done.output
-
-
-def verified_all() -> tuple[int, str]:
-    """Return the exit status of the check of all files, and what it printed."""
-    done = CliRunner().invoke(cli, ["verify"])
-    return done.exit_code, done.output
-
-
-def badge_of(stage):
-    """Return the audit of a stage as views show it."""
-    return results_of(StageFolder(stage))["audit"].rows[0].text
-
-
-def test_the_audit_of_a_finished_run_passes_and_is_shown(trained, everything):
+def test_the_audit_of_a_finished_run_passes_and_is_shown(finished, everything, export, store):
     results = everything.results
-    folders = ("bytes/first", "bpe/packed", "bpe/packed/compressed")
-    for name in folders:
+    for name in ("bytes/first", "bpe/packed", "bpe/packed/compressed"):
         found = read_json(results / "runs" / name / "audit.json")
         checks = {one["check"]: one for one in found["findings"]}
         assert found["quick"] == name.startswith("bpe"), name
         assert checks["digests"]["status"] == checks["code"]["status"] == "passed", checks
+        audit = "val/compressed/audit" if name.endswith("compressed") else "val/audit"
+        sent = model_in(store, name.replace("/", "-"))
+        assert sent[f"{audit}/failed"] == 0 < sent[f"{audit}/passed"], name
     assert not (results / "runs/bpe/first/audit.json").exists()
-    assert "Audit" in trained[1]
+    assert "Audit" in finished[1]
     page = (results / "report/runs/bpe.html").read_text()
     badge = "Audit of packed, compressed: <b>passed</b>. digests, splits, distribution, score, causality, "
     assert f"{badge}replay, code (quick" in page and "Checks of the audit" in page
     assert "bpe / packed, compressed, audit: passed. " in (results / "report/table.md").read_text()
-    export = everything.folder / "audited"
-    spider(everything, "checkpoint", "export", str(results / "runs/bpe/packed"), str(export))
-    assert "this model, audit: passed." in (export / "README.md").read_text()
-    client = MlflowClient(f"sqlite:///{results / 'mlflow.db'}")
-    training = client.get_experiment_by_name("Training").experiment_id
-    for name in folders:
-        (model,) = client.search_logged_models([training], f"name = '{name.replace('/', '-')}'")
-        sent = {one.key: one.value for one in model.metrics}
-        audit = "val/compressed/audit" if name.endswith("compressed") else "val/audit"
-        assert sent[f"{audit}/failed"] == 0 < sent[f"{audit}/passed"], name
+    assert "this model, audit: passed." in (export("bpe/packed") / "README.md").read_text()
 
 
-def test_a_broken_link_is_found_with_what_depends_on_it(everything, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPIDER_TRACKING", "off")
-    copied = Workflow(shutil.copytree(everything.folder, tmp_path / "copied", symlinks=True))
-    monkeypatch.chdir(copied.folder)
-    root = copied.results
-    run, stage = root / "runs/bpe", root / "runs/bpe/packed"
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(read_json(path) | changes))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_broken_link_is_found_with_what_depends_on_it(copied):
+    root, run = copied.results, copied.results / "runs/bpe"
+    stage = run / "packed"
     checkpoint = stage / read_json(stage / "train.json")["checkpoint"]
-
-    def edit(path: Path, **changes: object) -> None:
-        path.write_text(json.dumps(read_json(path) | changes))
-
-    def flip(path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-
-    weights = next(checkpoint.glob("model*.safetensors"))
+    digests = ("verify", "bpe/packed", "--only", "digests")
     spoilt = {
         "packed/evaluation.json: is not": (stage / "evaluation.json", lambda path: edit(path, bpb=0.5)),
         "packed/train.json: is not": (stage / "train.json", lambda path: edit(path, loss=0.5)),
-        "SHA-256 differs from the manifest": (weights, flip),
+        "SHA-256 differs from the manifest": (next(checkpoint.glob("model*.safetensors")), flip),
         "its digest does not match": (checkpoint / "manifest.json", lambda path: edit(path, step=1)),
         "raw/text/000.parquet: is not": (root / "raw/text/000.parquet", flip),
         "text-bpe/train/000.bin: is not": (root / "shards/text-bpe/train/000.bin", flip),
@@ -391,49 +418,45 @@ def test_a_broken_link_is_found_with_what_depends_on_it(everything, tmp_path, mo
     for reason, (path, spoil) in spoilt.items():
         content = path.read_bytes()
         spoil(path)
-        status, printed = verified("bpe/packed")
-        assert status == verified_all()[0] == 1 and printed.startswith("failed") and reason in printed, (
-            reason,
-            printed,
-        )
+        printed = spider(*digests, status=1)
+        assert printed.startswith("failed") and reason in printed, (reason, printed)
         path.write_bytes(content)
     assert "runs/bpe/packed/evaluation.json" in printed, "what depends on the tokenizer"
-    assert verified("bpe/packed")[0] == verified_all()[0] == 0
+    spider(*digests)
+    spider("verify")
     small = stage / "compressed/model.spider"
     content = small.read_bytes()
     flip(small)
-    assert verified("bpe/packed", "--compressed")[0] == 1
+    spider(*digests, "--compressed", status=1)
+    spider("verify", status=1)
     small.write_bytes(content)
 
     made = next(job for job in Lineage(root).jobs if job.name == "evaluate bpe/packed")
     code = root / "code" / f"{made.code}.json"
     content = code.read_bytes()
     edit(code, commit="0" * 40)
-    status, printed = verified("bpe", "--only", "code", command="audit")
-    assert status == 1 and "was edited, so the code of `evaluate bpe/packed` is unknown" in printed
+    printed = spider("audit", "bpe", "--only", "digests", "--only", "code", status=1)
+    assert "was edited, so the code of `evaluate bpe/packed` is unknown" in printed
     code.write_bytes(content)
 
     # Files that were deleted break nothing, and an audit of them says so.
     for path in (root / "raw/text").glob("*.parquet"):
         path.unlink()
-    status, _ = verified("bpe", "--quick", command="audit")
+    audit = ("audit", "--only", "digests")
+    spider(*audit, "bpe", "--quick")
     (found,) = read_json(stage / "audit.json")["findings"]
-    assert status == 0 and "not here any more: raw/text/000.parquet" in " ".join(found["details"])
+    assert "not here any more: raw/text/000.parquet" in " ".join(found["details"])
 
     # An audit of a copy compares its weights, and one of an earlier evaluation is stale.
-    spider(copied, "checkpoint", "export", str(run / "first"), "other")
-    spider(copied, "checkpoint", "export", str(stage), "copy")
-    assert verified("copy", command="audit")[0] == 0
+    spider("checkpoint", "export", run / "first", "other")
+    spider("checkpoint", "export", stage, "copy")
+    spider(*audit, "copy")
     edit(copied.folder / "other/config.json", stage="packed")
-    status, printed = verified("other", command="audit")
-    assert status == 1 and "other: the digest of its weights is" in printed
-    assert badge_of(stage) == "passed"
-    shutil.move(checkpoint, tmp_path / "moved")
-    assert verified("bpe", "--only", "score")[1].startswith("skipped"), "the weights are gone"
-    shutil.move(tmp_path / "moved", checkpoint)
-    assert verified("bpe/packed", command="audit")[0] == 0
+    assert "other: the digest of its weights is" in spider(*audit, "other", status=1)
+    assert results_of(StageFolder(stage))["audit"].rows[0].text == "passed"
+    spider(*audit, "bpe/packed")
     edit(stage / "evaluation.json", bpb=0.5)
-    assert badge_of(stage) == "stale"
+    assert results_of(StageFolder(stage))["audit"].rows[0].text == "stale"
     (stage / "evaluation.json").unlink()
     refused = CliRunner().invoke(cli, ["audit", "bpe/packed"]).exception
     assert "no such file; run `spider evaluate bpe/packed`" in str(refused)
@@ -443,61 +466,36 @@ def rules() -> set[str]:
     """Return the names of all rules in the files of the workflow."""
     files = [*(ROOT / "rules").glob("*.smk"), *ROOT.glob("extras/trust/spider_trust/rules/*.smk")]
     text = "\n".join(path.read_text() for path in files)
-    return set(re.findall(r"^ *rule (\w+):", text, re.M)) | set(
-        re.findall(r"^ *use rule .* as (\w+)", text, re.M)
-    )
+    return {*re.findall(r"^ *rule (\w+):", text, re.M), *re.findall(r"^ *use rule .* as (\w+)", text, re.M)}
 
 
-Files = tuple[frozenset[str], frozenset[str]]
-
-
-def declared(workflow: Workflow) -> dict[Files, str]:
-    """Return the rule of every job that Snakemake plans, finished or not, by its inputs and outputs."""
-    printed = workflow("--dry-run", "--forceall", "--quiet", "host")
-    blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .+\n)+)", printed, re.M)
-    found = {}
-    for name, block in blocks:
+def test_the_record_of_every_job_says_what_snakemake_says(everything):
+    printed = everything("--dry-run", "--forceall", "--quiet", "host")
+    planned = {}
+    for name, block in re.findall(r"^(?:local)?rule (\w+):\n((?:    .+\n)+)", printed, re.M):
         files = [re.findall(rf"^    {kind}: (.+)$", block, re.M) for kind in ("input", "output")]
         names = [line[0].split(", ") if line else [] for line in files]
-        read, made = (frozenset(str(workflow.folder / name) for name in one) for one in names)
+        read, made = (frozenset(str(everything.folder / name) for name in one) for one in names)
         if made:
-            found[read, made] = name
-    assert found, printed
-    return found
-
-
-def recorded(workflow: Workflow) -> set[Files]:
-    """Return the inputs and outputs of all jobs by their records."""
+            planned[read, made] = name
+    assert {*planned.values()} == rules() - {"download_temp"}, printed
 
     def named(files):
         # What is no reason to run a job again (`ancient`) has no content in its record.
         assert all(file.digest for file in files if file.stat)
-        return frozenset(str(workflow.results / file.path) for file in files)
+        return frozenset(str(everything.results / file.path) for file in files)
 
-    return {(named(job.inputs), named(job.outputs)) for job in jobs(workflow.results) if job.outputs[0].stat}
-
-
-def test_the_record_of_every_job_says_what_snakemake_says(everything):
-    planned = declared(everything)
-    assert {*planned.values()} == rules() - {"download_temp"}
-    known = recorded(everything)
+    recorded = [job for job in jobs(everything.results) if job.outputs[0].stat]
+    known = {(named(job.inputs), named(job.outputs)) for job in recorded}
     assert {rule for files, rule in planned.items() if files not in known} == set()
-
-
-def test_mlflow_shows_the_scores_of_a_compressed_model(everything):
-    compressed = read_json(everything.results / "runs/bpe/packed/compressed/evaluation.json")
-    client = MlflowClient(f"sqlite:///{everything.results / 'mlflow.db'}")
-    training = client.get_experiment_by_name("Training").experiment_id
-    (model,) = client.search_logged_models([training], "name = 'bpe-packed-compressed'")
-    sent = {one.key: one.value for one in model.metrics}
-    expected = compressed["results"]["adapt"]["rows"][0]["carried"]["value"]
-    assert sent["val/compressed/ttt/bpb_carried"] == expected and sent["val/compressed/bytes"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(two, tmp_path):
+def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(workflow, tmp_path, monkeypatch):
     """This run has a tokenizer, packed rows, the harness and a compressed model."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    two = add_tokens(workflow)
     del two.config["runs"]["bytes"], two.config["audit"]["bytes"]
     two.config["results"] = "made/here"
     two("made/here/report/runs/bpe.html", patience=1500)

@@ -5,18 +5,24 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from .conftest import jobs_in
 from .test_module import Foreign
 
-#: Python imports a module of this name at its start.
-HIDE = """
+#: Hides the extras from this process, as if they were not installed, and gives three commands.
+HIDDEN = """
 import importlib.metadata, sys
 found = importlib.metadata.entry_points
 def others(**given):
     return [] if given.get("group", "").startswith("spider.") else found(**given)
 importlib.metadata.entry_points = others
 sys.modules |= {"spider_lab": None, "spider_trust": None}
+from click.testing import CliRunner
+from spider.cli import cli
+for words in ("--help", "verdicts", "describe small", "--config ladders.yaml describe small"):
+    done = CliRunner().invoke(cli, words.split())
+    print(done.output, done.exception)
 """
 PACKAGE = '''
 from pathlib import Path
@@ -63,24 +69,16 @@ wider = demo:Wider
 """
 
 
-def with_path(folder):
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-
-
 def spider(workflow, path, *words):
     """Run `spider` in the folder of a workflow, and return what it prints."""
     workflow.command()
-    done = subprocess.run(
-        [sys.executable, "-m", "spider.cli", *words],
-        cwd=workflow.folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "spider.cli", *words]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """Return PYTHONPATH with an extra of one package."""
     folder = tmp_path_factory.mktemp("demo")
@@ -90,44 +88,36 @@ def demo(tmp_path_factory):
     (folder / "demo-1.dist-info").mkdir()
     (folder / "demo-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: demo-pages\nVersion: 1\n")
     (folder / "demo-1.dist-info/entry_points.txt").write_text(POINTS)
-    return with_path(folder)
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
-def test_the_core_works_without_its_extras(workflow, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hidden")
-    (folder / "sitecustomize.py").write_text(HIDE)
-    path, workflow.forked = with_path(folder), False
-    assert "extra" not in spider(workflow, path, "--help")
-    assert "verdicts is of the extra lab, which is not installed; run `pip" in spider(
-        workflow, path, "verdicts"
-    )
-    assert "small" in spider(workflow, path, "describe", "small")
-    plan = workflow("--dry-run", PYTHONPATH=path)
-    assert "train" in plan and "compare" in plan
-    workflow.config["ladders"] = {}
-    refused = workflow("--dry-run", PYTHONPATH=path, fails=True)
-    assert "ladders: is of the extra lab, which is not installed; run `pip" in refused
+def test_the_core_works_without_its_extras(workflow):
+    (workflow.folder / "ladders.yaml").write_text(yaml.safe_dump(workflow.config | {"ladders": {}}))
+    workflow.command()
+    command = [sys.executable, "-c", HIDDEN]
+    said = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True).stdout
+    assert "verdicts is of the extra lab, which is not installed; run `pip" in said
+    assert "ladders: is of the extra lab, which is not installed; run `pip" in said
+    assert "parameters" in said and "Commands of extras" not in said
 
 
 def test_an_extra_adds_commands_rules_and_runs(workflow, demo):
+    """The run of its block is hidden, and trained like any other."""
     workflow.forked = False
+    workflow.config["wider"] = {}
     assert "hail      demo-pages" in spider(workflow, demo, "--help").replace("  hail  ", "hail  ", 1)
-    assert "demo-pages" in spider(workflow, demo, "report", "--help")
     assert spider(workflow, demo, "report", "hail", "Ada") == "hail Ada\n"
-    assert jobs_in(workflow("--dry-run", PYTHONPATH=demo))["hail"] == 2
-    assert jobs_in(workflow("--dry-run", "runs/small", PYTHONPATH=demo))["hail"] == 1
+    plan = jobs_in(workflow("--dry-run", PYTHONPATH=demo))
+    assert (plan["hail"], plan["train"], plan["report"]) == (2, 2, 1)
+    plan = jobs_in(workflow("--dry-run", "runs/small-wide", PYTHONPATH=demo))
+    assert (plan["hail"], plan["train"]) == (1, 2)
     workflow("results/runs/small/hail.txt", PYTHONPATH=demo)
     assert (workflow.results / "runs/small/hail.txt").read_text() == "hail runs/small/\n"
-
-    workflow.config["wider"] = {}
-    plan = jobs_in(workflow("--dry-run", PYTHONPATH=demo))
-    assert plan["train"] == 2 and plan["report"] == 1  # The run of the extra is hidden.
-    assert jobs_in(workflow("--dry-run", "runs/small-wide", PYTHONPATH=demo))["train"] == 2
     workflow.config["wider"] = {"hiden": []}
-    wrong = workflow("--dry-run", PYTHONPATH=demo, fails=True)
+    wrong = spider(workflow, demo, "describe", "small")
     assert 'wider.hiden: unknown key; did you mean "hidden"?' in wrong
     workflow.config |= {"wider": {}, "runs": {"small": workflow.run, "small-wide": workflow.run}}
-    wrong = workflow("--dry-run", PYTHONPATH=demo, fails=True)
+    wrong = spider(workflow, demo, "describe", "small")
     assert "runs.small-wide: wider makes a run of this name" in wrong
 
 

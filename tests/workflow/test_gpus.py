@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from spider.config import load_config
@@ -25,11 +24,11 @@ from .conftest import PATIENCE, ROOT, finished
 #: Starts snakemake, whose jobs find the command beside the interpreter. Torch sees no GPU here.
 DRIVER = """
 import sys
-import spider.common.cluster
+import spider.workflow.start
 import snakemake.cli
 sys.modules.pop("pynvml", None)
 sys.executable = sys.argv.pop(1)
-spider.common.cluster.lacking_gpus = lambda gpus: None
+spider.workflow.start.lacking_gpus = lambda gpus: None
 snakemake.cli.main(sys.argv[1:])
 """
 
@@ -140,21 +139,12 @@ class Machine:
         return {*last}
 
 
-@pytest.fixture
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
-    return Machine(tmp_path, request.param)
-
-
 def runs(number: int, **resources: int) -> dict[str, Any]:
     """Return a configuration of this number of runs on one GPU each."""
     run = {**RUN, "resources": RUN["resources"] | resources}
-    names = [f"r{i}" for i in range(number)]
-    tracking = {"enabled": False}
-    return {
-        "datasets": {"text": {"source": {"kind": "pydocs"}}},
-        "runs": dict.fromkeys(names, run),
-        "tracking": tracking,
-    }
+    datasets = {"text": {"source": {"kind": "pydocs"}}}
+    named = dict.fromkeys([f"r{i}" for i in range(number)], run)
+    return {"datasets": datasets, "runs": named, "tracking": {"enabled": False}}
 
 
 def targets(number: int) -> list[str]:
@@ -163,19 +153,16 @@ def targets(number: int) -> list[str]:
     return [f"results/runs/r{i}/{stage}/{name}" for i in range(number) for stage in "ab" for name in names]
 
 
-@pytest.mark.parametrize("machine", [2, 8], indirect=True)
-def test_jobs_of_one_gpu_use_all_gpus_and_share_none(machine: Machine) -> None:
-    number = 8 if machine.environment["MADE_GPUS"] == "8" else 2
-    machine.run(runs(number), *targets(number))
+def test_jobs_of_one_gpu_use_all_gpus_and_share_none(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 8)
+    machine.run(runs(8), *targets(8))
     jobs = machine.jobs()
-    assert len(jobs) == number * 7 and {len(job[2]) for job in jobs} == {1}
-    assert len(machine.used()) == int(machine.environment["MADE_GPUS"])
+    assert len(jobs) == 8 * 7 and {len(job[2]) for job in jobs} == {1}
+    assert len(machine.used()) == 8
 
 
-@pytest.mark.parametrize("preset", ["ladder-gpt", "miniseries-gpt"])
-@pytest.mark.parametrize("machine", [8], indirect=True)
-def test_presets_for_eight_gpus_train_one_run_at_a_time(machine: Machine, preset: str) -> None:
-    path = ROOT / f"presets/{preset}.yaml"
+def test_a_preset_for_eight_gpus_trains_one_run_at_a_time(tmp_path: Path) -> None:
+    machine, path = Machine(tmp_path, 8), ROOT / "presets/miniseries-gpt.yaml"
     trained = [*load_config(path).runs][:3]
     config = {**yaml.safe_load(path.read_text()), "results": "results", "tracking": {"enabled": False}}
     machine.run(config, *(f"results/runs/{run}/main/train.json" for run in trained))
@@ -183,22 +170,16 @@ def test_presets_for_eight_gpus_train_one_run_at_a_time(machine: Machine, preset
     assert len(machine.used()) == 8
 
 
-@pytest.mark.parametrize("machine", [0], indirect=True)
-def test_runs_without_gpus_need_none(machine: Machine) -> None:
-    machine.run(runs(1, gpus=0), *targets(1))
-    assert [job[2] for job in machine.jobs()] == [[""]] * 7
-
-
-@pytest.mark.parametrize("machine", [0], indirect=True)
-def test_jobs_at_once_request_no_more_memory_than_there_is(machine: Machine) -> None:
-    most = bounds()["mem_mb"]
+def test_jobs_at_once_request_no_more_memory_than_there_is_and_no_gpu_without_one(tmp_path: Path) -> None:
+    machine, most = Machine(tmp_path, 0), bounds()["mem_mb"]
     machine.run(runs(2, gpus=0, mem_mb=most * 6 // 10), *targets(2)[::4])
     jobs = machine.jobs()
     assert len(jobs) == 6 and all(one[4] <= next_[3] for one, next_ in pairwise(jobs))
+    assert [job[2] for job in jobs] == [[""]] * 6
 
 
-@pytest.mark.parametrize("machine", [2], indirect=True)
-def test_two_workflows_side_by_side_share_no_gpu(machine: Machine) -> None:
+def test_two_workflows_side_by_side_share_no_gpu(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 2)
     started = [machine.start(name, runs(2), *targets(2)) for name in ("one", "two")]
     for process in started:
         output, status = finished(process, PATIENCE)
@@ -206,10 +187,8 @@ def test_two_workflows_side_by_side_share_no_gpu(machine: Machine) -> None:
     assert machine.used() == {"0", "1"} and len(machine.jobs()) == 28
 
 
-@pytest.mark.parametrize("machine", [2], indirect=True)
-def test_the_dry_run_says_the_bounds_and_a_user_sets_others(machine: Machine) -> None:
+def test_the_dry_run_says_the_bounds_and_a_user_sets_others(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 2)
     assert "All jobs at once use at most gpu=2 mem_mb=" in machine.run(runs(1), "--dry-run", *targets(1))
     own = ["--resources", "gpu=1", "mem=1GB", "--"]
     assert "All jobs at once" not in machine.run(runs(1), "--dry-run", *own, *targets(1))
-    output, status = finished(machine.start("one", runs(1, gpus=2), *own, *targets(1)), PATIENCE)
-    assert status == 1 and "runs.r0.resources.gpus: is 2, and --resources gpu=1 allows fewer" in output

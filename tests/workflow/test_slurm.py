@@ -130,7 +130,7 @@ def started_among_spaces(prepared: Workflow, home: Path, **resources: object) ->
 def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
     """Start a training on one node.
 
-    This fixture and the next two start early, because a test mostly waits for its jobs.
+    This fixture and the next one start early, because a test mostly waits for its jobs.
     """
     home = tmp_path_factory.mktemp("alone")
     cluster = started_among_spaces(prepared, home, gpus=1, runtime=60)
@@ -146,14 +146,7 @@ def alone(prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Start
 
 
 @pytest.fixture(scope="module")
-def together(alone: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """Start a training on two nodes."""
-    cluster = copied(prepared, tmp_path_factory.mktemp("together"), nodes=2, processes=2)
-    return cluster, cluster.start(FIRST)
-
-
-@pytest.fixture(scope="module")
-def generic(together: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
+def generic(alone: Started, prepared: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Started:
     """Start a training of another workflow by `cluster-generic`, with the two files in the docs."""
     cluster = started_among_spaces(prepared, tmp_path_factory.mktemp("generic"))
     cluster.snakefile = cluster.folder / "Snakefile"
@@ -209,30 +202,37 @@ def resumed(cluster: Cluster, output: str) -> str:
     return str(numbers[-1])
 
 
-def test_a_cancelled_training_resumes_and_ends_with_the_same_weights(alone, together, generic, slurm):
+def test_a_cancelled_training_resumes_and_ends_with_the_same_weights(alone, generic, slurm):
+    """The other training is sent by another scheduler's two files in the docs. Both paths have a space.
+
+    Job scripts name the interpreter without quotes, so they use a link without a space.
+    """
     cluster, _ = alone
     requested = cancelled(cluster, slurm)
     # These are the values of the run's `resources:`.
-    assert (
-        requested["Partition"] == "gpu"
-        and requested["TresPerJob"] == "gres:gpu:1"
-        and requested["Requeue"] == "1"
-    )
+    assert requested["Partition"] == "gpu" and requested["TresPerJob"] == "gres:gpu:1"
     assert requested["MinMemoryNode"] == "6000M" and requested["TimeLimit"] == "01:00:00"
-    cancelled(together[0], slurm)
+    assert requested["Requeue"] == "1"
 
-    again = slurm.described(resumed(cluster, succeeded(alone)))
+    printed = {cluster: succeeded(alone), generic[0]: succeeded(generic)}
+    again = slurm.described(resumed(cluster, printed[cluster]))
     assert again["JobState"] == "COMPLETED"
     assert again["TimeLimit"] == "01:30:00"  # Twice the first limit, up to the cap.
-    succeeded(generic)
-    undisturbed, _ = generic
-    assert cluster.receipt("first")["weights"] == undisturbed.receipt("first")["weights"]
+    receipts = [one.receipt("first") for one in printed]
+    assert receipts[0]["weights"] == receipts[1]["weights"] and receipts[0]["global_step"] == STEPS
+    for one, output in printed.items():
+        home = one.folder.parent
+        (link,) = (home / "cache/spider/environments").iterdir()
+        assert os.readlink(link) == str(home / "my environment")
+        assert f"jobs use this environment through {link}" in output
 
 
 @pytest.mark.long
-def test_two_nodes_train_together_and_resume_together(together, slurm):
-    cluster, _ = together
-    job = slurm.described(resumed(cluster, succeeded(together)))
+def test_two_nodes_train_together_and_resume_together(prepared, tmp_path, slurm):
+    cluster = copied(prepared, tmp_path, nodes=2, processes=2)
+    started = cluster, cluster.start(FIRST)
+    cancelled(cluster, slurm)
+    job = slurm.described(resumed(cluster, succeeded(started)))
     assert job["JobState"] == "COMPLETED"
     assert job["NumNodes"] == "2" and job["NodeList"] == "one,two" and job["NumTasks"] == "2"
     assert "gpu" not in job["TRES"]
@@ -240,54 +240,21 @@ def test_two_nodes_train_together_and_resume_together(together, slurm):
     assert "2 processes (ddp)" in (cluster.results / "logs/train/small/first.log").read_text()
 
 
-def test_another_scheduler_runs_a_training_with_the_two_files_in_the_docs(generic):
-    cluster, _ = generic
-    succeeded(generic)
-    assert cluster.receipt("first")["global_step"] == STEPS
-
-
-@pytest.mark.parametrize("started", ["alone", "generic"])
-def test_spaces_in_the_path_of_the_environment_and_the_folder_work(started, request):
-    """Job scripts name the interpreter without quotes, so they use a link without a space."""
-    cluster, process = request.getfixturevalue(started)
-    output, home = succeeded((cluster, process)), cluster.folder.parent
-    (link,) = (home / "cache/spider/environments").iterdir()
-    assert os.readlink(link) == str(home / "my environment")
-    assert f"jobs use this environment through {link}" in output
-    assert cluster.receipt("first")["global_step"] == STEPS
-
-
-def test_an_unknown_partition_is_named_with_its_setting_and_no_work_is_lost(cluster):
+def test_a_partition_or_a_size_that_the_cluster_lacks_is_named_with_its_setting(cluster):
     cluster.site(gpu_partition="fast")
     cluster.run["resources"] |= {"gpus": 1}
     output = cluster(FIRST, "--retries", "1", fails=True)
     assert "this cluster has no partition fast: name those of your site in" in output
     assert "profiles/slurm/partitions.yaml" in output
-    del cluster.run["resources"]["gpus"]
+
+    doctor = [spider(), "doctor", "--workflow-profile", "site", "--seconds", "60"]
+    done = subprocess.run(doctor, cwd=cluster.folder, capture_output=True, text=True)
+    (line,) = (line for line in done.stdout.splitlines() if "partitions:" in line)
+    assert done.returncode == 1 and line.startswith("problem  partitions: this cluster has no partition fast")
     cluster.site()
-    twice = dict.fromkeys(("train", "evaluate", "stage_baselines", "sample", "draw"), 2)
-    assert cluster.planned() == {**twice, "overlap": 1, "baselines": 1, "compare": 1, "report": 1}
+    done = subprocess.run(doctor, cwd=cluster.folder, capture_output=True, text=True)
+    assert "ok       partitions: cpu, gpu, as site/partitions.yaml names them" in done.stdout
 
-
-def test_the_doctor_compares_the_partitions_of_the_profile_with_the_cluster(slurm, tmp_path):
-    cluster = Cluster(tmp_path)
-    cluster.command()  # It writes the configuration.
-
-    def line(status):
-        words = [spider(), "doctor", "--workflow-profile", "site", "--seconds", "60"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == status, done
-        return done.stdout.splitlines()[1]
-
-    cluster.site()
-    assert line(0) == "ok       partitions: cpu, gpu, as site/partitions.yaml names them"
-    cluster.site(gpu_partition="fast")
-    assert line(1).startswith(
-        "problem  partitions: this cluster has no partition fast: name those of your site"
-    )
-
-
-def test_a_request_larger_than_a_node_is_refused_with_its_settings(cluster):
     cluster.run["resources"] |= {"gpus": 8, "processes": 1, "threads": 6}
     output = cluster(FIRST, "--retries", "0", fails=True)
     assert "--cpus-per-task=6" in output and "--gpus=8" in output

@@ -5,37 +5,30 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from spider import load_model
+from spider.cli import cli
 from spider.common.files import read_json
 from spider.report.page import FIGURES
-from spider.tokens import BYTES
-from tests.forkserver import python
+from tests.forkserver import python, spider
 
 from .conftest import PATIENCE, ROOT, SNAKEMAKE
-
-
-def snakemake(folder, *arguments):
-    command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
-    command += ["--cores", "2", "--configfile", ROOT / "presets/smoke.yaml", *arguments]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "SPIDER"))}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory) -> tuple[Path, str]:
     """Return the results folder and what the workflow printed."""
     folder = tmp_path_factory.mktemp("smoke")
-    printed = snakemake(folder)
-    return folder / "results/smoke", printed
+    command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
+    command += ["--cores", "2", "--configfile", ROOT / "presets/smoke.yaml"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "SPIDER"))}
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(command, timeout=PATIENCE, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "results/smoke", done.stdout
 
 
 def test_the_summary_has_scores_baselines_and_seconds(smoke):
@@ -73,29 +66,17 @@ def test_every_stage_has_figures_from_inside_the_model(smoke):
         assert sum(found["results"]["segments"]["figures"][0]["counts"]) > 1000
 
 
-def test_the_terminal_summary_has_the_scores_and_the_next_commands(smoke):
-    for text in (
-        "bits per byte",
-        "above ppmd given part",
-        "the probabilities of all ids sum to one within",
-        "A sample of smoke",
-        "Tables and figures",
-    ):
-        assert text in smoke[1]
+def test_the_terminal_has_the_scores_and_the_next_commands_and_the_page_all_stages_and_rules(smoke):
     printed = "".join(smoke[1].split())  # The terminal summary wraps long commands.
-    command = f"spider --config {shlex.quote(str(ROOT / 'presets/smoke.yaml'))} track ui"
-    assert "".join(command.split()) in printed
+    shown = ("bits per byte", "above ppmd given part", "A sample of smoke", "Tables and figures")
+    shown += ("the probabilities of all ids sum to one within",)
+    shown += (f"spider --config {shlex.quote(str(ROOT / 'presets/smoke.yaml'))} track ui",)
+    assert all("".join(text.split()) in printed for text in shown)
     assert "makeui" not in printed, "the working directory has no Makefile"
-    assert "presets/spider-" not in printed, "no GPU scored the run"
-
-
-def test_the_model_loads_in_one_line(smoke):
-    import torch
-
-    model, config = load_model(smoke[0] / "runs/smoke/anneal")
-    tokens_BT = torch.tensor([[257, *b"The model"]])
-    assert model(tokens_BT).logits.shape == (1, tokens_BT.shape[1], BYTES.size)
-    assert config.hidden == 64
+    page = (smoke[0] / "report/runs/smoke.html").read_text()
+    assert all(f"<th>{stage}" in page for stage in ("warmup", "main", "anneal"))
+    assert "not finished" not in page and "broken" not in page.split("</style>")[1]
+    assert all(f"<th>{rule}</th>" in page for rule in ("download", "encode", "warmup", "train", "evaluate"))
 
 
 def test_mlflow_holds_the_whole_run(smoke):
@@ -132,7 +113,7 @@ def test_a_store_made_again_from_the_folder_has_the_same_content(smoke, tmp_path
     from tests.unit.tracking.conftest import content
 
     before, again = (f"sqlite:///{folder}/mlflow.db" for folder in (smoke[0], tmp_path))
-    command = [SNAKEMAKE.parent / "spider", "--config", smoke[0] / "config.yaml", "track", "sync"]
+    command = [spider(), "--config", smoke[0] / "config.yaml", "track", "sync"]
     environment = os.environ | {"MLFLOW_TRACKING_URI": again}
     folder = smoke[0].parent.parent  # in which the paths of the configuration begin
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -150,32 +131,22 @@ def test_every_block_of_using_a_model_runs(smoke, tmp_path):
     blocks = re.findall(r"```(bash|python)\n(.*?)```", page, re.DOTALL)
     assert [kind for kind, _ in blocks].count("python") == 5
     shell = "\n".join(text for kind, text in blocks if kind == "bash")
-    environment = {**os.environ, "PATH": f"{SNAKEMAKE.parent}:{os.environ['PATH']}"}
+    path = [Path(spider()).parent, SNAKEMAKE.parent, os.environ["PATH"]]
+    environment = {**os.environ, "PATH": os.pathsep.join(map(str, path))}
     subprocess.run(["bash", "-ec", shell], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE)
-    python = "\n".join(f"exec({text!r}, {{}})" for kind, text in blocks if kind == "python")
+    code = "\n".join(f"exec({text!r}, {{}})" for kind, text in blocks if kind == "python")
     done = subprocess.run(
-        [sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+        [python(), "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert "generated_text" in done.stdout and "bits_per_byte" in done.stdout
     assert (tmp_path / "my-model-tuned/model.safetensors").exists()
 
 
-def test_the_page_of_the_run_is_complete_and_in_snakemakes_report(smoke, tmp_path):
-    page = (smoke[0] / "report/runs/smoke.html").read_text()
-    assert all(f"<th>{stage}" in page for stage in ("warmup", "main", "anneal"))
-    assert "not finished" not in page and "broken" not in page.split("</style>")[1]
-    assert all(f"<th>{rule}</th>" in page for rule in ("download", "encode", "warmup", "train", "evaluate"))
-    snakemake(smoke[0].parent.parent, "--report", tmp_path / "all.html")
-    assert "report/runs/smoke.html" in (tmp_path / "all.html").read_text()
-
-
 def test_shards_verify_and_describe_themselves(smoke):
-    spider = SNAKEMAKE.parent / "spider"
     shards = smoke[0] / "shards/pydocs"
-    done = subprocess.run([spider, "data", "verify", shards], capture_output=True, text=True)
-    assert done.returncode == 0 and "all match metadata.json" in done.stdout, done.stderr
-    shown = subprocess.run([spider, "data", "inspect", shards, "--json"], capture_output=True, text=True)
-    assert json.loads(shown.stdout)
+    done = CliRunner().invoke(cli, ["data", "verify", str(shards)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(CliRunner().invoke(cli, ["data", "inspect", str(shards), "--json"]).stdout)
     source = read_json(shards / "metadata.json")["source"]
     assert [len(file["sha256"]) for file in source["files"]] == [64, 64]

@@ -1,8 +1,8 @@
 """A grid plans its runs."""
 
-import re
-
 import pytest
+
+from .conftest import jobs_in
 
 SIZES = {f"d{hidden}": {"hidden": hidden} for hidden in (16, 32, 64)}
 BUDGETS = {"small": 1e8, "large": 4e8}
@@ -25,5 +25,4 @@ def test_a_plan_lists_every_run_of_a_grid(sweep):
         "download": 1, "encode": 1, "index": 1, "compare": 1, "overlap": 1, "baselines": 1,
         **dict.fromkeys(["warmup", "train", "evaluate", "stage_baselines", "sample", "draw", "report"], 6),
     }  # fmt: skip
-    for target, runs in (("runs/small-d32-large", "1"), ("runs/small", "6")):
-        assert set(re.findall(r"^train +(\d+)", sweep("--dry-run", target), re.M)) == {runs}
+    assert jobs_in(sweep("--dry-run", "runs/small-d32-large"))["train"] == 1

@@ -33,9 +33,6 @@ def test_raw_text_is_deleted_and_no_job_runs_again(workflow, hub):
     assert sorted(path.name for path in raw.glob("[!.]*")) == ["000.json", "001.json"]
     assert read_json(raw / "000.json").keys() == {"part", "name", "bytes", "sha256"}
     assert workflow.planned(*DATASETS) == {}
-    del workflow.config["datasets"]["text"]["temp"]
-    assert workflow.planned(*DATASETS) == {}
-    workflow.config["datasets"]["text"]["temp"] = True
 
     # Another encoding needs the text again.
     workflow.config["datasets"]["tokens"]["ngram"] = 0.5

@@ -33,9 +33,8 @@ from spider.checkpoints.compress.quantize import QuantizedPart, input_sums, quan
 from spider.checkpoints.compress.writer import compressed
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import CompressedReceipt, CompressedRecord, Receipt
-from spider.common import files
+from spider.common import VERSION, files
 from spider.common.results import CompressedFolder
-from spider.common.version import VERSION
 from spider.config import StageSpec
 from spider.config.imports import allowed_imports
 from spider.config.run import CompressConfig

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from spider.common import files, sealed
-from spider.common.pace import Pace
+from spider.common.formatting import Pace
 from spider.common.record import Record
 from spider.config.model import NgramConfig, kind_of, name_of
 from spider.config.requests import PIECE

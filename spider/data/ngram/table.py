@@ -44,7 +44,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from spider.common.files import replacing
-from spider.common.pace import Pace
+from spider.common.formatting import Pace
 from spider.config.model import name_of
 from spider.config.requests import ENTRIES, FAN_IN, PIECE, SLICE
 from spider.data.ngram.contexts import appended, compiled, contexts_of, mixed, power, prefix_hashes, reach

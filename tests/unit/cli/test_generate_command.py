@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +14,11 @@ from click.testing import CliRunner, Result
 
 import spider
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import MANIFEST, steps
+from spider.checkpoints.records import MANIFEST
 from spider.cli import cli, main
 from spider.common import files
 from spider.evaluation.generate import generate
 from spider.training.stage import train
-from tests.unit.records import saved_again
 
 
 @pytest.fixture(scope="module")
@@ -53,50 +51,11 @@ def test_options_reach_the_sampler(stage):
     assert runs[3] == runs[4]  # the likeliest byte either way
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (float("inf"), "model-00001-of-00002.safetensors: not finite: model."),
-        (
-            1e30,
-            "the model's predictions are not finite, its weights have diverged; use an earlier checkpoint",
-        ),
-    ],
-)
-def test_diverged_weights_are_said_to_be_so(stage, tmp_path, value, says):
-    shutil.copytree(stage, tmp_path / "stage", symlinks=True)
-    (path,) = steps(tmp_path / "stage/checkpoints")
-    saved_again(path, lambda name: value if name.startswith("model.") else 1)
-    said = say(path, "--bytes", 30, "--temperature", 0)
-    assert isinstance(said.exception, ValueError) and says in str(said.exception)
-
-
 def test_a_prompt_may_be_any_bytes_from_a_file_or_none_at_all(stage, tmp_path):
     (tmp_path / "prompt").write_bytes(b"caf\xe9 ")
     assert say(stage, "--prompt-file", tmp_path / "prompt", "--bytes", 5).output.startswith("caf\ufffd ")
     assert say(stage, "--prompt-file", "-", "--bytes", 5, given=b"the ").output.startswith("the ")
     assert say(stage, "--bytes", 5).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prompt", ""], "the prompt is empty; leave it out to begin a document"),
-        (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
-        (["--prompt", "x", "--top-p", "1.5"], "top-p"),
-        (["--prompt", "x", "--n-loops", "0"], "n-loops"),
-    ],
-)
-def test_wrong_usage_is_explained(stage, arguments, message):
-    said = say(stage, *arguments)
-    assert said.exit_code == 2
-    assert message in said.output
-
-
-def test_a_prompt_longer_than_the_context_is_refused(stage):
-    said = say(stage, "--prompt", "x" * 32, "--context", 32)
-    assert isinstance(said.exception, ValueError)
-    assert "the prompt is 32 bytes and the model reads 31 at most" in str(said.exception)
 
 
 def test_a_prompt_that_is_not_utf8_is_refused_on_the_command_line(stage):

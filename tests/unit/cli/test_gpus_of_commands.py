@@ -91,12 +91,7 @@ def test_a_model_of_another_configuration_gets_a_gpu_if_there_is_one(monkeypatch
 
 
 #: What commands import before they take their GPUs.
-IMPORTED = [
-    "checkpoints.load",
-    "evaluation.evaluate",
-    "evaluation.generate",
-    "verify.score",
-]
+IMPORTED = ["checkpoints.load", "evaluation.evaluate", "evaluation.generate", "verify.score"]
 IMPORTED += ["checkpoints.compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
 IMPORTED += ["evaluation.harness"] * bool(find_spec("lm_eval"))
 

@@ -1,6 +1,6 @@
 """The command line: imports of its help, and its exit statuses."""
 
-import json
+import os
 import subprocess
 import sys
 
@@ -8,27 +8,32 @@ import click
 import pytest
 
 from spider.cli import cli, main
+from spider.cli.session import grow_segments
 from spider.cli.train import ALIASES
 from spider.common.errors import RESUME_ME, Preempted
 
 HEAVY = ("torch", "mlflow", "datasets", "matplotlib", "pyarrow", "numpy")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["track", "ui", "--help"]])
-def test_help_imports_no_heavy_library(arguments):
-    asked = "import sys, json; from spider.cli import cli; cli(sys.argv[1:], standalone_mode=False); "
-    asked += f"print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
-    said = subprocess.run([sys.executable, "-c", asked, *arguments], capture_output=True, text=True)
-    assert said.returncode == 0 and said.stdout.startswith("Usage: "), said
-    assert json.loads(said.stdout.splitlines()[-1]) == []
+def test_help_imports_no_heavy_library():
+    asked = "import sys; from click.testing import CliRunner; from spider.cli import cli\n"
+    asked += "for words in ('', 'train', 'track ui', 'data', 'generate'):\n"
+    asked += "    done = CliRunner().invoke(cli, [*words.split(), '--help'])\n"
+    asked += "    assert done.output.startswith('Usage: '), done\n"
+    asked += f"print([m for m in {HEAVY} if m in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert said.stdout == "[]\n", said
 
 
-def test_every_command_has_a_help_text():
-    def commands(group: click.Group):
-        for command in group.commands.values():
-            yield from commands(command) if isinstance(command, click.Group) else [command]
-
-    assert all(command.help and command.help.strip() for command in commands(cli))
+def test_segments_of_gpu_memory_grow_unless_the_user_sets_the_allocator(monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:32")
+    grow_segments()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    grow_segments()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_the_help_of_an_alias_names_its_setting():

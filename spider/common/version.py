@@ -1,3 +1,0 @@
-"""The version of Spider, in a module without imports."""
-
-VERSION = "0.2.0"
