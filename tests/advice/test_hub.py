@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from huggingface_hub import constants, hf_hub_download
 
+from spider.cli import cli
 from spider.data import hub as reading
 from spider.data.hub import HubFile, Patience, download_file
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
