@@ -1,0 +1,52 @@
+"""How long the slots of a finished workflow stand still: empty, or held by a job that only waits.
+
+    make run && python benchmarks/slots.py results
+
+A job of one thread that computes uses a second of processor time in a second. In the rest of its time it
+waits for a lock, a disk or another job. Other programs take processor time as well, so the machine has to be
+quiet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from common import parser, report
+
+from spider.provenance.made import attempts, jobs
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("results", type=Path)
+    options.add_argument("--slots", type=int, default=2, help="jobs of one thread at once (default: 2)")
+    options = options.parse_args()
+    ended = [job for job in jobs(options.results) if job.ended is not None]
+    last = [job for job in ended if job.workflow == ended[-1].workflow]
+    span = max(job.ended for job in last) - min(job.started for job in last)
+    moments = sorted({time for job in last for time in (job.started, job.ended)})
+    running = [sum(job.started <= a < job.ended for job in last) for a in moments]
+    held = defaultdict[int, float](float)
+    for a, b, n in zip(moments, moments[1:], running, strict=False):
+        held[min(n, options.slots)] += b - a
+    empty = sum((options.slots - n) * seconds for n, seconds in held.items())
+    waited = defaultdict[str, float](float)
+    for job in last:
+        if job.benchmark and (row := attempts(options.results / job.benchmark)):
+            waited[job.rule] += max(0.0, row[-1]["s"] - row[-1].get("cpu_time", row[-1]["s"]))
+    all_slots = options.slots * span
+    figures = {
+        "seconds": span,
+        "no job runs": held[0] / span,
+        "empty slots": empty / all_slots,
+        "waiting jobs": sum(waited.values()) / all_slots,
+    }
+    rows = [["seconds of the workflow", f"{span:.0f}"]]
+    rows += [[name, f"{share:.1%}"] for name, share in list(figures.items())[1:]]
+    rows += [[f"waiting {rule}", f"{s:.1f} s"] for rule, s in sorted(waited.items(), key=lambda x: -x[1])[:5]]
+    report("Slots of a workflow", ["", "of all slots"], rows, figures, options)
+
+
+if __name__ == "__main__":
+    main()
