@@ -44,9 +44,9 @@ def code_lines(path: Path) -> int:
 
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
-    "checkpoints": 1613,
-    "cli": 1398,
-    "common": 522,
+    "checkpoints": 1612,
+    "cli": 1382,
+    "common": 452,
     "config": 2223,
     "data": 5177,
     "evaluation": 3248,
@@ -57,14 +57,14 @@ MOST = {
     "model": 2490,
     "processes": 739,
     "provenance": 972,
-    "publish": 343,
-    "report": 1505,
+    "publish": 342,
+    "report": 1501,
     "spider": 15,
     "tokens": 477,
     "tracking": 1357,
     "training": 2662,
     "verify": 338,
-    "workflow": 1112,
+    "workflow": 1174,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
