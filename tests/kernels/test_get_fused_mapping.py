@@ -51,9 +51,7 @@ def large(N: int, K: int, E: int) -> Tensor:
 EDGES = [
     (large(BLOCK + 3, 2, 5), 5, 16),
     (large(180, 6, 300), 300, 8),
-    (large(BLOCK, 2, 2), 2, 16),
     (large(BLOCK + 3, 1, 1), 1, 4),
-    (torch.zeros(BLOCK, 2, dtype=torch.int64), 3, 1),
     (torch.full((5, 2), -1), 3, 16),
     (torch.zeros(0, 2, dtype=torch.int32), 3, 16),
 ]

@@ -92,19 +92,19 @@ def gradient_of_lookup(dtype: torch.dtype) -> Tensor:
 LAUNCHED: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (aux_fi, (z(2048, 2, dtype=I64), 32, 2)),
     (aux_fi, (z(2048, 8, dtype=I64), 256, 8)),
-    *((cast_rows_fp8, (z(64, C, dtype=dtype),)) for C in (2048, 8192) for dtype in (F32, BF16)),
+    *((cast_rows_fp8, (z(64, C, dtype=dtype),)) for C, dtype in ((2048, BF16), (8192, F32))),
     *((cast_columns_fp8, (z(2, 2048, 1024, dtype=dtype),)) for dtype in (F32, BF16)),
-    *((engram_conv, convolved(dtype)) for dtype in (F32, BF16)),
-    *((engram_conv_backward, (z(64, 2048, dtype=dtype), *convolved(dtype))) for dtype in (F32, BF16)),
-    *((engram_hash, (z(2, 256, dtype=dtype), *HASH)) for dtype in (I32, I64)),
-    *((expand_to_fused, expanded(K, dtype)) for K in (2, 8) for dtype in (F32, BF16)),
+    (engram_conv, convolved(BF16)),
+    (engram_conv_backward, (z(64, 2048, dtype=BF16), *convolved(BF16))),
+    (engram_hash, (z(2, 256, dtype=I64), *HASH)),
+    *((expand_to_fused, expanded(K, BF16)) for K in (2, 8)),
     *((fused_mapping, (z(2048, K, dtype=I64), E, 16)) for E, K in ((32, 2), (256, 8))),
     *((normalize_weight, (z(2048, K),)) for K in (2, 8)),
     *((ROUTE, (z(2048, E), z(E), K, z(2048, dtype=torch.bool), 16)) for E, K in ((32, 2), (256, 8))),
     *((ROUTE_BACKWARD, routed(E, K)) for E, K in ((32, 2), (256, 8))),
-    *((segment_sum, segments(dtype)) for dtype in (F32, BF16)),
-    *((segment_expand, (z(16, 2048, dtype=dtype), *segments(dtype)[1:])) for dtype in (F32, BF16)),
-    *((gradient_of_lookup, (dtype,)) for dtype in (F32, BF16)),
+    (segment_sum, segments(BF16)),
+    (segment_expand, (z(16, 2048, dtype=BF16), *segments(BF16)[1:])),
+    (gradient_of_lookup, (BF16,)),
     (sum_tensors, ([z(4096, dtype=BF16)] * 6, F32)),
     *((topk_gate, (z(2048, E), K)) for E, K in ((32, 2), (256, 8))),
 ]
@@ -116,7 +116,7 @@ for dtype in (F32, BF16):
     added = z(64, 2048, dtype=dtype)
     LAUNCHED += [(reduce_fused, (*reduced(8, dtype), added, added))]
     LAUNCHED += [(reduce_fused_backward, (added, *reduced(K, dtype))) for K in (2, 8)]
-for D, state, value in ((2048, F32, F32), (2048, BF16, BF16), (2048, F32, BF16), (4096, F32, BF16)):
+for D, state, value in ((2048, F32, F32), (2048, F32, BF16), (4096, F32, BF16)):
     LAUNCHED += [(engram_gate, made := gated(D, state, value))]
     LAUNCHED += [(engram_gate_backward, (z(16, D), *made))]
 

@@ -32,11 +32,13 @@ class Pair(NamedTuple):
     atol: float = 0.0
 
     def check(self, arguments: Sequence[Any], device: str = "cpu") -> None:
-        """Check that the kernel agrees with the twin, writes every element, and gives the same bits twice."""
+        """Check that the kernel agrees with the twin and writes every element; on a GPU also the same bits twice."""
         arguments = on(device, arguments)
         want = _tensors(self.twin(*arguments))
         with poisoned():
-            got, again = _tensors(self.kernel(*arguments)), _tensors(self.kernel(*arguments))
+            got = again = _tensors(self.kernel(*arguments))
+            if device != "cpu":
+                again = _tensors(self.kernel(*arguments))
         for i, (a, b, c) in enumerate(zip(got, want, again, strict=True)):
             assert a.dtype == b.dtype, f"result {i} is {a.dtype}, not {b.dtype}"
             rtol = max(self.rtol, 2**-6) if self.rtol and a.dtype == torch.bfloat16 else self.rtol

@@ -44,15 +44,13 @@ def test_training_steps_are_one_graph_and_never_recompile(make, backend, options
 # ------------------------------------------------------------------------------------------------- the GPT
 
 
-@pytest.mark.parametrize(
-    ("switch", "graphs"), [("nanochat", 6), ("plain", 3), ("golf", 7), ("norm_scale", 6)]
-)
+@pytest.mark.parametrize(("switch", "graphs"), [("plain", 3), ("golf", 7)])
 def test_layers_with_the_same_parts_share_a_graph(switch, graphs):
     """The first layer has one of its own, because its stream is the embedding itself. Embedding and loss are
     two more."""
     torch.compiler.reset()
     counters.clear()
-    model = build_gpt(**merged(SWITCHES[switch], {"layers": 12})).train()
+    model = build_gpt(**merged(SWITCHES[switch], {"layers": 6})).train()
     compile_forward(model, fullgraph=True, backend="eager")
     for seed in range(2):
         x = text(2, 41, seed=seed)
@@ -60,6 +58,4 @@ def test_layers_with_the_same_parts_share_a_graph(switch, graphs):
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["unimplemented"] and "graph_break" not in counters
     assert all(type(module).__module__.startswith(("spider", "torch.nn")) for module in model.modules())
-    assert list(model.state_dict()) == list(
-        build_gpt(**merged(SWITCHES[switch], {"layers": 12})).state_dict()
-    )
+    assert list(model.state_dict()) == list(build_gpt(**merged(SWITCHES[switch], {"layers": 6})).state_dict())

@@ -332,17 +332,6 @@ def test_added_rows_are_never_predicted_and_never_learn(tied):
             assert p.grad[:272].any(), name
 
 
-def test_tables_and_mixing_factors_have_nanochats_rates():
-    rates = {name: group.rate for name, group in build_gpt().parameter_groups().items()}
-    special = {name: rate for name, rate in rates.items() if rate != 1}
-    assert special.pop("embedding") == 75 and rates["head.weight"] == 1
-    for layer in range(4):
-        assert special.pop(f"blocks.{layer}.mix.stream") == 1.25
-        assert special.pop(f"blocks.{layer}.mix.embedded") == 125
-    assert special == {"blocks.1.attention.values": 75, "blocks.3.attention.values": 75}
-    assert all(group.rate == 1 for group in build_gpt(**SWITCHES["golf"]).parameter_groups().values())
-
-
 # -------------------------------------------------------------------------------------- arithmetic and loss
 
 

@@ -98,24 +98,6 @@ def test_ops_have_the_result_and_the_gradients_of_torch(request):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_layer_by_ops_has_the_same_gradients_recomputed_and_compiled(ops):
-    torch.compiler.reset()
-    results = {}
-    for way in ("none", "selective", "compiled"):
-        recurrence = {"layers": 1, "loops": 1, "checkpointing": "none" if way == "compiled" else way}
-        model = build(engram={"layers": [0]}, recurrence=recurrence, stream="narrow").train()
-        if way == "compiled":
-            compile_forward(model, backend="aot_eager")
-        x = torch.randint(97, 123, (2, 41), generator=torch.Generator().manual_seed(0))
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x[:, :-1], x[:, 1:]).loss
-        loss.backward()
-        results[way] = [loss.detach(), *(p.grad for p in model.parameters())]
-    for kept, recomputed, compiled in zip(*results.values(), strict=True):
-        assert torch.equal(kept, recomputed)
-        assert (kept - compiled).norm() <= 0.02 * kept.norm()
-
-
 def test_the_losses_of_the_router_are_their_formulas_over_valid_tokens():
     """The first is Switch's loss: E times the sum of load share times mean probability."""
     module, x = moe(), torch.randn(2, 8, 16)
@@ -189,3 +171,16 @@ def test_the_bias_spreads_a_collapsed_load():
         module.rebalance()
     assert busiest[0] > 1.7, "the load was meant to be collapsed"
     assert busiest[-1] < 1.4 and (module.load == 0).all()
+
+
+def test_a_layer_by_ops_has_the_same_gradients_recomputed(ops):
+    results = []
+    for way in ("none", "selective"):
+        recurrence = {"layers": 1, "loops": 1, "checkpointing": way}
+        model = build(engram={"layers": [0]}, recurrence=recurrence, stream="narrow").train()
+        x = torch.randint(97, 123, (2, 41), generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x[:, :-1], x[:, 1:]).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(kept, recomputed) for kept, recomputed in zip(*results, strict=True))

@@ -34,8 +34,8 @@ SPECS = {
         "optimizer": {"kind": "muon", "muon_beta2": 0.95, "groups": GROUPS, **MOVING},
         "ema": {"decay": 0.9, "start_step": 2},
     },
-    "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 3},
-    "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "max_steps": 3},
+    "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 2},
+    "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "max_steps": 2},
 }
 #: Relative difference of a metric from one process's. Training amplifies the other order of sums.
 TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
@@ -62,7 +62,7 @@ def run_together(processes, jobs, scratch, fails=False):
 @pytest.fixture(scope="module")
 def specs(make_spec):
     shared = {"micro_batch": 2, "grad_accum": 4, "ckpt_every": 2, "log_every": 1, "max_steps": 6}
-    shared |= {"val_every": 1, "val_bytes": 100}
+    shared |= {"val_every": 2, "val_bytes": 100}
     return {name: make_spec(**{**shared, **changes}) for name, changes in SPECS.items()}
 
 
@@ -232,10 +232,9 @@ def test_micro_batches_are_equal_and_as_large_as_allowed(specs, processes, micro
             assert all(mine % n for n in range(found + 1, min(mine, micro_batch) + 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_processes_of_a_training_that_diverges_end_with_the_remedy(tmp_path, make_spec, shards, kind):
+def test_all_processes_of_a_training_that_diverges_end_with_the_remedy(tmp_path, make_spec, shards):
     spec = make_spec(**SPECS["muon"], lr=1e12, warmup_steps=0, ckpt_every=1, micro_batch=2, grad_accum=2)
-    said = run_together(2, [job(tmp_path, spec, "a", kind, shards)], tmp_path, fails=True)
+    said = run_together(2, [job(tmp_path, spec, "a", "fsdp", shards)], tmp_path, fails=True)
     assert "the last good checkpoint is" in said and "lower lr" in said
     assert not (tmp_path / "a/train.json").exists()
     for path in (tmp_path / "a/checkpoints").glob("step-*/*.safetensors"):
