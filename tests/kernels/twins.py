@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     atol: float = 0.0
 
     def check(self, arguments: Sequence[Any], device: str = "cpu") -> None:
-        """Check that the kernel agrees with the twin and writes each element; on a GPU, the same bits twice."""
+        """Check that the kernel agrees with the twin and writes each element; on a GPU, the same twice."""
         arguments = on(device, arguments)
         want = _tensors(self.twin(*arguments))
         with poisoned():
