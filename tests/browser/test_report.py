@@ -14,7 +14,7 @@ def path(tmp_path_factory):
     return folder / "small.html"
 
 
-@pytest.fixture(params=[(390, "dark"), (1280, "light")], ids=str)
+@pytest.fixture(scope="module", params=[(390, "dark"), (1280, "light")], ids=str)
 def page(browser, path, request):
     """Open the page. ``page.problems`` collects errors of the browser, ``page.requested`` its requests."""
     width, scheme = request.param

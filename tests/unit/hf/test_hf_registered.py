@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+
+from tests.forkserver import python
 
 CODE_OF_THE_FOLDER = """
 import sys
@@ -31,6 +32,6 @@ assert exported - {"README.md"} == saved, (exported, saved)  # only an export wr
 
 def test_an_export_loads_by_the_code_in_it(exports, tmp_path):
     env = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-c", CODE_OF_THE_FOLDER, str(exports["bpe"][1]), str(tmp_path / "saved")]
+    command = [python(), "-c", CODE_OF_THE_FOLDER, str(exports["bpe"][1]), str(tmp_path / "saved")]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
