@@ -121,13 +121,6 @@ def test_a_change_that_does_nothing_is_not_shown(demo):
     assert {"demo-seed1", "demo-width32", "demo-width32-seed1"} <= {*trial.run_workflow.trained}
 
 
-def test_without_a_known_noise_at_least_two_pairs_are_trained(demo):
-    write(demo, load_config(plain(demo.root)), "demo")
-    run("try", "model.width=16", "--against", "demo", "--pairs", "3")
-    (row,) = read_verdicts(verdicts_of(demo))
-    assert len(row.pairs) >= 2 and row.noise is None
-
-
 def test_a_budget_of_zero_names_what_is_missing(demo):
     config = known(demo)
     write(demo, config, "demo")

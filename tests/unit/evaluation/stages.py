@@ -92,20 +92,6 @@ def demo(runs: Path, run: str = "demo", shift: float = 0.0, **changed: Any) -> l
     ]
 
 
-def mixed(runs: Path) -> list[Path]:
-    """Write two runs on one held-out text: `slim` reads bytes, `gpt` tokens and other training text."""
-    given = {"ppmd": 1.90, "ppmd given stage": 1.814, "xz": 2.39}
-    other = {"ppmd": 1.90, "ppmd given stage": 1.867, "xz": 2.39}
-    label = "7z PPMd, order 24, given what the model was trained on ({} MB)"
-    named = {"ppmd": "7z PPMd, order 24", "xz": "xz -9"}
-    slim = named | {"ppmd given stage": label.format("12.0")}
-    gpt = named | {"ppmd given stage": label.format("3.0")}
-    return [
-        *demo(runs, "slim", data="docs", compressors=given, names=slim),
-        *demo(runs, "gpt", 0.1, data="docs-bpe", compressors=other, names=gpt),
-    ]
-
-
 def write_benchmark(benchmarks: Path, rule: str, name: str, *seconds: float) -> None:
     path = benchmarks / rule / f"{name}.tsv"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,7 @@ from transformers import (
 import spider.hf  # noqa: F401 (registers the classes)
 from spider.config import load_config
 from spider.evaluation.bpb import score
-from spider.evaluation.foreign import ForeignModel, evaluate_foreign
-from spider.evaluation.tasks import score_rows, text_row
+from spider.evaluation.foreign import evaluate_foreign
 from spider.evaluation.text import Text, validation_stream
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
@@ -113,23 +112,6 @@ def test_bits_per_byte_are_the_nats_of_all_tokens_by_transformers_alone(make, fo
     low, high = found.intervals["bpb"]
     assert low < found.bpb < high
     assert json.loads((tmp_path / "evaluation.json").read_text())["bpb"] == found.bpb
-
-
-@pytest.mark.parametrize("make", [with_blanks])
-def test_a_task_scores_the_tokens_of_a_choice(make, folders):
-    context, choice = "Sentence number", " 7 says"
-    model = ForeignModel.load(folders[make], "cpu")
-    row = text_row(model, context.encode(), choice.encode(), window=32)
-    read = score_rows(model, [row], Scoring(seq_len=32))
-    tokenizer = AutoTokenizer.from_pretrained(folders[make])
-    encoded = tokenizer(context + choice, add_special_tokens=False, return_offsets_mapping=True)
-    ids = torch.tensor([[tokenizer.bos_token_id, *encoded["input_ids"]]])
-    begin = 1 + next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > len(context))
-    with torch.inference_mode():
-        log_p = model.network(ids).logits[0].log_softmax(-1)
-    expected = -sum(float(log_p[at - 1, ids[0, at]]) for at in range(begin, ids.shape[1]))
-    assert read.nats_R[0] == pytest.approx(expected, rel=1e-5)
-    assert read.ids_R[0] == ids.shape[1] - begin
 
 
 def test_the_text_is_that_of_the_runs_and_the_record_says_what_the_model_is(folders, data, tmp_path):

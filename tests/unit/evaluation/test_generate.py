@@ -83,13 +83,6 @@ def test_a_prompt_that_is_not_utf8_is_refused_unless_it_is_bytes():
     assert len(list(generate(Bigram(), b"caf\xe9", max_bytes=2, temperature=0, seed=0))) == 2
 
 
-def test_the_mode_of_the_model_and_gradients_are_restored_between_bytes():
-    model = Bigram().train()
-    stream = generate(model, "a", max_bytes=4, temperature=1.0, seed=0, context=8)
-    next(stream)
-    assert model.training and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-
-
 def test_stream_text_holds_back_a_character_until_it_is_whole():
     ids = list("a€b".encode())
     assert list(stream_text(ids)) == ["a", "€", "b"]

@@ -25,7 +25,6 @@ from spider.model import build_model
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
 from spider.tokens.stored import BpeTokens
-from spider.tokens.turns import TURN
 from tests.forkserver import spider
 from tests.unit.evaluation.toys import Scripted
 from tests.unit.hf.small_exports import exported
@@ -132,13 +131,6 @@ def test_a_prompt_in_chat_form_is_read_with_the_ids_of_turns():
     begun = chat.apply_chat_template([*history, {"role": "assistant", "content": "the"}], False)
     ((rest, _),) = chat.loglikelihood([SimpleNamespace(args=(begun, "n"))])
     assert rest == pytest.approx(by_hand[-1], abs=1e-4)
-
-
-def test_an_answer_in_chat_form_ends_with_its_turn():
-    model = HarnessModel(Scripted([*b"one", TURN, *b"two"]), Scoring(seq_len=WINDOW), chat=True)
-    prompt = model.apply_chat_template([{"role": "user", "content": "say"}])
-    assert model.generate_until([SimpleNamespace(args=(prompt, {"until": []}))]) == ["one"]
-    assert model.model.read[0] == opening([("user", "say")], BYTES, answer=True).tolist()
 
 
 def test_nothing_is_fetched_without_online_and_a_missing_extra_is_reported(tmp_path):

@@ -26,7 +26,6 @@ from spider.model.spider.config import SpiderConfig
 from spider.model.spider.model import Spider
 from spider.report.page import results_page
 from spider.tokens import BYTES
-from tests.unit.evaluation.toys import Bigram, Pairs
 from tests.unit.model.small import SMALL, EveryNth
 from tests.unit.records import saved
 
@@ -105,29 +104,6 @@ def test_characters_without_a_glyph_are_visible():
     assert "\x1b" not in printed(cut_text)
     page = results_page("<title> & more", [result.Result(title="", figures=[cut_text])])
     assert "<script" not in page and "\x1b" not in page
-
-
-class Words:
-    """An inspector whose segments are words, for a vocabulary that has an id for two bytes."""
-
-    segments = "words"
-    uncut = None
-
-    def cut(self, tokens_BT):
-        return tokens_BT.numpy() == ord(" "), None
-
-    def caption(self, total, closed):
-        return f"{total} bytes, words of {closed}"
-
-
-def test_another_family_shows_its_own_segments_of_its_own_vocabulary():
-    model = Bigram()
-    model.tokens = Pairs()
-    shown = cut(
-        model, Words(), np.array([BOS, 272, *b"e a ", 272, *b"\xc3", EOS], np.uint16), Scoring(seq_len=4)
-    )
-    assert shown.unit == "words" and shown.caption == "10 bytes, words of [4, 2]"
-    assert texts(shown.segments) == ["the ", "a ", "th\\xc3<EOS>\n"]
 
 
 # ------------------------------------------------------------------------------------------ terminal and page

@@ -200,15 +200,6 @@ def test_questions_in_chat_form_are_answered_by_letters_or_by_a_written_answer(t
     assert answer(known_answers(task, right[:3] + wrong[3:], tokens), task).value == 0.5
 
 
-def test_a_written_answer_ends_at_its_limit_and_a_long_question_loses_its_beginning(tmp_path):
-    path = jsonl(tmp_path / "t.jsonl", {"question": "x" * 90, "answer": "12"})
-    (task,) = tasks("mine", JsonlTask(file=str(path), chat=True))
-    model = known_answers(task, [b"12"], BYTES)
-    assert [answer(model, task._replace(answer_bytes=n)).value for n in (1, 2)] == [0, 1]
-    short = answer(model, task._replace(answer_bytes=2), window=70)
-    assert short.value == 1 and column(short, "truncated") == 1
-
-
 @pytest.mark.parametrize(
     ("written", "expected", "right"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,13 +46,3 @@ def test_logits_and_texts_are_the_same_as_in_spider(folder, tmp_path):
         tokenizer.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(again(ids).logits, logits)
-
-
-def test_a_missing_or_another_index_is_refused(folder, indexes, tmp_path):
-    out = shutil.copytree(folder, tmp_path / "out")
-    shutil.rmtree(out / "ngram")
-    with pytest.raises(ValueError, match=r"out/ngram"):
-        AutoModelForCausalLM.from_pretrained(out)
-    shutil.copytree(indexes["split"], out / "ngram")
-    with pytest.raises(ValueError, match=r"another n-gram index .*copy the exported folder whole, or"):
-        AutoModelForCausalLM.from_pretrained(out)

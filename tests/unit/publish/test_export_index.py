@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import spider
 from spider.checkpoints import inventory
 from spider.cli import cli
-from spider.common import files, sealed
+from spider.common import files
 from spider.common.errors import CheckpointError
 from spider.evaluation.generate import generate
 from spider.publish.export import export
@@ -59,17 +59,6 @@ def test_an_export_generates_like_its_checkpoint_without_the_results(results, ex
     assert content(moved / "ngram") == content(full)
     card = files.read_json(moved / "config.json")
     assert card["full_index"] == files.read_json(full / "index.json")["digest"]
-
-
-def test_an_export_copies_the_index_where_links_fail(results, tmp_path, monkeypatch):  # noqa: F811
-    def refused(*_):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(sealed.os, "link", refused)
-    export(results.root / "runs/r/a", tmp_path / "copy")
-    full = results.ngram("toy", CONFIG.counted)
-    assert not (tmp_path / "copy/ngram/text.npy").samefile(full / "text.npy")
-    assert content(tmp_path / "copy/ngram") == content(full)
 
 
 def test_an_export_of_an_export_has_the_same_bytes(exported, tmp_path):

@@ -8,7 +8,7 @@ from spider.common.files import sha256
 from spider.evaluation.result import BITS, SHARE, Result, Row
 from spider.report.summary import Summary
 from spider.report.tables import compare
-from tests.unit.evaluation.stages import COMPRESSORS, demo, mixed, write_benchmark, write_stage
+from tests.unit.evaluation.stages import COMPRESSORS, demo, write_benchmark, write_stage
 
 
 def rates_of(stage):
@@ -155,18 +155,3 @@ def test_the_best_stage_is_one_that_was_scored_on_the_text_of_the_last(tmp_path,
         for index, (bpb, more) in enumerate(stages)
     ]
     assert compare(paths, output=tmp_path / "report").runs["a"].best == best
-
-
-def test_each_run_is_compared_with_compressors_given_its_own_training_text(tmp_path):
-    paths = mixed(tmp_path / "runs")
-    summary = compare(paths, output=tmp_path / "report")
-    own = {run: rates_of(one.last)["ppmd given stage"] for run, one in summary.runs.items()}
-    assert own == {"slim": 1.814, "gpt": 1.867}
-    assert {one.last.text for one in summary.runs.values()} == {"docs, docs-bpe"}
-    rows = [ln for ln in (tmp_path / "report" / "table.md").read_text().splitlines() if "7z PPMd" in ln]
-    given = "7z PPMd, order 24, given what the model was trained on"
-    assert [row.split("|")[1:3] for row in rows] == [
-        [f" {given} (12.0 MB), for slim ", " 1.8140 "],
-        [f" {given} (3.0 MB), for gpt ", " 1.8670 "],
-        [" 7z PPMd, order 24 ", " 1.9000 "],
-    ]

@@ -4,7 +4,6 @@ import json
 import math
 
 import numpy as np
-import pytest
 
 from spider.evaluation.records import Training
 from spider.report.stages import Log, smoothed
@@ -44,14 +43,6 @@ def test_rows_of_other_stages_and_without_a_finite_loss_are_left_out(tmp_path):
         row(151, **{"train/bpb": 9.0}),
     ]
     assert log(read_rows(write(tmp_path / "m.jsonl", *rows))).points()[1].tolist() == [2.5]
-
-
-def test_an_incomplete_last_line_is_left_out_and_a_malformed_line_is_reported(tmp_path):
-    path = write(tmp_path / "m.jsonl", row(60, **{"train/bpb": 3.0}), tail='{"step": 61, "ti')
-    assert [r.step for r in read_rows(path)] == [60]
-    path = write(tmp_path / "m.jsonl", row(60), tail="nonsense\n")
-    with pytest.raises(ValueError, match=r"m\.jsonl, line 2: not a metrics row"):
-        read_rows(path)
 
 
 def test_smoothing_does_not_lag_and_keeps_the_ends():

@@ -14,7 +14,7 @@ from spider.common.results import Results
 from spider.config import load_config
 from spider.report.page import FIGURES, render
 from spider.training.metrics import read_rows
-from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage, write_job_files
+from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage
 
 
 @pytest.fixture(scope="module")
@@ -124,21 +124,6 @@ def test_a_run_that_was_trained_by_hand_is_found_by_its_folder(copied):
     assert "trained by hand, with settings" in page and "run.yaml" not in page
     with pytest.raises(ValueError, match=r"no run 'smal-abc' in .*; did you mean \"small-abc\"\?"):
         render(config, results, "smal-abc")
-
-
-def test_the_page_has_the_costs_of_each_rule_and_the_commands_of_the_jobs(copied):
-    config, results = copied
-    page = section(render(config, results, "small"), "again")
-    assert "The commands of the jobs are unknown" in page
-    assert "--forceall --printshellcmds -- runs/small" in page
-    write_job_files(results, "train", "small/second", 12.5, command="train small/second --threads 3 --wait")
-    write_job_files(results, "train", "other/second", 12.5, command="train other/second")
-    page = render(config, results, "small")
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in section(page, "costs").split("<tr")]
-    assert ["train", "2", "25 s", "12 s", "100 MB"] in rows and rows[-1][:3] == ["all", "4", "30 s"]
-    again = section(page, "again")
-    assert "spider --config run.yaml train small/second --threads 3 --wait" in again
-    assert "train other" not in again and "are unknown" not in again
 
 
 #: A module that is None in `sys.modules` cannot be imported.

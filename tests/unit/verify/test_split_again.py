@@ -18,7 +18,6 @@ from tests.unit.verify.small_claims import (
     found_by,
     held_out,
     learned,
-    named,
     passes_by,
     rows,
 )
@@ -78,23 +77,6 @@ def test_held_out_documents_that_were_trained_on(tmp_path):
         assert status == "failed" and "held-out documents are in the training text" in reason
         assert re.match(r"text, part 00\d, row \d+, id 'doc-\d+': validation by the rule, ", details[0])
     assert f"({count})" in reason
-
-
-def test_a_split_made_a_chunk_at_a_time(tmp_path):
-    """The first fifth of each part was held out, or each document was cut before the split."""
-    world = World(tmp_path).make()
-    half = len(rows()) // 2
-    world.make([named(text, n % half < half // 5, id) for n, (id, text) in enumerate(rows())])
-    world.raw(rows())
-    reason = found(world)[1]
-    assert "as if it were made a chunk at a time" in reason
-    assert "held-out documents are in the training text" in reason
-    pieces = [(f"{id}/{at}", text[at : at + 400]) for id, text in rows() for at in range(0, len(text), 400)]
-    world.make(pieces)
-    world.raw(rows())
-    reason = found(world)[1]
-    assert "documents have a text that their raw file does not have" in reason
-    assert "documents of the raw text are missing" in reason
 
 
 def test_oversampled_stale_and_unknown_shards(tmp_path):
