@@ -11,9 +11,7 @@ assert (len(FRAUDS), len(CLEAN)) == (20, 20)
 #: These share one small workflow.
 NAMES = (
     "80% of validation documents trained on",
-    "a swapped checkpoint",
     "a hand-edited evaluation",
-    "an edited receipt",
     "gpt on bytes",
 )
 FEW = [one for one in ALL if one.name in NAMES]

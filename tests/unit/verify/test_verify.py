@@ -14,14 +14,14 @@ from spider.config import load_config
 from spider.config.schema import read_yaml
 from spider.verify import checks
 from spider.verify.claim import Claim, findings
-from tests.unit.small_training import MODEL, one_thread  # noqa: F401 (a fixture)
+from tests.unit.small_training import one_thread  # noqa: F401 (a fixture)
 from tests.unit.verify.scored_stage import scored_stage
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("made") / "results"
-    return scored_stage(root, MODEL)
+    return scored_stage(root, {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2})
 
 
 @pytest.fixture
