@@ -45,7 +45,6 @@ from tests.unit import records
 from tests.unit.small_datasets import dataset, encoded
 
 INSTALLED = [name for name in COMPRESSORS if name != "zpaq" or baselines._has_zpaq()]
-PACKING = INSTALLED[1:]
 B = b"\xff"
 LICENCE = "Redistribution and use in source and binary forms, with or without modification, are permitted. "
 

@@ -93,10 +93,6 @@ class Folder(Results):
         return sync(self, self.config(**tracking))
 
     @property
-    def content(self) -> dict[str, Any]:
-        return content(f"sqlite:///{self.root}/mlflow.db")
-
-    @property
     def client(self) -> mlflow.MlflowClient:
         return mlflow.MlflowClient(f"sqlite:///{self.root}/mlflow.db")
 
