@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from spider.checkpoints.metrics import Row, read_rows
 from spider.checkpoints.records import MANIFEST, Manifest, Origin, Receipt, steps
 from spider.common.formatting import duration
 from spider.common.results import CompressedFolder, Results, StageFolder
@@ -27,7 +28,6 @@ from spider.config.spec import sources_of, windows_of
 from spider.data.mixture import read_of_each
 from spider.evaluation.records import CheckpointScores, Evaluation, Sample, Training, results_of
 from spider.evaluation.result import Result
-from spider.training.metrics import Row, read_rows
 
 
 def bits_per_byte(metrics: dict[str, float]) -> float:

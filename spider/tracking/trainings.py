@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
+from spider.checkpoints.metrics import Row, parse_row
 from spider.checkpoints.records import Origin, Receipt
 from spider.common.files import digest, read_json, sha256
 from spider.common.results import CompressedFolder, Results, StageFolder
@@ -37,7 +38,6 @@ from spider.evaluation.result import Result, all_rows, curves, metrics
 from spider.provenance.made import Job, Made, Stat, flatten, made_path, relative, stat_of, workflows
 from spider.tracking.jobs import SHOWN, Item
 from spider.tracking.store import ARTIFACT_LIMIT, HELD_OUT, RANKING, Point, Shown, Store
-from spider.training.metrics import Row, parse_row
 
 log = logging.getLogger(__name__)
 

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.metrics import MetricsLog
 from spider.checkpoints.records import Warmup, step_of, steps
 from spider.checkpoints.save import Saver, set_aside
 from spider.common.errors import DamagedShard, Diverged, Preempted, TrainingError
@@ -51,7 +52,6 @@ from spider.tokens.stored import TOKENIZER
 from spider.training import compilation
 from spider.training.build import Built, build, choose_arithmetic
 from spider.training.memory import check_fits, out_of_memory, ran_out
-from spider.training.metrics import MetricsLog
 from spider.training.passes import side_stream
 from spider.training.precision import Precision, decide, device_name, fp8_layers
 from spider.training.rollouts import AnswerValidation, Rollouts, Sampler

@@ -12,6 +12,7 @@ import pytest
 from spider import load_model
 from spider.checkpoints.inventory import below
 from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.metrics import read_rows
 from spider.checkpoints.records import steps
 from spider.checkpoints.save import hold
 from spider.config import TokenizerConfig, load_config
@@ -22,7 +23,6 @@ from spider.data.tokenizer import learn
 from spider.evaluation.generate import generate
 from spider.tokens.stored import read_tokens
 from spider.training.compilation import unpack
-from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan, train
 from tests.unit.records import saved_again
 from tests.unit.small_datasets import dataset, encoded
@@ -237,7 +237,7 @@ def test_a_damaged_line_of_a_curve_is_restored_or_removed(tmp_path, make_spec, s
     whole = (folder / "metrics.jsonl").read_text()
     for place in (folder, copied):
         (place / "metrics.jsonl").write_text(whole.replace('"step"', "step", 1))
-        with refused("training/metrics.py", "or remove this line, which the curve then lacks"):
+        with refused("checkpoints/metrics.py", "or remove this line, which the curve then lacks"):
             train(spec, place, shards)
     (folder / "metrics.jsonl").write_text(whole)
     (copied / "metrics.jsonl").write_text(whole.split("\n", 1)[1])

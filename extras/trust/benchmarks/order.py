@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import torch
 from spider_trust.order import Order, logged
 
+from spider.checkpoints.metrics import read_rows
 from spider.common.results import Results
 from spider.config import load_config
 from spider.data.encode import encode_part
 from spider.data.loader import batch_digest
 from spider.data.packing import pack
 from spider.data.shards import build_metadata
-from spider.training.metrics import read_rows
 from spider.training.stage import train
 
 STEPS = 510

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spider.checkpoints.metrics import read_rows
 from spider.checkpoints.records import Receipt
 from spider.common.results import Results
 from spider.config import Config, StageSpec
@@ -25,7 +26,6 @@ from spider.data.mixture import Mixture, positions_of, read_of_each
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
 from spider.evaluation.text import orders
-from spider.training.metrics import read_rows
 from spider_trust.traces import Read
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from spider_trust.order import Source, StageOrder, logged, stage_order, unpermute
 
+from spider.checkpoints.metrics import read_rows
 from spider.checkpoints.records import Receipt
 from spider.data.loader import Loader, MixedLoader, epoch_keys, permute
 from spider.data.packing import PackedRows, pack
 from spider.data.shards import Shards
-from spider.training.metrics import read_rows
 from spider.training.stage import train
 from tests.unit.processes.test_parallel import job, run_together
 from tests.unit.small_datasets import shards_of_ids

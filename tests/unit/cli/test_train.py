@@ -17,6 +17,7 @@ import torch
 import yaml
 from click.testing import CliRunner, Result
 
+from spider.checkpoints.metrics import read_rows
 from spider.checkpoints.records import steps
 from spider.cli import cli
 from spider.common import files
@@ -24,7 +25,6 @@ from spider.common.errors import RESUME_ME, TrainingError
 from spider.config import Given, load_config, with_settings
 from spider.publish.export import export
 from spider.training.loop import Trainer
-from spider.training.metrics import read_rows
 from spider.training.stage import Places, plan
 from tests.advice.followed import advised
 from tests.forkserver import python

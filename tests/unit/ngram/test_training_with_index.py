@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spider.checkpoints.load import Checkpoint
+from spider.checkpoints.metrics import read_rows
 from spider.common import files
 from spider.common.results import Results, write_config
 from spider.config import TTTConfig
@@ -22,7 +23,6 @@ from spider.evaluation.generate import generate
 from spider.evaluation.text import validation_stream
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
-from spider.training.metrics import read_rows
 from spider.training.stage import train
 from tests.unit.ngram.small_index import CONFIG, make_shards
 from tests.unit.ngram.texts import documents

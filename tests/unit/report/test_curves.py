@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
+from spider.checkpoints.metrics import read_rows
 from spider.evaluation.records import Training
 from spider.report.stages import Log, smoothed
-from spider.training.metrics import read_rows
 
 RECEIPT = Training(steps=100, global_step=150, tokens=410_000, bytes=400_000, seconds=0)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from spider.checkpoints.metrics import Row
 from spider.evaluation.records import Training
 from spider.evaluation.result import Curve, HeatMap, Histogram, Note, Plot, Series
 from spider.report import figures
 from spider.report.stages import Log
 from spider.report.summary import join
-from spider.training.metrics import Row
 from tests.unit.evaluation.stages import demo
 
 LOOPS = Curve(title="Loops", x="loops", y="bits per byte", values=[2.4, 2.1, 2.05, 2.06], mark=2,

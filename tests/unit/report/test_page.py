@@ -8,12 +8,12 @@ import sys
 import pytest
 import yaml
 
+from spider.checkpoints.metrics import read_rows
 from spider.common.files import read_json, sha256, write_json
 from spider.common.formatting import quantity
 from spider.common.results import Results
 from spider.config import load_config
 from spider.report.page import FIGURES, render
-from spider.training.metrics import read_rows
 from tests.unit.report.finished import config_of, encode_text, finished_run, train_stage
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from spider.checkpoints.metrics import read_rows
 from spider.config import load_config
 from spider.data.chat import asked
 from spider.data.encode import encode_part
@@ -22,7 +23,6 @@ from spider.tokens import BYTES
 from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from spider.training.loop import Trainer, seed_of
-from spider.training.metrics import read_rows
 from spider.training.rollouts import AnswerValidation, Prompts, Rollouts, Sampler, check
 from spider.training.stage import train
 from spider.training.warmup import warm_up

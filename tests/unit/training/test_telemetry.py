@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from spider.checkpoints.metrics import MetricsLog, read_rows
 from spider.common.files import read_json
 from spider.model import build_model
 from spider.training import telemetry
-from spider.training.metrics import MetricsLog, read_rows
 from spider.training.stage import train
 from spider.training.state import Means
 from spider.training.telemetry import Telemetry, Window, line, peak_flops
