@@ -44,7 +44,7 @@ def code_lines(path: Path) -> int:
 
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
-    "checkpoints": 1612,
+    "checkpoints": 1665,
     "cli": 1382,
     "common": 452,
     "config": 2223,
@@ -62,7 +62,7 @@ MOST = {
     "spider": 15,
     "tokens": 477,
     "tracking": 1357,
-    "training": 2662,
+    "training": 2609,
     "verify": 338,
     "workflow": 1174,
 }
