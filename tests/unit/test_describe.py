@@ -188,21 +188,6 @@ def test_the_estimate_of_activations_is_near_what_a_forward_pass_keeps(precision
     assert 0.85 < estimate / kept_by_forward(config, precision == "bf16", monkeypatch) < most
 
 
-@pytest.mark.parametrize("way", ["selective", "full"])
-def test_the_estimate_of_what_a_recomputed_gpt_layer_keeps_is_near_what_a_forward_pass_keeps(
-    way, monkeypatch
-):
-    """The window is longer than those for which a CPU computes attention by plain products in bf16."""
-    estimates, real = [], []
-    for layers in (2, 6):
-        model = {"preset": "gpt-cpu", "checkpointing": way, "layers": layers}
-        stages = [{"name": "main", "max_steps": 2, "seq_len": 640, "micro_batch": 1}]
-        config = configuration(model, precision="bf16", stages=stages)
-        estimates.append(describe(config, "r")["stages"][0]["memory"]["activations"])
-        real.append(kept_by_forward(config, True, monkeypatch))
-    assert (estimates[1] - estimates[0]) / (real[1] - real[0]) == pytest.approx(1, abs=0.1)
-
-
 @pytest.mark.parametrize(
     ("length", "changes"),
     [(64, {}), (256, {"qk_gain": 5.0, "residual_mix": "none", "heads": 4, "kv_heads": 2})],

@@ -10,7 +10,6 @@ import yaml
 from click.testing import CliRunner
 from spider_trust.text_index import build, described
 from spider_trust.trace import Corpus, corpora, trace
-from spider_trust.traces import Place, Read, Stretch, Trace
 
 from spider.cli import cli
 from spider.common.results import Results
@@ -18,7 +17,6 @@ from spider.config import TokenizerConfig, load_config
 from spider.data.encode import encode_part
 from spider.data.shards import build_metadata
 from spider.data.tokenizer import learn
-from spider.report.page import results_page
 from spider.tokens import BYTES
 from spider.tokens.stored import read_tokens
 from spider.training.stage import train
@@ -156,29 +154,3 @@ def test_bad_input(indexed):
         trace(b"short", [Corpus(config, results, "toy")], LEAST)
     with pytest.raises(ValueError, match=r"training text of other has no index; `snakemake .* text/other`"):
         _ = Corpus(config, results, "other").pieces
-
-
-def shown(text, *spans):
-    """Return the page of a text with these stretches: bytes and number of occurrences."""
-    place = {"dataset": "text", "split": "train", "part": "000", "document": 4, "tokens": (10, 40)}
-    place |= {"row": 1700, "id": "<img src=x>", "file": "<script>raw</script>", "sha256": "5a" * 32}
-    reads = tuple(Read("first", step, step, 0) for step in range(1, 12))
-    places, raw = (Place(**place, reads=reads),), text.encode()
-    stretches = tuple(
-        Stretch(begin=begin, end=end, text=raw[begin:end].decode(errors="replace"), count=n, places=places)
-        for begin, end, n in spans
-    )
-    of = {"run": "small", "stage": "second", "datasets": ("text",), "text": text, "least": 5, "share": 0.5}
-    return results_page("trace", [*Trace(format=Trace.FORMAT, **of, stretches=stretches).results.values()])
-
-
-def test_stretches_lead_to_their_documents_on_a_page():
-    page = shown("A<script>evil</script> and more", (1, 22, 1), (26, 31, 7))
-    marked = '<span class="t3" title="stretch 1: 21 bytes, once">&lt;script&gt;evil&lt;/script&gt;</span>'
-    assert marked in page and '<span class="t0" title="stretch 2: 5 bytes, 7 times"> more</span>' in page
-    assert "50% of this text stands in the training text, in stretches of at least 5 bytes" in page
-    entry, other = page.split("Stretches in the training text")[1].split("<tr class")[1:3]
-    assert "text/000:1700, id &lt;img src=x&gt;, raw file &lt;script&gt;raw" in entry
-    assert "5a" * 32 in entry and "first 8 and 3 more" in entry and "first 9" not in entry
-    assert "spider seen text/000:1700 --run small" in entry and "<td>7</td>" in other
-    assert "<script>" not in page and "<img" not in page

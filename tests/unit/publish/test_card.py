@@ -13,9 +13,8 @@ from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from spider.checkpoints.inventory import examine
-from spider.checkpoints.records import CompressedReceipt
 from spider.common import files
-from spider.common.results import CompressedFolder, Results
+from spider.common.results import Results
 from spider.config import load_config
 from spider.evaluation.result import BITS, SHARE, Number, Result, Row
 from spider.publish.export import export
@@ -168,24 +167,6 @@ def test_the_licence_is_that_of_all_its_data_or_none(results, tmp_path, of_toy, 
     data = yaml.safe_load(text(tmp_path / "out").split("---\n")[1])
     assert {k: v for k, v in data.items() if "license" in k} == said
     assert ("not specified" in text(tmp_path / "out")) == (of_web is None)
-
-
-def test_what_its_stage_was_pressed_into_stands_below_it(results, tmp_path):
-    folder = CompressedFolder(results.stage("small", "b").compressed)
-    folder.path.mkdir()
-    scored = files.read_json(results.stage("small", "b").evaluation) | {"bpb": 2.2, "weights": "compressed"}
-    files.write_json(folder.evaluation, scored)
-    counts = dict.fromkeys(("bytes", "code_bytes", "cap", "clip", "windows", "tokens", "seconds"), 1)
-    settings = {"bits": 6, "method": "gptq"}
-    rest = {"settings": settings, "parts": {}, "matrices": {}, "rounded": [], "modules": [], "sha256": "x"}
-    receipt = files.read_json(results.stage("small", "b").receipt)
-    compressed = {"compressed": {**counts, **rest, "total_bytes": 1234567}, "weights": "compressed"}
-    CompressedReceipt.model_validate(receipt | compressed).write(folder.receipt)
-    export(stage(results), tmp_path / "out")
-    assert "| compressed into 1,234,567 bytes | 2.2000 | 2.0250 | 1.00 k |" in text(tmp_path / "out")
-    files.write_json(folder.evaluation, scored | {"text_sha256": "of another text"})
-    export(stage(results), tmp_path / "out")
-    assert "compressed into" not in text(tmp_path / "out")
 
 
 def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
