@@ -16,7 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from spider.config import ConfigError, load_config, merged
+from spider.config import merged
 from spider.model import build_model
 from spider.model.gpt import model as gpt
 from spider.model.gpt.config import PRESETS, GPTConfig
@@ -431,24 +431,6 @@ def test_the_inspector_counts_bytes_a_token_and_cuts_behind_each():
     assert closes.all() and closes.shape == (1, 6) and probability is None
     assert inspector.caption(3, [1, 2]) == "2 tokens in 3 bytes, 1.50 bytes a token."
     assert build_gpt().inspector().uncut == "this model reads bytes, each is its own token"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"heads": 5}, "heads: 5 heads cannot share hidden: 32 evenly"),
-        ({"heads": 8}, r"heads: a head's width must be a multiple of 8 \(got 32 / 8 = 4\)"),
-        ({"windows": ""}, r"windows.*use L for full, S for short_window"),
-        ({"rope_dim": 3}, r"rope_dim: must be even, at most a head's width 8 \(got 3\)"),
-        ({"parallel_from": 4}, "parallel_from: 4 is not one of 4 layers"),
-        ({"recurrence": {"layers": [0, 4]}}, "recurrence: layers 0 to 4 are not among 0 to 3"),
-    ],
-)
-def test_a_wrong_value_is_told_with_its_key(changes, message):
-    block = {"preset": "gpt-cpu", "hidden": 32, "windows": "SL", **changes}
-    run = {"data": "d", "model": block, "stages": [{"name": "s", "max_steps": 3}]}
-    with pytest.raises(ConfigError, match=message):
-        load_config({"datasets": {"d": {"source": {"kind": "pydocs"}}}, "runs": {"r": run}})
 
 
 def test_small_numbers_act_on_a_narrow_stream():

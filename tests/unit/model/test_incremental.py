@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import small_gpt
 import torch
 from small import SWITCHES, pieces
+from small_gpt import build_gpt, text
 
 from spider.model.spider.model import Incremental
 from spider.tokens import BYTES
@@ -21,19 +23,11 @@ def whole(model, ids: list[int], context: int, n_loops: int | None = None) -> to
 @pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12]])
 def test_every_prefix_has_the_logits_of_a_whole_forward_pass(make, tokens, switch, sizes):
     model = make(**SWITCHES[switch]).double().eval()
+    n_loops = 5 if switch == "everything" else None  # not the trained ones
     for ids in tokens.tolist():
-        stream = Incremental(model, context=48)
+        stream = Incremental(model, context=48, n_loops=n_loops)
         got = torch.cat([stream.extend(piece) for piece in pieces(ids, sizes)])
-        torch.testing.assert_close(got, whole(model, ids, 48), rtol=1e-9, atol=1e-9)
-
-
-def test_loops_may_differ_from_the_trained_ones(make, tokens):
-    model = make().double().eval()
-    ids = tokens[0].tolist()
-    for n_loops in (1, 5):
-        stream = Incremental(model, context=40, n_loops=n_loops)
-        got = torch.cat([stream.extend(piece) for piece in pieces(ids, [3, 1])])
-        torch.testing.assert_close(got, whole(model, ids, 40, n_loops), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(got, whole(model, ids, 48, n_loops), rtol=1e-9, atol=1e-9)
 
 
 def test_a_context_may_be_filled_but_not_exceeded(make, tokens):
@@ -58,3 +52,39 @@ def test_only_latents_and_one_rotated_key_are_kept_and_the_core_runs_only_where_
     for cache in (stream.pasts[0].blocks[0], stream.pasts[0].core[1][0]):
         assert cache._buffer.shape[-1] == attention.kv_lora_rank + attention.rope_dim
     assert (stream.pasts[0].blocks[0].length, stream.pasts[0].core[1][0].length) == (12, 4)
+
+
+# ------------------------------------------------------------------------------------------------- the GPT
+
+NGRAM = {"contexts": [1, 2], "matches": [2], "hidden": 8, "state": 8}
+
+
+@pytest.mark.parametrize("switch", small_gpt.SWITCHES)
+@pytest.mark.parametrize("sizes", [[1], [7, 1, 1, 12]])
+def test_every_cut_has_the_logits_of_a_whole_pass(switch, sizes):
+    """The stream is eight times as long as the short window."""
+    model, x = build_gpt(**small_gpt.SWITCHES[switch]).double().eval(), text(1, 40)
+    n_loops = 5 if switch == "looped_skips" else None  # not the trained ones
+    stream = model.incremental(48, n_loops)
+    got = torch.cat([stream.extend(piece) for piece in pieces(x[0].tolist(), sizes)])
+    with torch.no_grad():
+        torch.testing.assert_close(got, model(x, n_loops=n_loops).logits[0], rtol=1e-9, atol=1e-9)
+
+
+def test_short_layers_keep_what_they_show_and_others_the_context():
+    stream = build_gpt().eval().incremental(40)
+    for i in range(40):
+        stream.extend([i])
+    assert [cache._buffer.shape[3] for cache in stream.caches] == [11, 11, 11, 40]
+    with pytest.raises(ValueError, match="cannot read 1 ids after 40 with a context of 40"):
+        stream.extend([0])
+
+
+def test_a_streams_proposals_are_read_with_their_ids():
+    model, x = build_gpt(ngram=NGRAM).eval(), text(1, 12)
+    known = torch.randint(0, 9, (1, 12, model.ngram.layout.width), dtype=torch.uint8)
+    stream = model.incremental(12)
+    got = torch.cat([stream.extend(x[0, a:b].tolist(), known[0, a:b]) for a, b in ((0, 5), (5, 6), (6, 12))])
+    with torch.no_grad():
+        whole = model(x, candidates_BTW=known).logits[0]
+    torch.testing.assert_close(got, whole, rtol=1e-5, atol=1e-5)

@@ -102,15 +102,6 @@ def test_nanochats_optimizer_and_bf16_tables_resume_to_the_bit(tmp_path, talk, t
     assert logged["train/muon_lr"] == pytest.approx(5 * logged["train/lr"])
 
 
-def test_without_a_clip_gradients_keep_their_length(tmp_path, make_spec, shards):
-    ends = {}
-    for clip in (None, 1e9, 1e-3):
-        spec = make_spec(optimizer={"kind": "adamw", "eps": 1.0, "clip": clip}, max_steps=2)
-        train(spec, tmp_path / str(clip), shards)
-        ends[clip] = Checkpoint.at(tmp_path / str(clip)).manifest.weights
-    assert ends[None] == ends[1e9] != ends[1e-3]
-
-
 def test_momentum_rises_once_in_a_run_and_weight_decay_falls_in_each_stage(tmp_path, make_spec, shards):
     optimizer = {"kind": "muon", **MOVING, "muon_momentum_steps": 12}
     for stage in "ab":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +19,11 @@ from spider.data.encode import encode_part
 from spider.data.shards import Shards, build_metadata
 from spider.model import build_model
 from spider.tokens import BYTES
-from spider.tokens.stored import BpeTokens
 from spider.tokens.turns import TURN
 from spider.training.loop import Trainer, seed_of
 from spider.training.rollouts import AnswerValidation, Prompts, Rollouts, Sampler, check
 from spider.training.stage import train
 from spider.training.warmup import warm_up
-from tests.unit.evaluation.toys import Toy
 from tests.unit.small_datasets import dataset
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import outcome
@@ -127,29 +124,6 @@ def test_answers_without_a_number_and_prompts_without_room_are_refused_before_tr
         check(Prompts(Shards(sums, "train")), wide, "sums")
     with pytest.raises(ValueError, match=r"conversation 0, 'none', has no number.*correct the data"):
         check([(np.zeros(2), "none")], sampler(spec()), "sums")
-
-
-class Repeats(Toy):
-    """A model that writes one token of three bytes again and again."""
-
-    tokens = BpeTokens([(ord("t"), ord("h")), (272, ord("e"))])
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, tokens_BT, n_loops=None):
-        logits = torch.zeros(*tokens_BT.shape, self.tokens.size)
-        logits[..., 273] = 50.0
-        return SimpleNamespace(logits=logits)
-
-
-@pytest.mark.parametrize(("most", "ids"), [(18, 6), (8, 2), (2, 0)])
-def test_an_answer_in_tokens_has_the_bytes_of_max_bytes_and_the_ids_that_fit_into_the_window(most, ids):
-    model_spec = spec(rollouts={"samples": 4, "max_bytes": most, "val_prompts": 3})
-    own = Sampler(Repeats(), model_spec, partial(seed_of, 0), contextlib.nullcontext)
-    prompt = np.full(own.seq_len + 1 - 6, 100)
-    assert own.answers(prompt, "answer", 0) == [[273] * ids] * 4
 
 
 # ----------------------------------------------------------------------------------------------- training

@@ -39,7 +39,10 @@ def together(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("way", WAYS)
-def test_two_processes_reach_the_weights_of_one(together, way, kind):
+def test_two_processes_reach_the_weights_of_one_and_each_computes_half_of_the_polar_factors(
+    together, way, kind
+):
+    """A single matrix has one owner. Under FSDP the first process owns two of a stack's three matrices."""
     alone = shared_polar.train(way, kind)
     assert alone["computed"] == [MATRICES[way]] * STEPS
     for found in together[way, kind]:
@@ -47,13 +50,7 @@ def test_two_processes_reach_the_weights_of_one(together, way, kind):
             assert found[what].keys() == alone[what].keys()
             for name, tensor in found[what].items():
                 torch.testing.assert_close(tensor, alone[what][name], rtol=0, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("way", WAYS)
-def test_each_of_two_processes_computes_half_of_the_polar_factors(together, way, kind):
-    """A single matrix has one owner. Under FSDP the first process owns two of a stack's three matrices."""
+    stacked = IN_STACKS[way] if kind == "fsdp" else 0
+    shared = MATRICES[way] - stacked
     counts = [set(found["computed"]) for found in together[way, kind]]
-    alone = IN_STACKS[way] if kind == "fsdp" else 0
-    shared = MATRICES[way] - alone
-    assert counts == [{(shared + 1) // 2 + alone * 2 // 3}, {shared // 2 + alone // 3}]
+    assert counts == [{(shared + 1) // 2 + stacked * 2 // 3}, {shared // 2 + stacked // 3}]
