@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from spider.cli import cli
@@ -20,10 +20,19 @@ from .conftest import PATIENCE, ROOT, SNAKEMAKE
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory) -> tuple[Path, str]:
-    """Return the results folder and what the workflow printed."""
+    """Return the results folder and what the workflow printed, on the pages of `docs/`, a small text."""
     folder = tmp_path_factory.mktemp("smoke")
+    sections = [
+        part for page in sorted((ROOT / "docs").glob("*.md")) for part in page.read_text().split("\n## ")
+    ]
+    (folder / "pages.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in sections))
+    plain = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())
+    source = {"kind": "local", "files": ["pages.jsonl"]}
+    plain["datasets"] = {"pages": {"source": source, "validation": 0.1}}
+    plain["runs"]["smoke"]["data"] = "pages"
+    (folder / "smoke.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     command = [python(), SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/default"]
-    command += ["--cores", "2", "--configfile", ROOT / "presets/smoke.yaml"]
+    command += ["--cores", "2", "--configfile", folder / "smoke.yaml"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "SPIDER"))}
     options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
     done = subprocess.run(command, timeout=PATIENCE, **options)
@@ -41,13 +50,13 @@ def test_the_summary_has_scores_baselines_and_seconds(smoke):
     rows = {row["label"]: row for row in stages["anneal"]["results"]["baselines"]["rows"]}
     rates = {label: (row.get("value"), row["carried"]["value"]) for label, row in rows.items()}
     packing = {"xz", "zstd", "brotli"} | ({"zpaq"} & {*rates})
-    assert {*rates} == {"ppmd", "ppmd given part", "ppmd given stage"} | packing | {
+    assert {*rates} == {"ppmd", "ppmd given all", "ppmd given stage"} | packing | {
         f"{name} given stage" for name in packing
     }
     for label, (alone, carried) in rates.items():
         assert (alone is not None) == label.startswith("ppmd") and 1 < carried < (alone or 8) <= 8
         assert ("outside overlap" in rows[label]["columns"]) == label.startswith("ppmd")
-    assert min(rates, key=lambda label: rates[label][0] or 8) == "ppmd given part"
+    assert min(rates, key=lambda label: rates[label][0] or 8) == "ppmd given all"
     copied = [stage["results"]["overlap"]["metrics"]["overlap/share"] for stage in stages.values()]
     assert all(0 <= share < 0.5 for share in copied)
     rules = {"download", "encode", "index", "warmup", "train", "evaluate"}
@@ -68,9 +77,9 @@ def test_every_stage_has_figures_from_inside_the_model(smoke):
 
 def test_the_terminal_has_the_scores_and_the_next_commands_and_the_page_all_stages_and_rules(smoke):
     printed = "".join(smoke[1].split())  # The terminal summary wraps long commands.
-    shown = ("bits per byte", "above ppmd given part", "A sample of smoke", "Tables and figures")
+    shown = ("bits per byte", "above ppmd given all", "A sample of smoke", "Tables and figures")
     shown += ("the probabilities of all ids sum to one within",)
-    shown += (f"spider --config {shlex.quote(str(ROOT / 'presets/smoke.yaml'))} track ui",)
+    shown += ("spider --config smoke.yaml track ui",)
     assert all("".join(text.split()) in printed for text in shown)
     assert "makeui" not in printed, "the working directory has no Makefile"
     page = (smoke[0] / "report/runs/smoke.html").read_text()
@@ -86,7 +95,7 @@ def test_mlflow_holds_the_whole_run(smoke):
     ids = {e.name: e.experiment_id for e in client.search_experiments()}
     jobs = client.search_runs([ids["Pipeline"]])
     parents = [run for run in jobs if "mlflow.parentRunId" not in run.data.tags]
-    assert len(parents) == 1 and len(jobs) == 26  # 25 jobs and their invocation
+    assert len(parents) == 1 and len(jobs) == 24  # 23 jobs and their invocation
     assert all(run.info.status == "FINISHED" for run in jobs)
     (training,) = client.search_runs([ids["Training"]])
     curve = client.get_metric_history(training.info.run_id, "train/loss")
@@ -144,9 +153,9 @@ def test_every_block_of_using_a_model_runs(smoke, tmp_path):
 
 
 def test_shards_verify_and_describe_themselves(smoke):
-    shards = smoke[0] / "shards/pydocs"
+    shards = smoke[0] / "shards/pages"
     done = CliRunner().invoke(cli, ["data", "verify", str(shards)])
     assert done.exit_code == 0, done.output
     assert json.loads(CliRunner().invoke(cli, ["data", "inspect", str(shards), "--json"]).stdout)
     source = read_json(shards / "metadata.json")["source"]
-    assert [len(file["sha256"]) for file in source["files"]] == [64, 64]
+    assert [len(file["sha256"]) for file in source["files"]] == [64]
