@@ -1,8 +1,7 @@
 """Packing learns every token except a document's first exactly once, with little padding."""
 
+import os
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -120,31 +119,26 @@ def test_packed_rows_resume_anywhere_on_any_number_of_processes(folder, shuffled
         packed_loader(folder, position={k: v for k, v in whole[0].position.items() if k != "packing"})
 
 
-#: Pack within so many bytes a file, killed before the so manieth rename.
-PACK = """
-import os, signal, sys
-from pathlib import Path
-from spider.data.packing import pack
-rename, left = os.replace, [int(sys.argv[2])]
-def replace(*paths):
-    left[0] -= 1
-    os.kill(os.getpid(), signal.SIGKILL) if left[0] < 0 else rename(*paths)
-os.replace = replace
-pack(Path(sys.argv[1]), 32)
-"""
-
-
-@pytest.mark.parametrize(("renames", "room"), [(1, None), (9, 5000)])
-def test_an_unfinished_plan_cannot_be_opened_and_its_files_are_complete(folder, renames, room):
+@pytest.mark.parametrize(("renames", "room"), [(0, None), (1, None), (9, 5000)])
+def test_an_unfinished_plan_cannot_be_opened_and_its_files_are_complete(folder, monkeypatch, renames, room):
+    """The process dies before one of its renames, or the disk is full."""
     pack(folder, 32)
     whole = {path.name: path.read_bytes() for path in folder.glob("packed-*")}
     assert len(whole["packed-32.pieces"]) == 6024, "what a library keeps back to write at last does not fit"
-    limit = lambda: room and resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # noqa: E731
-    command = [sys.executable, "-c", PACK, str(folder), str(renames)]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
-    assert done.returncode == (1 if room else -9) and ("File too large" in done.stderr) == bool(room)
-    left = {path.name: path.read_bytes() for path in folder.glob("packed-*")}
-    assert "packed-32.json" not in left and left.items() <= whole.items()
+    rename, left = os.replace, iter(range(renames))
+    monkeypatch.setattr(
+        os, "replace", lambda *paths: rename(*paths) if next(left, None) is not None else 1 / 0
+    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room or before[0], before[1]))
+    try:
+        with pytest.raises(OSError if room else ZeroDivisionError):
+            pack(folder, 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        monkeypatch.undo()
+    found = {path.name: path.read_bytes() for path in folder.glob("packed-*")}
+    assert "packed-32.json" not in found and found.items() <= whole.items()
     with pytest.raises(ValueError, match="is not packed"):
         PackedRows.open(folder, Shards(folder, "train"), 32)
     pack(folder, 32)

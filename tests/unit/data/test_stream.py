@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections import deque
 from itertools import chain
 from typing import Any
 
@@ -17,7 +16,7 @@ from huggingface_hub import constants
 
 from spider.config import Dataset
 from spider.data.encode import encode_part
-from spider.data.hub import DownloadError, Patience
+from spider.data.hub import Patience
 from spider.tokens import BYTES
 from tests.unit.small_datasets import document_key, is_validation
 
@@ -251,21 +250,3 @@ def test_only_the_row_groups_that_are_needed_are_requested(monkeypatch):
     for size, requests in (begun, resumed):
         assert GROUP_BYTES < size - 2 * opened[0] < 1.1 * GROUP_BYTES
         assert requests == 4, "two footers, texts and ids"
-
-
-def test_faults_of_the_hub_while_it_is_read_are_those_of_a_download(monkeypatch):
-    with serving({FILES[0]: parquet(0, 80), FILES[1]: parquet(80, 130)}) as server:
-        reached(server, monkeypatch)
-        files = dict(server.files)
-        for change, message in (
-            ({"unavailable": -1}, "the hub still responds 503; run again later to resume"),
-            ({"files": dict.fromkeys(files, parquet(0, 90))}, "changed on the hub during the download"),
-            ({"files": {}}, "no such file in the repository"),
-        ):
-            loader = loader_of(FILES, {}, rows=1)
-            next(loader)
-            vars(server).update(change)
-            with pytest.raises(DownloadError, match=message):
-                deque(loader, maxlen=0)
-            loader.close()
-            vars(server).update({"unavailable": 0, "files": files})

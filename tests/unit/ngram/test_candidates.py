@@ -13,7 +13,7 @@ import pytest
 
 from spider.config.model import NgramConfig
 from spider.data.ngram.candidates import _HELD, MAX_DISTANCE, MAX_MATCH, Document, history_of
-from spider.data.ngram.layout import BEGIN, END, Layout
+from spider.data.ngram.layout import BEGIN, Layout
 from spider.data.ngram.table import MATCH_LENGTH, successors
 from tests.unit.ngram.texts import context_before, documents, followers, q, symbols, tables_of
 
@@ -155,12 +155,6 @@ def test_candidates_and_their_features_are_those_of_the_reference(seed, candidat
         shared += int((counts > exact_counts).any() or (totals > exact_totals).any())
         matched += expected["matches"][-1][0]
     assert matched > 50 and len(document) > 300 and shared < len(document) / 20
-
-
-def test_nothing_follows_a_documents_end():
-    document = new_document(2)
-    found, _ = candidates_of(document)
-    assert document[-1] == END and not found[-1].any() and found[:-1].any(1).mean() > 0.9
 
 
 def test_an_index_match_is_the_last_of_several_and_measures_up_to_64_symbols():

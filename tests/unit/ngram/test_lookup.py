@@ -131,12 +131,6 @@ def test_a_stream_that_looks_back_is_the_same_wherever_it_begins(train, whole, c
     assert distances.max() == round(8 * np.log2(601)), "no match is farther back than the carry-over"
 
 
-def test_the_first_document_alone_has_the_same_candidates_with_a_carry_over(train, whole, carrying):
-    first = int(train.begins(0)[1])
-    found = carrying.after(train.read(0, train.tokens), 0, first, 1 << 16)
-    assert np.array_equal(found, whole[:first])
-
-
 def test_training_windows_look_back_within_their_shard(train, whole, carrying, indexes):
     starts = np.arange(0, train.tokens - 40, 117)
     windows = carrying.windows(train, starts, 40)

@@ -7,13 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from spider.config.model import name_of
 from spider.data.ngram.layout import BEGIN, symbols_of
 from spider.data.ngram.store import MARK, build, open_index, verify
 from spider.data.shards import Shards, load_metadata
 from spider.tokens import BYTES
-from tests.unit.ngram.small_index import CONFIG, PARTS, SPLITS, build_indexes, make_shards
-from tests.unit.ngram.texts import documents
+from tests.unit.ngram.small_index import CONFIG, PARTS, SPLITS, build_indexes
 
 
 @pytest.fixture
@@ -61,25 +59,6 @@ def test_an_index_built_again_with_other_threads_has_the_same_bytes(indexes, sha
     for name in SPLITS:
         before = {path.name: path.read_bytes() for path in indexes[name].iterdir()}
         assert before == {path.name: path.read_bytes() for path in again[name].iterdir()}
-
-
-def test_the_tables_of_a_text_do_not_depend_on_its_parts(tmp_path):
-    """The full index counts all documents. The ids of documents, and so their splits, depend on the parts."""
-    texts = [text.decode() + "." for text in documents(50, seed=9)]
-    built = {}
-    for number in (1, 2, 5):
-        root = tmp_path / f"{number}"
-        size = len(texts) // number
-        root.mkdir()
-        parts = {f"{i}": texts[i * size : (i + 1) * size] for i in range(number)}
-        folder = build_indexes(make_shards(root, parts, validation=0.0), root)["full"]
-        tables = [
-            folder / f"{name_of(kind)}.{array}.npy"
-            for kind in CONFIG.context_kinds
-            for array in ("first", "rows")
-        ]
-        built[number] = [table.read_bytes() for table in tables]
-    assert built[1] == built[2] == built[5]
 
 
 def test_an_unfinished_index_cannot_be_opened(indexes, shards, tmp_path):

@@ -29,12 +29,6 @@ def test_any_bytes_are_restored_and_their_lengths_add_up(raw):
     assert not set(ids[1:-1].tolist()) & set(TOKENS.specials.values())
 
 
-@given(st.binary(max_size=100))
-def test_without_merges_it_is_the_byte_vocabulary(raw):
-    tokens = BpeTokens([])
-    assert tokens.encode(raw).tolist() == BYTES.encode(raw).tolist() and tokens.size == BYTES.size
-
-
 @pytest.mark.parametrize(
     "text",
     ["<|bos|> <BOS> <|endoftext|>", "\0", "▁ \u2581", "a\r\n\tb\r", "👩‍👩‍👧", " " * 100_000, "a" * 100_000],

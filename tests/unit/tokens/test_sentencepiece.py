@@ -57,15 +57,6 @@ def test_any_bytes_are_restored(model, raw):
     assert model.tokens.raw(ids) == raw and (ids[0], ids[-1]) == (BYTES.bos, BYTES.eos)
 
 
-def test_cached_words_are_encoded_like_new_ones(tmp_path):
-    """Words are cached, each with the blanks before it, if all pieces are without a blank inside."""
-    pieces = [piece for piece in PIECES if "▁" not in piece[0].lstrip("▁")]
-    model = read_model(write_model(tmp_path / "m.model", pieces))
-    text = "the in  the the   in the  "
-    for _ in range(2):
-        assert model.tokens.encode(text)[1:-1].tolist() == model.ids_P[in_pieces(text, pieces)].tolist()
-
-
 def test_user_defined_pieces_are_never_joined(tmp_path):
     pieces = [*PIECES, ("the", USER_DEFINED), ("▁the▁", USER_DEFINED)]
     model = read_model(write_model(tmp_path / "m.model", pieces))
