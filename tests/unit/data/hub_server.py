@@ -223,11 +223,12 @@ class _Handler(BaseHTTPRequestHandler):
         if cut:
             part = part[: len(part) // 2]
         time.sleep(self.hub.seconds_per_request)
+        self.hub.served += len(part)  # before the client, which may be this process, has the last byte
         try:
             self.wfile.write(part)
         except (BrokenPipeError, ConnectionResetError):
-            return  # the client was killed
-        self.hub.served += len(part)
+            self.hub.served -= len(part)  # the client was killed
+            return
         if cut:
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
