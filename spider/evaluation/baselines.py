@@ -184,7 +184,7 @@ def rates(
         sources: Texts that compressors read first, each with its name and a description; None is nothing.
     """
     limit = settings.training_bytes
-    names = [name for name in COMPRESSORS if name != "zpaq" or _has_zpaq()]
+    names = [name for name in COMPRESSORS if name != "zpaq" or find_spec("zpaq")]
     left_out = [] if "zpaq" in names else ["zpaq: its package is not installed"]
     too_slow, rows = [], []
     for source in sources:
@@ -270,10 +270,6 @@ def boundary_bits(size: int, documents: int) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ compressors
-
-
-def _has_zpaq() -> bool:
-    return find_spec("zpaq") is not None
 
 
 def same_tables(given: int, text: int) -> bool:

@@ -207,16 +207,14 @@ class CheckpointScores(Record):
     left_out: dict[str, str]
     """Why a checkpoint has no score, by the name of its folder."""
 
-    def beside(self, end: Evaluation) -> list[Evaluation]:
-        """Return the scores that stand beside the one of the stage's end: of its training, on its text."""
-        same = self.weights == end.weights
-        return [one for one in self.scores if same and one.text_sha256 == end.text_sha256]
-
     @classmethod
     def of(cls, folder: StageFolder, end: Evaluation) -> list[Evaluation]:
-        """Return the scores in a stage's folder, if there are any, as `beside` does."""
-        path = folder.checkpoint_scores
-        return cls.read(path).beside(end) if path.exists() else []
+        """Return the scores in a stage's folder of the same training and text as its ``end``."""
+        if not folder.checkpoint_scores.exists():
+            return []
+        found = cls.read(folder.checkpoint_scores)
+        same = found.weights == end.weights
+        return [one for one in found.scores if same and one.text_sha256 == end.text_sha256]
 
 
 class HarnessResult(Record):

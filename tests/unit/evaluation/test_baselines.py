@@ -2,6 +2,7 @@
 
 import lzma
 import math
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +45,7 @@ from spider.tokens import BYTES
 from tests.unit import records
 from tests.unit.small_datasets import dataset, encoded
 
-INSTALLED = [name for name in COMPRESSORS if name != "zpaq" or baselines._has_zpaq()]
+INSTALLED = [name for name in COMPRESSORS if name != "zpaq" or find_spec("zpaq")]
 B = b"\xff"
 LICENCE = "Redistribution and use in source and binary forms, with or without modification, are permitted. "
 
