@@ -49,7 +49,7 @@ MOST = {
     "common": 452,
     "config": 2223,
     "data": 5177,
-    "evaluation": 3248,
+    "evaluation": 3246,
     "extras/lab": 1706,
     "extras/trust": 1934,
     "hf": 441,
