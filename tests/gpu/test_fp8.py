@@ -56,7 +56,7 @@ def test_fp8_product_equals_bfloat16_of_the_same_operands(monkeypatch):
 def test_a_graph_with_casts_reads_the_weights_of_an_update():
     """Casts are part of the graph of a micro-batch, so a replay casts the weights that it finds."""
     holder = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False, device="cuda"))
-    to_fp8(holder, "tensorwise", ["0"])
+    to_fp8(holder, ["0"])
     (linear,) = holder
     x_MK = torch.randn(32, 64, device="cuda").bfloat16()
 

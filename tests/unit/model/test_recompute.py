@@ -63,7 +63,8 @@ def test_compiled_the_selective_way_multiplies_no_matrix_twice():
             found.update(op.name() for op in nodes if isinstance(op, torch._ops.OpOverload))
             return make_boxed_func(graph.forward)
 
-        model = build(recurrence={**LAYERS, "checkpointing": way}, engram={"layers": []}).train()
+        parts = {"engram": {"layers": []}, "boundary": {"kind": "none"}}
+        model = build(recurrence={**LAYERS, "checkpointing": way}, **parts).train()
         partition = min_cut_rematerialization_partition
         backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=partition)
         compile_forward(model, backend=backend, fullgraph=True)

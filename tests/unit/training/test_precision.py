@@ -18,6 +18,8 @@ from spider.training.stage import train
 from tests.unit.training.disturb import Stop, crash_at
 
 CPU = torch.device("cpu")
+#: Looped layers without what is around them.
+PLAIN = {"boundary": {"kind": "none"}, "engram": {"layers": []}}
 
 
 def measured(**said) -> Warmup:
@@ -143,7 +145,7 @@ def test_weights_of_looped_layers_are_cast_once_for_all_passes_to_the_same_bits(
 ):
     """The twin casts in each loop, in each recomputation and in each backward pass."""
     torch.compiler.reset()
-    spec = make_spec(model={"engram": {"layers": []}, "recurrence": {"checkpointing": checkpointing}})
+    spec = make_spec(model={**PLAIN, "recurrence": {"checkpointing": checkpointing}})
     tokens_BT = torch.randint(32, 127, (2, 32), generator=torch.Generator().manual_seed(0))
     casts, real = [], precision._quantize
     monkeypatch.setattr(precision, "_quantize", lambda weight: casts.append(weight.shape) or real(weight))
