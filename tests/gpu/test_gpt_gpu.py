@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.embedding import Sorted, embedding, sort_once
 from spider.model.gpt.attend import View, attend, document_offsets, view
 from spider.model.layers import has_offsets
 from spider.processes.device import _try_attention, choose_attention
@@ -127,23 +126,6 @@ def test_a_compiled_loss_of_many_ids_agrees_with_that_of_pieces(reduction):
         found.append([nats.detach(), model.head.weight.grad, model.embedding.grad])
     for a, b in zip(*found, strict=True):
         assert (b - a).norm() <= 2e-2 * a.norm()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_of_sorted_ids_equals_torchs_and_itself(dtype):
-    """Half of the ids are one, as in text; a third of the rows of the table are not looked up."""
-    V, D, N = 32_768, 768, 65_536
-    draw = torch.Generator().manual_seed(0)
-    ids_N = torch.randint(0, V, (N,), generator=draw) * torch.randint(0, 2, (N,), generator=draw)
-    ids_N = ids_N.to(DEVICE)
-    table_VD = torch.randn(V, D, device=DEVICE, dtype=dtype).requires_grad_()
-    dy_ND = torch.randn(N, D, device=DEVICE).to(dtype)
-    ids = sort_once(ids_N, table_VD)
-    assert isinstance(ids, Sorted)
-    first, again = (torch.autograd.grad(embedding(ids, table_VD), table_VD, dy_ND)[0] for _ in range(2))
-    wanted = torch.zeros(V, D, device=DEVICE, dtype=torch.float64).index_add(0, ids_N, dy_ND.double())
-    assert torch.equal(first, again)
-    assert (first - wanted).norm() <= (1e-6 if dtype == torch.float32 else 4e-3) * wanted.norm()
 
 
 def test_flash_attention_of_torch_passes_its_trial_and_is_the_choice_without_a_package():

@@ -14,7 +14,6 @@ import torch
 from spider.model.spider import attention
 from spider.model.spider.attention import takes_offsets
 from spider.model.spider.chunking import lay_out
-from spider.model.spider.engram import Tables, primes_from
 from spider.tokens import BYTES
 from tests.unit.model.small import build, train
 
@@ -34,14 +33,6 @@ def text(length: int = 48) -> torch.Tensor:
     return tokens_BT
 
 
-def test_ngram_hashes_are_equal_on_cpu_and_gpu():
-    tokens = torch.randint(0, BYTES.size, (64, 512), generator=torch.Generator().manual_seed(0))
-    tokens[::3, 17] = BYTES.bos
-    orders = list(range(1, 9))
-    tables = Tables(orders, primes_from(81_307, 4 * len(orders)), 1, std=0.0)
-    assert torch.equal(tables.rows(tokens), tables.rows(tokens.to(DEVICE)).cpu())
-
-
 @pytest.mark.parametrize("kind", ["learned", "whitespace", "none"])
 def test_forward_and_backward_agree_in_float32(kind):
     here = build(boundary={"kind": kind}, engram={"byte_orders": [2]}).eval()
@@ -54,24 +45,6 @@ def test_forward_and_backward_agree_in_float32(kind):
     names = ["logits", *(name for name, _ in here.named_parameters())]
     for name, a, b in zip(names, *results, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_bfloat16_trains():
-    model = build(busy=False).to(DEVICE).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95))
-    x = text(33).to(DEVICE)
-    seen = []
-    for _ in range(30):
-        with torch.autocast(DEVICE, torch.bfloat16):
-            out = model(x[:, :-1], x[:, 1:])
-        out.loss.backward()
-        assert all(p.grad.isfinite().all() for p in model.parameters())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        model.after_step()
-        seen.append(out.metrics["cross_entropy"].item())
-    assert seen[-1] < 0.7 * seen[0]
 
 
 def test_attention_by_offsets_equals_attention_on_padded_windows(monkeypatch):
