@@ -13,7 +13,7 @@ from spider.checkpoints.records import Origin, Receipt
 from spider.cli import cli
 from spider.common.files import write_text
 from spider.common.results import Results, write_config
-from spider.config import ConfigError, load_config
+from spider.config import load_config
 from spider.evaluation.records import Evaluation
 from spider.report.tables import compare
 from tests.unit.report.finished import TOY, toys, train_toys
@@ -158,17 +158,6 @@ def test_a_moved_baseline_is_flagged(demo):
     assert "model.width=16 against demo  (the baseline demo has moved)" in listed
     again = run("try", "model.width=16", "--against", "demo").output
     assert "before     better" in again and "does not hold today: the baseline demo has moved" in again
-
-
-def test_runs_of_the_same_settings_are_refused(demo):
-    config = load_config(plain(demo.root))
-    with pytest.raises(ValueError, match="demo and demo have the same settings, apart from the seed"):
-        Trial(config, demo, ("demo", "demo"))
-    other, name = with_change(config, "demo", ["evaluation.max_bytes=500"])
-    with pytest.raises(ValueError, match="have the same settings"):
-        Trial(other, demo, ("demo", name))
-    with pytest.raises(ConfigError, match="unknown key"):
-        with_change(config, "demo", ["lrr=1"])
 
 
 def test_a_table_marks_no_model_as_the_best_within_the_noise_of_seeds(demo):

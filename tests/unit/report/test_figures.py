@@ -6,13 +6,12 @@ import dataclasses
 import math
 import xml.etree.ElementTree as ElementTree
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from spider.checkpoints.metrics import Row
 from spider.evaluation.records import Training
-from spider.evaluation.result import Curve, HeatMap, Histogram, Note, Plot, Series
+from spider.evaluation.result import Curve, HeatMap, Histogram, Note, Plot
 from spider.report import figures
 from spider.report.stages import Log
 from spider.report.summary import join
@@ -65,18 +64,6 @@ def test_a_figure_has_its_text_and_equal_figures_have_equal_bytes(make, needed, 
     assert (tmp_path / "figure.svg").read_text() == svg == figures.save([make()])
     for text in needed:
         assert text in texts(svg), (text, texts(svg))
-
-
-def test_lines_and_dots_are_where_their_numbers_are():
-    """A long line is thinned and keeps its ends."""
-    x = np.linspace(0, 1e6, 10_000)
-    line = Series(name="a", x=x.tolist(), y=(x / 1e6).tolist())
-    dots = Series(name="b", x=[5e5], y=[0.25], style="dots", colour=1)
-    ax = Figure().subplots()
-    figures.draw(ax, Plot(title="t", x="x", series=[line, dots], x_unit="B"))
-    first, second = ax.lines
-    assert len(first.get_xdata()) <= 600 and first.get_ydata()[-1] == pytest.approx(1, abs=0.01)
-    assert (second.get_xdata(), second.get_ydata()) == ([5e5], [0.25])
 
 
 def test_the_scores_after_each_stage_stand_beside_the_baselines(tmp_path):
