@@ -27,6 +27,19 @@ def data() -> None:
     """Datasets: download, clean, encode, index, pack, verify; tokenizers and n-gram indexes."""
 
 
+@click.command()
+@click.argument("repo")
+@click.argument("patterns", nargs=-1, required=True, metavar="GLOB...")
+@click.option("--revision", default="main", show_default=True, help="Commit, branch or tag.")
+def files(repo: str, patterns: tuple[str, ...], revision: str) -> None:
+    """Print the source of a dataset with the files of REPO on the hub that match globs, at their commit."""
+    from spider.data.hub import matching
+
+    commit, names = matching(repo, revision, patterns)
+    source = {"kind": "hub", "repo": repo, "revision": commit, "files": names}
+    click.echo(yaml.safe_dump({"source": source}, sort_keys=False), nl=False)
+
+
 @command("dataset", "part")
 @click.option("--output", type=FILE, required=True, help="Parquet file to write.")
 def download(session: Session, dataset: str, part: str, output: Path) -> None:
@@ -407,6 +420,6 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
 
 
 _CLEANING = (signatures, pairs, held_out, protect, contaminated, drop, removed)
-_DATASETS = (download, tokenizer, *_CLEANING, encode, index, pack, count_ngrams, build_ngrams)
+_DATASETS = (files, download, tokenizer, *_CLEANING, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect):
     data.add_command(one)

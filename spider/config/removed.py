@@ -24,7 +24,7 @@ REMOVED = {
     "store": "link `raw` of the one results folder into the other",
     "fp8_recipe": "leave it out; values of a tensor share a scale (tensorwise)",
     "source.questions": "leave it out; there are all 8,100 sums of two numbers of two digits",
-    "source.lock": "leave it out, and name the files in `files:`; globs are for files of this machine",
+    "source.lock": "leave it out, and name the files in `files:`; `spider data files REPO GLOB` prints them",
     "source.digits": _ONE.format("2"),
     "source.operations": _ONE.format("+"),
     "source.documents": _ONE.format("2,000"),

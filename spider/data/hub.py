@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import fnmatch
 import hashlib
 import io
 import logging
@@ -29,7 +30,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -206,6 +207,25 @@ def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
         raise DownloadError(f"{file}: is a folder; name the files in it")
     info = infos[0]
     return info.size, f"sha256:{info.lfs.sha256}" if info.lfs else f"git:{info.blob_id}"
+
+
+def matching(repo: str, revision: str, patterns: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the commit of a revision, and the names of its files that match globs, sorted.
+
+    ``*`` also matches slashes, as on the hub. Raises `DownloadError`, also where a glob matches nothing.
+    """
+    api = HfApi()
+    where = HubFile(repo, revision, patterns[0])
+    info = HURRY.call(where, lambda: api.dataset_info(repo, revision=revision))
+    names = [one.rfilename for one in info.siblings or []]
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
+            page = f"{constants.ENDPOINT}/datasets/{repo}/tree/{revision}"
+            raise DownloadError(f"{repo}@{revision}: no file matches {pattern}; see {page}")
+        found |= {*matches}
+    return str(info.sha), sorted(found)
 
 
 def read_range(file: HubFile, begin: int, end: int, expected: str) -> bytes:

@@ -17,7 +17,7 @@ from huggingface_hub import constants, hf_hub_download
 
 from spider.cli import cli
 from spider.data import hub as reading
-from spider.data.hub import HubFile, Patience, download_file
+from spider.data.hub import HubFile, Patience, download_file, matching
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 from tests.unit.small_datasets import dataset
 
@@ -203,6 +203,10 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
 
 def test_files_are_named_instead_of_a_glob(hub):
     source = {"kind": "hub", "repo": REPO, "revision": REVISION, "files": ["sample/0*"]}
-    with refused("data/sources/hub.py", "is a glob; name the files, so that all runs read the same"):
+    with refused("data/sources/hub.py", "{} is a glob; write what `spider data files {} '{}'` prints"):
         dataset(source=source)
-    assert dataset(source=source | {"files": [FILE]}).source.parts() == ["000"]
+    printed = CliRunner().invoke(cli, ["data", "files", REPO, "sample/0*"]).stdout
+    named = dataset(**yaml.safe_load(printed)).source
+    assert (named.revision, named.items()) == (REVISION, sorted(n for n in hub.files if n[:8] == "sample/0"))
+    with refused("data/hub.py", ": no file matches {}; see {}"):
+        matching(REPO, REVISION, ["sample/9*"])

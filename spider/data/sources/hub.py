@@ -31,7 +31,7 @@ class HubSource(TakingSource):
     revision: Annotated[str, Field(min_length=1)]
     """Commit (a branch may change during a run)."""
     files: Annotated[list[str], Field(min_length=1)]
-    """Files in the repository, each by its name."""
+    """Files in the repository, each by its name; `spider data files` lists those that match a glob."""
 
     def files_of_parts(self) -> list[str]:
         return list(dict.fromkeys(self.files))
@@ -42,7 +42,7 @@ class HubSource(TakingSource):
 
     def check(self, dataset: Dataset) -> None:
         if pattern := next(filter(is_pattern, self.files), None):
-            problem = f"{pattern} is a glob; name the files, so that all runs read the same"
+            problem = f"{pattern} is a glob; write what `spider data files {self.repo} '{pattern}'` prints"
             raise wrong_key("source.files", problem)
         other = next((name for name in self.files if kind_of(name) not in ("", ".parquet")), None)
         if other is None or self._is_imported(other):
