@@ -45,10 +45,10 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1665,
-    "cli": 1382,
+    "cli": 1391,
     "common": 452,
     "config": 2223,
-    "data": 5177,
+    "data": 5191,
     "evaluation": 3246,
     "extras/lab": 1706,
     "extras/trust": 1934,
