@@ -208,5 +208,5 @@ def test_files_are_named_instead_of_a_glob(hub):
     printed = CliRunner().invoke(cli, ["data", "files", REPO, "sample/0*"]).stdout
     named = dataset(**yaml.safe_load(printed)).source
     assert (named.revision, named.items()) == (REVISION, sorted(n for n in hub.files if n[:8] == "sample/0"))
-    with refused("data/hub.py", ": no file matches {}; see {}"):
+    with pytest.raises(ValueError, match=r"no file matches sample/9\*; see "):
         matching(REPO, REVISION, ["sample/9*"])
