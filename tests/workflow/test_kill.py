@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -48,9 +49,11 @@ def outcome(workflow):
 
 
 def killed(workflow, *targets, when):
-    """Start the workflow, and kill it and its jobs as soon as something is so."""
+    """Start the workflow, and kill it and its jobs as soon as something is so, if only for milliseconds."""
     process = workflow.start(*targets, forked=True)
-    wait_for(when, process)
+    while not when():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.001)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -66,7 +69,8 @@ def test_a_run_that_is_killed_and_damaged_again_and_again_ends_with_the_same_byt
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    assert not first.receipt.exists()
+    first.receipt.unlink(missing_ok=True)  # A fast machine may have ended the stage before the kill.
+    log.unlink()
     killed(prepared, *SCORED, when=lambda: "going on from" in text_of(log))
     assert f"going on from {before.name}" in text_of(log) and newest.name in text_of(log)
     killed(prepared, *SCORED, when=lambda: [*second.checkpoints.glob(".step-*")])
