@@ -7,6 +7,8 @@ import sys
 import pytest
 import yaml
 
+from tests.forkserver import python
+
 from .conftest import jobs_in
 from .test_module import Foreign
 
@@ -72,7 +74,7 @@ wider = demo:Wider
 def spider(workflow, path, *words):
     """Run `spider` in the folder of a workflow, and return what it prints."""
     workflow.command()
-    command = [sys.executable, "-m", "spider.cli", *words]
+    command = [python(), "-m", "spider.cli", *words]
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True)
     return done.stdout + done.stderr
@@ -103,7 +105,6 @@ def test_the_core_works_without_its_extras(workflow):
 
 def test_an_extra_adds_commands_rules_and_runs(workflow, demo):
     """The run of its block is hidden, and trained like any other."""
-    workflow.forked = False
     workflow.config["wider"] = {}
     assert "hail      demo-pages" in spider(workflow, demo, "--help").replace("  hail  ", "hail  ", 1)
     assert spider(workflow, demo, "report", "hail", "Ada") == "hail Ada\n"
@@ -123,6 +124,5 @@ def test_an_extra_adds_commands_rules_and_runs(workflow, demo):
 
 def test_a_workflow_around_ours_has_the_rules_of_extras(tmp_path, demo):
     foreign = Foreign(tmp_path)
-    foreign.forked = False
     foreign.write(renamed="as spider_*")
     assert "spider_hail" in foreign("--dry-run", "results/hail.txt", PYTHONPATH=demo)

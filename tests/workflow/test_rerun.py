@@ -10,6 +10,7 @@ import pytest
 
 from spider.common.files import digest, read_json, write_json
 from spider.provenance.made import Made, made_path
+from tests.forkserver import spider
 
 from .conftest import ROOT, jobs_in, untracked
 
@@ -35,7 +36,7 @@ def test_edits_count_whatever_snakemake_remembers(workflow):
     assert workflow.planned()["train"] == 2
     workflow.config["datasets"]["text"]["validation"] = 0.2
     assert workflow.planned()["encode"] == 1
-    command = [sys.executable, "-m", "spider.cli", "evaluate", "small/first"]
+    command = [spider(), "evaluate", "small/first"]
     done = subprocess.run(command, cwd=workflow.folder, capture_output=True, text=True)
     said = "results/runs/small/first/train.json: was trained with other settings than runs.small has now"
     assert done.returncode == 1 and said in done.stderr
