@@ -18,11 +18,11 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import click
 
-from spider.cli import evaluate, inspect, model, train
-from spider.cli.data import data
+from spider.cli import data, evaluate, inspect, model, train
 from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
 from spider.common import VERSION
 from spider.common.formatting import OUTPUT
@@ -30,13 +30,15 @@ from spider.config.imports import allow_import
 from spider.processes.wait_policy import set_wait_policy
 from spider.provenance.codefiles import code_files, write_note
 
-_BEFORE = (inspect.config, inspect.describe, inspect.doctor, data)
-_STAGES = (train.warmup, train.train, evaluate.evaluate, evaluate.evaluate_checkpoints, evaluate.sample)
-_TEXTS = (evaluate.overlap, evaluate.baselines)
-_MODELS = (evaluate.harness, model.compress, model.generate, model.chat, model.boundaries, model.checkpoint)
-_LOOKS = (inspect.verify, inspect.compare, inspect.diff, inspect.why, inspect.clean)
-_RESULTS = (evaluate.report, evaluate.track, *_LOOKS)
-_COMMANDS = (*_BEFORE, *_STAGES, *_TEXTS, *_MODELS, *_RESULTS)
+
+def _outermost(*modules: ModuleType) -> list[click.Command]:
+    """Return the commands and the groups of modules, without the commands of these groups."""
+    own = [one for module in modules for one in vars(module).values() if isinstance(one, click.Command)]
+    inside = [one for group in own if isinstance(group, click.Group) for one in group.commands.values()]
+    return [one for one in own if one not in inside]
+
+
+_COMMANDS = _outermost(inspect, data, train, evaluate, model)
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
