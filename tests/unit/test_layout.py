@@ -45,7 +45,7 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1665,
-    "cli": 1391,
+    "cli": 1389,
     "common": 452,
     "config": 2223,
     "data": 5191,
