@@ -31,6 +31,8 @@ CARRIED = "with what came before"
 CONTEXTS = (ALONE, CARRIED)
 #: Column of a baseline: the bytes of training text that it has read before the held-out text.
 GIVEN = "bytes given"
+#: Group of the baselines that have read what the stage was trained on.
+GIVEN_STAGE = "given stage"
 
 
 class Number(BaseModel, frozen=True):
@@ -324,11 +326,12 @@ def best_first(rows: Iterable[Row], context: str = ALONE) -> list[Row]:
 
 
 def shortened(rows: Iterable[Row], most: int = 2) -> list[Row]:
-    """Return the best baselines of each group in each context, or all if there is only one group."""
+    """Return the best baselines of each text given in each context, or all if there is only one text."""
     rows = best_first(rows)
-    groups: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, float | None], list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.group, []).append(row)
+        given = row.columns.get(GIVEN)
+        groups.setdefault((row.group, given.value if given else None), []).append(row)
     if len(groups) == 1:
         return rows
     kept = [one for own in groups.values() for context in CONTEXTS for one in best_first(own, context)[:most]]

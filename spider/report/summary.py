@@ -41,6 +41,7 @@ from spider.evaluation.result import (
     CARRIED,
     CONTEXTS,
     GIVEN,
+    GIVEN_STAGE,
     SECONDS,
     SIZE,
     Number,
@@ -461,13 +462,13 @@ def _baselines(lines: Mapping[str, Line], short: bool) -> Iterator[tuple[str, Ro
             key = row.model_dump_json()
             runs[key].append(run)
             rows[key] = row
-    if short:
-        yield from ((row.label, row) for row in shortened(rows.values(), 1))
-        return
-    for row in best_first(rows.values()):
-        key = row.model_dump_json()
-        own = "" if len(runs[key]) == len(last) else f", for {', '.join(runs[key])}"
-        yield (row.note or row.label) + own, row
+    for row in shortened(rows.values(), 1) if short else best_first(rows.values()):
+        own = ", ".join(runs[row.model_dump_json()])
+        if short:
+            yield (f"{row.label.split()[0]} like {own}" if row.group == GIVEN_STAGE else row.label), row
+        else:
+            everyones = len(runs[row.model_dump_json()]) == len(last)
+            yield (row.note or row.label) + ("" if everyones else f", for {own}"), row
 
 
 def measurements(lines: Mapping[str, Line]) -> list[Table]:
@@ -507,6 +508,24 @@ class Verdict(NamedTuple):
     """What follows it, such as ``bits per byte, 11.3% below xz, the best of the baselines``."""
     better: bool | None = None
     """Whether the model is better; None without a baseline."""
+
+
+def worth(lines: Mapping[str, Line]) -> str:
+    """Return a sentence that compares models with the best compressor that was given the same text as each.
+
+    It is about `ALONE`. A model that learned answers alone is left out, because compressors code all text.
+    """
+    found = []
+    for name, line in lines.items():
+        rows = [row for row in baselines(line.results) if row.value and row.columns.get(GIVEN)]
+        same = [row for row in rows if row.group == GIVEN_STAGE]
+        most = max((row.columns[GIVEN].value or 0 for row in rows), default=0)
+        same = same or [row for row in rows if row.columns[GIVEN].value == most]
+        if same and line.learn != "assistant":
+            share = line.bpb / float(same[0].value or 1) - 1
+            words = f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}"
+            found.append(f"{name} {words}" if found else f"{name} needs {words} bits")
+    return f"Beside the best compressor that was given the same text, {', '.join(found)}." if found else ""
 
 
 def verdicts(scored: Scored, results: Mapping[str, Result]) -> list[Verdict]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 
@@ -19,11 +20,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from spider.common import files
-from spider.common.formatting import duration, printable
+from spider.common.formatting import printable
 from spider.evaluation import result
-from spider.evaluation.records import LOSSY, sum_of_probabilities
+from spider.evaluation.records import LOSSY
 from spider.evaluation.result import BITS
-from spider.report.summary import ComparedRun, Line, Summary, by_text, join, leading, models, verdicts
+from spider.report.summary import Line, Summary, by_text, join, leading, models, worth
 
 WIDTH = 80
 #: Most models in the terminal.
@@ -31,10 +32,11 @@ LISTED = 20
 _BAR = 8
 #: Longest name of a model in the terminal.
 _NAME = 22
+#: Most characters of the sample in the terminal.
+_SAMPLE = 130
 _LEGEND = (
-    "Each document alone: nothing of other held-out documents is read; a compressor is reset. "
-    "With what came before: earlier documents are read; a compressor learns from them. "
-    "Compare within a column. An empty cell: it cannot be reset, or was not measured."
+    "Each document alone: nothing else of the held-out text is read; with what came before: all of it "
+    "up to there. A compressor like a model was given its text."
 )
 
 
@@ -75,18 +77,19 @@ class Invocation:
     tracked: bool = True
     """Whether runs are recorded in an MLflow store."""
 
-    def commands(self, folder: Path) -> dict[str, str]:
-        """Return the next steps and their commands; ``folder`` holds the summary."""
-        if self.snakefile is None:
-            chosen = f" CONFIG={_quoted(self.config)}" if self.config else ""
-            ui, report = f"make ui{chosen}", f"make report{chosen}"
-        else:
-            config = _quoted(self.config or Path("config.yaml"))
-            ui = f"spider --config {config} track ui"
-            report = f"snakemake --snakefile {_quoted(self.snakefile)} --configfile {config} "
-            report += f"--report {_quoted(folder.parent / 'report.html')}"
-        steps = {"Look at every run in MLflow": ui} if self.tracked else {}
-        return steps | {"One HTML file with all figures": report}
+    def commands(self, folder: Path, best: str) -> dict[str, str]:
+        """Return the next steps and their commands; ``folder`` holds the summary, ``best`` is a run."""
+        config = self.config or (self.snakefile and Path("config.yaml"))
+        words = f" --config {_quoted(config)}" if config else ""
+        spider = f".venv/bin/spider{words}" if self.snakefile is None else f"spider{words}"
+        chosen = f" CONFIG={_quoted(self.config)}" if self.config else ""
+        ui = f"make ui{chosen}" if self.snakefile is None else f"{spider} track ui"
+        steps = {"Compare in MLflow": ui} if self.tracked else {}
+        return steps | {
+            f"The page of {best}": _quoted(folder / f"runs/{best}.html"),
+            "All tables": _quoted(folder / "table.md"),
+            f"Text of {best}": f"{spider} generate {best}",
+        }
 
 
 def _quoted(path: Path) -> str:
@@ -98,73 +101,60 @@ def _quoted(path: Path) -> str:
 def terminal_summary(
     path: Path, *, started: Invocation | None = None, console: Console | None = None
 ) -> None:
-    """Print the summary at ``path`` of a finished workflow; raise as `Summary.read`."""
+    """Print the summary at ``path`` of a finished workflow; raise as `Summary.read`.
+
+    That of three models on one text fits 24 lines.
+    """
     summary = Summary.read(path)
     console = console or Console(highlight=False)
     width = min(WIDTH, console.width)
-    for lines in by_text({name: run.last for name, run in summary.runs.items()}).values():
-        runs = {name: summary.runs[name] for name in lines}
-        console.print(Group(*_comparison(summary, runs)), Text(), width=width)
-    folder = path.parent.resolve()
-    steps = {"Tables and figures": f"{_quoted(folder)}/", **(started or Invocation()).commands(folder)}
+    texts = by_text({name: run.last for name, run in summary.runs.items()})
+    ranked = [sorted(last, key=partial(_score, last)) for last in texts.values()]
+    for names in ranked:
+        console.print(Group(*_comparison(summary, names)), Text(), width=width)
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
+    steps = (started or Invocation()).commands(path.parent.resolve(), ranked[0][0])
     for step, command in steps.items():
         grid.add_row(step, Text(command, style="cyan"))
     console.print(grid, width=width)
-    if seconds := summary.seconds_by_rule:
-        longest = ", ".join(f"{rule} {duration(s)}" for rule, s in [*seconds.items()][:4])
-        total = duration(sum(seconds.values()))
-        console.print(Text(f"Time of all jobs: {total}; the longest: {longest}.", style="dim"), width=width)
 
 
-def _comparison(summary: Summary, runs: Mapping[str, ComparedRun]) -> Iterator[RenderableType]:
-    """Yield the table of the models that were scored on one text, and what belongs to it."""
+def _score(last: Mapping[str, Line], name: str) -> float:
+    return float(getattr(last[name], leading(last.values())))
+
+
+def _comparison(summary: Summary, ranked: Sequence[str]) -> Iterator[RenderableType]:
+    """Yield the table of runs that were scored on one text, best first, and what belongs to it."""
+    runs = {name: summary.runs[name] for name in ranked}
     last = {name: run.last for name, run in runs.items()}
-    score = leading(last.values())
-    ranked = sorted(last, key=lambda name: float(getattr(last[name], score)))
-    best, one = ranked[0], last[ranked[0]]
+    one = last[ranked[0]]
     lines: dict[str, Line] = {}
-    for name in ranked:
-        run = runs[name]
+    for name, run in runs.items():
         lines |= {name: run.last} if len(runs) > 1 else {stage: run.stages[stage] for stage in run.like_last}
         small = run.last.compressed
         if small and small.text == one.text:
             lines[f"{name}, compressed"] = small
     lines |= {name: other for name, other in summary.foreign.items() if other.text == one.text}
     table = models(lines, summary.noise.get(one.text_sha256), short=True)
-    about = f"{one.scored_bytes:,} held-out bytes of {one.text}"
-    yield Text.assemble((about, "bold"), ": bits per byte, lower is better")
-    yield Text()
+    if sentence := worth(last):
+        yield Text(sentence, style="bold")
+    yield Text(f"Bits per byte of {one.scored_bytes:,} held-out bytes of {one.text}, lower is better:")
     yield _shown(table)
     if len(lines) > LISTED:
         yield Text(f"and {len(lines) - LISTED} more, in table.md")
-    yield Text()
+    yield Text(_LEGEND, style="dim")
     for note in table.notes:
         yield Text(note, style="bold yellow")
-    styles = {None: "bold", True: "bold green", False: "bold yellow"}
-    for verdict in verdicts(one, one.results):
-        line = f"{best}, {verdict.context}: {verdict.score} {verdict.words}."
-        yield Text(line, style=styles[verdict.better])
     yield from _badges({name: line for run in ranked for name, line in runs[run].named(run).items()})
-    yield Text(_LEGEND, style="dim")
-    intervals = [
-        "{} {:.3f} to {:.3f}".format(context, *number.interval)
-        for row in one.results["score"].rows[:1]
-        for _, context, number in row.numbers()
-        if number.interval
-    ]
-    if intervals:
-        yield Text(f"95% intervals over documents, {best}: {', '.join(intervals)}.", style="dim")
-    yield Text(sum_of_probabilities(max(line.deviation for line in last.values())), style="dim")
     if not one.lossless:
         yield Text(LOSSY, style="dim")
-    if one.sample is not None:
+    if one.sample is not None and one.prompt is not None:
+        prompt, text = (" ".join(printable(one.prompt + after).split()) for after in ("", one.sample))
         yield Text()
-        yield Text(f"A sample of {best}, the prompt in bold:", style="dim")
-        prompt = Text(printable(one.prompt or ""), style="bold")
-        yield prompt.append(printable(one.sample), style="not bold")
+        begin = (f"{ranked[0]} writes: ", "dim"), (prompt, "bold")
+        yield Text.assemble(*begin, text[len(prompt) :][:_SAMPLE])
 
 
 def _badges(lines: Mapping[str, Line]) -> Iterator[Text]:
