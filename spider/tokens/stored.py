@@ -88,18 +88,21 @@ class BpeTokens(Tokens):
         return Encoding("bpe", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
 
     def _encode_text(self, text: str) -> np.ndarray:
-        ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return ranks.astype(np.uint16) + np.uint16(BYTES.size - _BYTE_TOKENS) * (ranks >= _BYTE_TOKENS)
+        # The list of this method becomes an array in half the time of tiktoken's own array.
+        ranks = np.array(self._encoding.encode_ordinary(text), np.uint16)
+        return ranks + np.uint16(BYTES.size - _BYTE_TOKENS) * (ranks >= _BYTE_TOKENS)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         raw = text.encode("utf-8") if isinstance(text, str) else text
-        pieces = [np.array([self.bos])]
-        for i, run in enumerate(NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))):
-            if i % 2:  # a separator of the split: bytes that are not UTF-8
-                pieces.append(np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8))
-            else:
-                pieces.append(self._encode_text(run))
-        ids = np.concatenate([*pieces, [self.eos]]).astype(np.uint16)
+        # A separator of the split is a run of bytes that are not UTF-8.
+        runs = NOT_UTF8.split(raw.decode("utf-8", "surrogateescape"))
+        pieces = [
+            np.frombuffer(run.encode("utf-8", "surrogateescape"), np.uint8)
+            if i % 2
+            else self._encode_text(run)
+            for i, run in enumerate(runs)
+        ]
+        ids = np.concatenate([[self.bos], *pieces, [self.eos]], dtype=np.uint16, casting="unsafe")
         assert int(self.bytes_of[ids].sum()) == len(raw), "the tokens stand for exactly the bytes of a text"
         return ids
 
