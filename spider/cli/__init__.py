@@ -23,7 +23,7 @@ from types import ModuleType
 import click
 
 from spider.cli import data, evaluate, inspect, model, train
-from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, log
+from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, leave_out_pandas, log
 from spider.common import VERSION
 from spider.common.formatting import OUTPUT
 from spider.config.imports import allow_import
@@ -61,6 +61,8 @@ def cli(context: click.Context, path: Path, log_path: Path | None, family_module
         else:
             handlers.append(logging.FileHandler(log_path, encoding="utf-8"))
     name, *rest = context.meta["spider.words"]
+    if log_path and name == "data":  # a job, in a process of its own
+        leave_out_pandas()
     if isinstance(cli.get_command(context, name), click.Group) and rest:
         name = f"{name} {rest[0]}"
     for level in (logging.INFO, logging.ERROR):

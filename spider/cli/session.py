@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -229,3 +230,23 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)  # never
         mallopt(_MMAP_MAX, 0)
+
+
+def leave_out_pandas() -> None:
+    """Let pyarrow find no pandas, which it would import for the first conversion: a fifth of a small job.
+
+    For processes that use no pandas, because pyarrow does not look again.
+    """
+
+    class Absent:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+            if name == "pandas":
+                raise ModuleNotFoundError(name)
+
+    finder: Any = Absent
+    sys.meta_path.insert(0, finder)
+    import pyarrow
+
+    pyarrow.array([0])
+    sys.meta_path.remove(finder)
