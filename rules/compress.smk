@@ -12,10 +12,10 @@ rule compress:
         "<logs>/compress/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/compress/runs/{run}/{stage}/compressed/model.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         identity=plan.compress_identity,

@@ -76,10 +76,10 @@ rule evaluate:
         "<logs>/evaluate/{run}/{stage}{compressed}.log",
     benchmark:
         "<benchmarks>/evaluate/runs/{run}/{stage}{compressed}/evaluation.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).evaluation.scoring(),
@@ -100,10 +100,10 @@ rule evaluate_foreign:
         "<logs>/evaluate_foreign/{run}.log",
     benchmark:
         "<benchmarks>/evaluate_foreign/foreign/{run}/evaluation.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         identity=lambda wildcards: plan.foreign_spec(wildcards).evaluation.foreign_scoring(),
@@ -122,10 +122,10 @@ rule evaluate_checkpoints:
         "<logs>/evaluate_checkpoints/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/evaluate_checkpoints/runs/{run}/{stage}/checkpoints.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).evaluation.checkpoint_scoring(),
@@ -144,10 +144,10 @@ rule sample:
         "<logs>/sample/{run}/{stage}{compressed}.log",
     benchmark:
         "<benchmarks>/sample/runs/{run}/{stage}{compressed}/sample.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).evaluation.sampling(),
@@ -187,10 +187,10 @@ rule harness:
         "<logs>/harness/{run}/{stage}.log",
     benchmark:
         "<benchmarks>/harness/runs/{run}/{stage}/harness.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         options=plan.harness_options,

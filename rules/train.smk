@@ -17,10 +17,10 @@ rule warmup:
     benchmark:
         "<benchmarks>/warmup/runs/{run}/warmup-{shape}.tsv"
     priority: 1
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
         stage=lambda wildcards: plan.measured_stage(wildcards).stage,
@@ -43,14 +43,14 @@ rule train:
     benchmark:
         "<benchmarks>/train/runs/{run}/{stage}/train.tsv"
     priority: 1
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.all_gpus,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
         # The next attempt resumes from the last checkpoint.
-        runtime=growing(lookup(dpath="{run}/runtime", within=plan.resources)),
-        processes=lookup(dpath="{run}/processes", within=plan.resources),
-        nodes=lookup(dpath="{run}/nodes", within=plan.resources),
+        runtime=growing(plan.of_run("runtime")),
+        processes=plan.of_run("processes"),
+        nodes=plan.of_run("nodes"),
         # For Snakemake's Slurm executor: one task on each node, which the job starts itself.
         mpi=lambda wildcards: plan.several_nodes(wildcards) and "srun",
         tasks=plan.several_nodes,

@@ -452,7 +452,8 @@ def _row(label: str, numbers: Mapping[str, Number], titles: Sequence[str], **mor
 def _baselines(lines: Mapping[str, Line], short: bool) -> Iterator[tuple[str, Row]]:
     """Yield label and row of each baseline of the last stage of each run, best first.
 
-    A baseline whose rate differs between runs has a row for each rate, which names its runs.
+    A baseline whose rate differs between runs has a row for each rate, which names its runs. The short list
+    has the best for each text given, and none that was given nothing if others were given some.
     """
     last = {one.run: one for one in lines.values()}
     runs: dict[str, list[str]] = defaultdict(list)
@@ -462,7 +463,10 @@ def _baselines(lines: Mapping[str, Line], short: bool) -> Iterator[tuple[str, Ro
             key = row.model_dump_json()
             runs[key].append(run)
             rows[key] = row
-    for row in shortened(rows.values(), 1) if short else best_first(rows.values()):
+    listed = best_first(rows.values())
+    if short:
+        listed = shortened([row for row in listed if row.group] or listed, 1)
+    for row in listed:
         own = ", ".join(runs[row.model_dump_json()])
         if short:
             yield (f"{row.label.split()[0]} like {own}" if row.group == GIVEN_STAGE else row.label), row

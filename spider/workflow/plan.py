@@ -384,6 +384,13 @@ class Plan:
 
     # ---------------------------------------------------------------------------------------- resources
 
+    def of_run(self, name: str) -> Callable[[Any], Any]:
+        """Return a function that returns a resource of a job's run.
+
+        Snakemake's `lookup` walks through all runs for each job.
+        """
+        return lambda wildcards: self.resources[wildcards.run][name]
+
     def all_gpus(self, wildcards: Any) -> int:
         """Return the number of GPUs of a run."""
         return self.resources[wildcards.run]["gpus"]

@@ -25,12 +25,12 @@ rule audit:
         "<logs>/audit/{run}/{stage}{compressed}.log",
     benchmark:
         "<benchmarks>/audit/runs/{run}/{stage}{compressed}/audit.tsv"
-    threads: lookup(dpath="{run}/threads", within=plan.resources)
+    threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
-        mem_mb=lookup(dpath="{run}/mem_mb", within=plan.resources),
+        mem_mb=plan.of_run("mem_mb"),
         # A whole audit scores the text again and trains a stretch of the stage.
-        runtime=growing(lookup(dpath="{run}/runtime", within=plan.resources)),
+        runtime=growing(plan.of_run("runtime")),
     params:
         spider=command,
         options=audit_options,
