@@ -158,7 +158,7 @@ def spider(*words, status=0):
 
 
 def test_a_tokenizer_is_learned_once_and_every_model_and_score_has_it(finished, everything, export):
-    assert finished[1].count("start pack") == 1 and "bits per byte" in finished[1]
+    assert finished[1].count("start pack") == 1 and "Bits per byte of" in finished[1]
     results = everything.results
     raw = {path.name for path in (results / "raw").iterdir()}
     assert raw == {"text", "words"}, "text-bpe downloads nothing itself"

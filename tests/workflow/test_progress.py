@@ -110,7 +110,7 @@ def test_a_terminal_shows_the_running_jobs_their_steps_and_then_the_summary(trai
     assert cursor and "\u2501" not in text and "step" not in before
     assert len(before.strip().splitlines()) == 2 and before.startswith("Using profile"), before
     assert "datasets.text: 1 file, 31.5 kB, 200 documents" in before
-    assert "bits per byte" in summary and "All tables" in summary
+    assert "Bits per byte of" in summary and "All tables" in summary
 
 
 def test_ctrl_c_leaves_a_usable_terminal_and_a_resumable_training(prepared):
