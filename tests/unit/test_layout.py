@@ -45,11 +45,11 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1665,
-    "cli": 1389,
+    "cli": 1403,
     "common": 452,
     "config": 2223,
     "data": 5191,
-    "evaluation": 3246,
+    "evaluation": 3248,
     "extras/lab": 1706,
     "extras/trust": 1934,
     "hf": 441,
@@ -60,11 +60,11 @@ MOST = {
     "publish": 342,
     "report": 1501,
     "spider": 15,
-    "tokens": 477,
+    "tokens": 478,
     "tracking": 1357,
     "training": 2609,
     "verify": 338,
-    "workflow": 1174,
+    "workflow": 1176,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
