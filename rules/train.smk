@@ -45,7 +45,7 @@ rule train:
     priority: 1
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.all_gpus,
+        gpu=plan.of_run("gpus"),
         mem_mb=plan.of_run("mem_mb"),
         # The next attempt resumes from the last checkpoint.
         runtime=growing(plan.of_run("runtime")),

@@ -519,7 +519,7 @@ def worth(lines: Mapping[str, Line]) -> str:
 
     It is about `ALONE`. A model that learned answers alone is left out, because compressors code all text.
     """
-    found = []
+    found: list[str] = []
     for name, line in lines.items():
         rows = [row for row in baselines(line.results) if row.value and row.columns.get(GIVEN)]
         same = [row for row in rows if row.group == GIVEN_STAGE]

@@ -391,13 +391,9 @@ class Plan:
         """
         return lambda wildcards: self.resources[wildcards.run][name]
 
-    def all_gpus(self, wildcards: Any) -> int:
-        """Return the number of GPUs of a run."""
-        return self.resources[wildcards.run]["gpus"]
-
     def one_gpu(self, wildcards: Any) -> int:
         """Return the number of GPUs of a job that is one process: one if the run has any."""
-        return min(1, self.all_gpus(wildcards))
+        return min(1, self.resources[wildcards.run]["gpus"])
 
     def several_nodes(self, wildcards: Any) -> int | None:
         """Return the number of nodes of a training on several, else None, so that the resource is not set."""
