@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1357,
     "training": 2609,
     "verify": 338,
-    "workflow": 1176,
+    "workflow": 1174,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
