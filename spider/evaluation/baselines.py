@@ -49,7 +49,7 @@ from spider.config.run import EvaluationConfig
 from spider.evaluation.bpb import bootstrap_interval
 from spider.evaluation.overlap import SEARCHED
 from spider.evaluation.records import Baselines
-from spider.evaluation.result import BITS, BYTES, GIVEN, Number, Result, Row, best_first
+from spider.evaluation.result import BITS, BYTES, GIVEN, GIVEN_STAGE, Number, Result, Row, best_first
 from spider.evaluation.text import (
     OUTSIDE_OVERLAP,
     LearnedFrom,
@@ -72,6 +72,7 @@ COMPRESSORS = {
     "zpaq": "zpaq -m511",
 }
 SLOWER = 64
+_GIVEN_ALL = "given all"
 #: The stage's text is left out if it is at least this share of all training text.
 NEARLY_ALL = 0.9
 _ORDER = 24
@@ -104,7 +105,7 @@ class Given(NamedTuple):
     """Bytes without boundaries."""
 
     @classmethod
-    def of(cls, source: TrainingText | None, name: str, what: str, limit: int | None, text: bytes) -> Given:
+    def of(cls, source: TrainingText | None, label: str, what: str, limit: int | None, text: bytes) -> Given:
         """Return the first ``limit`` bytes of a text; with None, nothing."""
         if source is None:
             return cls("", "", b"", absent_byte(text), 0)
@@ -113,12 +114,12 @@ class Given(NamedTuple):
         raw = source.raw(boundary)[:limit]
         given = len(raw) - raw.count(boundary) if boundary else len(raw)
         share = source.share * given / len(whole)
-        if name == "all" and share <= 0.995:
-            name = "part"
+        if label == _GIVEN_ALL and share <= 0.995:
+            label = "given part"
         size = f"{given / 1e6:.1f}"
         if share < 0.995:
             size += f" of {len(whole) / source.share / 1e6:.1f}"
-        return cls(f"given {name}", f", given {what} ({size} MB)", raw + boundary, boundary, given)
+        return cls(label, f", given {what} ({size} MB)", raw + boundary, boundary, given)
 
 
 def text_baselines(
@@ -135,7 +136,7 @@ def text_baselines(
     training, reasons = None, list(overlap.left_out)
     if overlap.searched is not None:
         training, reasons = all_text(learned, SEARCHED)
-    sources = [(training, "all", "all training text"), (None, "", "")]
+    sources = [(training, _GIVEN_ALL, "all training text"), (None, "", "")]
     result = rates(text, sources[training is None :], settings, overlap)
     return _written([result], reasons, text.sha256, output)
 
@@ -154,7 +155,7 @@ def stage_baselines(
         if whole and stage and limit is not None and (share := stage.size / whole.size) >= NEARLY_ALL:
             reasons = [f"the stage's text is {share:.0%} of all training text, which is given"]
         elif stage:
-            found = [rates(text, [(stage, "stage", "what the model was trained on")], settings, overlap)]
+            found = [rates(text, [(stage, GIVEN_STAGE, "what the model was trained on")], settings, overlap)]
     return _written([shared.results["baselines"], *found], reasons, text.sha256, output)
 
 
@@ -181,7 +182,7 @@ def rates(
     """Return the rates of compressors on a text, best first, and the reasons for missing ones.
 
     Args:
-        sources: Texts that compressors read first, each with its name and a description; None is nothing.
+        sources: Texts that compressors read first, each with its label and a description; None is nothing.
     """
     limit = settings.training_bytes
     names = [name for name in COMPRESSORS if name != "zpaq" or find_spec("zpaq")]

@@ -96,7 +96,7 @@ class Row(Number, frozen=True):
     baseline: bool = False
     """True for a number that is not the model's, such as a compressor's on the same text."""
     group: str = ""
-    """Group of a baseline: what it has read before. Short lists show the best two baselines of each group."""
+    """Group of a baseline: what it has read before. Short lists show the best of each text given."""
     column: bool = False
     """True for a column of the table of all models. Numbers in bits per byte stand in it as well, behind."""
     tone: Literal["", "good", "bad"] = ""
@@ -325,16 +325,15 @@ def best_first(rows: Iterable[Row], context: str = ALONE) -> list[Row]:
     return sorted(rows, key=value)
 
 
-def shortened(rows: Iterable[Row], most: int = 2) -> list[Row]:
-    """Return the best baselines of each text given in each context, or all if there is only one text."""
+def shortened(rows: Iterable[Row]) -> list[Row]:
+    """Return the best baseline of each text given in each context, or all if there is only one text."""
     rows = best_first(rows)
-    groups: dict[tuple[str, float | None], list[Row]] = {}
+    groups: dict[tuple[str, Number | None], list[Row]] = {}
     for row in rows:
-        given = row.columns.get(GIVEN)
-        groups.setdefault((row.group, given.value if given else None), []).append(row)
+        groups.setdefault((row.group, row.columns.get(GIVEN)), []).append(row)
     if len(groups) == 1:
         return rows
-    kept = [one for own in groups.values() for context in CONTEXTS for one in best_first(own, context)[:most]]
+    kept = [one for own in groups.values() for context in CONTEXTS for one in best_first(own, context)[:1]]
     return [row for row in rows if row in kept]
 
 

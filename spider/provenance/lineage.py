@@ -179,7 +179,7 @@ class Links:
         self.root = root
         self.left = QUICK_BYTES if quick else None
         self.problems: dict[str, list[str]] = {}
-        """What is wrong with a file or folder, by its path in the results folder."""
+        """Reasons why a file or folder is wrong, by its path in the results folder."""
         self.hashed: set[str] = set()
         self.gone: set[str] = set()
         self.left_out: set[str] = set()
@@ -245,7 +245,7 @@ class Links:
 
     @property
     def notes(self) -> list[str]:
-        """What was not hashed."""
+        """Return sentences on what was not hashed."""
         kinds = {"not here any more": self.gone, "left out by the quick check": self.left_out}
         return [
             f"{what}: {', '.join(sorted(names)[:5])}" + f", and {len(names) - 5} more" * (len(names) > 5)

@@ -325,7 +325,7 @@ def by_stage(summary: Summary) -> Callable[[Axes], None]:
         rates = {
             f"{row.label} {row.value:.3f}": row.value
             for run in runs
-            for row in shortened(baselines(last[run].results), 1)
+            for row in shortened(baselines(last[run].results))
             if row.value is not None
         }
         lower, upper = np.quantile(values, (0.25, 0.75))

@@ -465,7 +465,7 @@ def _baselines(lines: Mapping[str, Line], short: bool) -> Iterator[tuple[str, Ro
             rows[key] = row
     listed = best_first(rows.values())
     if short:
-        listed = shortened([row for row in listed if row.group] or listed, 1)
+        listed = shortened([row for row in listed if row.group] or listed)
     for row in listed:
         own = ", ".join(runs[row.model_dump_json()])
         if short:

@@ -82,7 +82,10 @@ def measured(
     zpaq: bool = False,
 ) -> dict[str, Row]:
     """Return the rates of compressors that are given all text, a stage's and nothing, and the notes as ""."""
-    given = [(split, "all", "all training text"), (stage, "stage", "what the model was trained on")]
+    given = [
+        (split, "given all", "all training text"),
+        (stage, "given stage", "what the model was trained on"),
+    ]
     settings = EvaluationConfig(training_bytes=limit, zpaq=zpaq)
     sources = [*(one for one in given if one[0]), (None, "", "")]
     found = rates(text, sources, settings, overlap_of(text, split))
@@ -250,7 +253,7 @@ def test_documents_run_together_only_where_all_bytes_occur(folder, only_labels):
         assert len([line for line in notes if "all 256 bytes occur" in line]) == (not boundary)
         assert absent_byte(text) == boundary
     split = of_splits([Shards(folder, "train")], None)  # the training text decides as well
-    assert Given.of(split, "all", "", None, b"\xff").boundary == b"\xfe"
+    assert Given.of(split, "given all", "", None, b"\xff").boundary == b"\xfe"
 
 
 def test_slow_compressors_are_left_out_and_labels_name_the_part_that_was_given(folder, held_out, only_labels):

@@ -105,8 +105,8 @@ def test_short_lists_show_the_best_baselines_of_each_group_in_each_column():
         Row(name=name, label=name, value=alone, carried=bits_number(carried), unit=BITS, group=group)
         for name, (alone, carried, group) in numbers.items()
     ]
-    assert [row.label for row in shortened(rows, 1)] == ["ppmd", "xz", "zpaq"]
-    assert shortened(rows[2:], 1) == rows[2:], "all of an only group"
+    assert [row.label for row in shortened(rows)] == ["ppmd", "xz", "zpaq"]
+    assert shortened(rows[2:]) == rows[2:], "all of an only group"
 
 
 def test_a_compressor_without_a_number_in_a_column_has_an_empty_cell(tmp_path):
