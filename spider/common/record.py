@@ -17,9 +17,8 @@ from spider.common import files
 class Record(BaseModel):
     """Base class of all records; a subclass sets the class attributes for its error messages."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True
-    )
+    # A job reads few of the kinds of records, so each is built at its first use.
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), defer_build=True)
 
     FORMAT: ClassVar[int] = 1
     WHAT: ClassVar[str]

@@ -8,11 +8,15 @@ unchanged configuration, so it must raise `FORMAT`, which changes every digest
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Collection
 from decimal import Decimal
 from functools import cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -21,6 +25,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     model_validator,
 )
@@ -85,9 +90,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Block(BaseModel):
     """Base class of the blocks of the configuration. Unknown keys are refused, and blocks are immutable."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
-    )
+    # A block that is part of another one is built with it, and not once more by itself.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -128,6 +132,19 @@ class Block(BaseModel):
         if kinds & {"bool", "Any"} or not kinds & {"int", "float"}:
             return ""
         return "float" if "float" in kinds else "int"
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema, with the text below each key in the source as the description of the key."""
+        schema = handler(core_schema)
+        for one in cls.__mro__[: cls.__mro__.index(Block)]:
+            [block] = ast.parse(dedent(inspect.getsource(one))).body
+            assert isinstance(block, ast.ClassDef)
+            for key, text in pairwise(block.body):
+                if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    described = handler.resolve_ref_schema(schema)["properties"][ast.unparse(key.target)]
+                    described.setdefault("description", inspect.cleandoc(ast.literal_eval(text.value)))
+        return schema
 
     def changed(self, **without: Any) -> dict[str, Any]:
         """Return the settings that differ from the defaults, as plain JSON.
