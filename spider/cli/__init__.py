@@ -17,13 +17,13 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import click
 
-from spider.cli import data, evaluate, inspect, model, train
-from spider.cli.session import FILE, Group, Session, allow_imports_of, grow_segments, leave_out_pandas, log
+from spider.cli.session import FILE, Group, Session, grow_segments, leave_out_pandas, log
 from spider.common import VERSION
 from spider.common.formatting import OUTPUT
 from spider.config.imports import allow_import
@@ -31,18 +31,34 @@ from spider.processes.wait_policy import set_wait_policy
 from spider.provenance.codefiles import code_files, write_note
 
 
-def _outermost(*modules: ModuleType) -> list[click.Command]:
-    """Return the commands and the groups of modules, without the commands of these groups."""
-    own = [one for module in modules for one in vars(module).values() if isinstance(one, click.Command)]
-    inside = [one for group in own if isinstance(group, click.Group) for one in group.commands.values()]
-    return [one for one in own if one not in inside]
+class Commands(Group):
+    """Commands and groups of the modules of this package, imported one by one until a command is found."""
+
+    MODULES = ("data", "train", "evaluate", "model", "inspect")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for module in self.MODULES:
+            if cmd_name not in self.commands:
+                self._add_commands_of(import_module(f"spider.cli.{module}"))
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self.get_command(ctx, "")  # imports all modules
+        return super().list_commands(ctx)
+
+    def _add_commands_of(self, module: ModuleType) -> None:
+        """Add the commands and the groups of a module, without the commands of these groups."""
+        own = [one for one in vars(module).values() if isinstance(one, click.Command)]
+        inside = [one for group in own if isinstance(group, click.Group) for one in group.commands.values()]
+        for one in own:
+            if one not in inside:
+                self.add_command(one)
 
 
-_COMMANDS = _outermost(inspect, data, train, evaluate, model)
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(cls=Group, commands=_COMMANDS, context_settings=_HELP)
+@click.group(cls=Commands, context_settings=_HELP)
 @click.version_option(VERSION)
 @click.option("--config", "path", type=FILE, default="config.yaml", show_default=True, help="Configuration.")
 @click.option("--log", "log_path", type=FILE, help="File for a copy of the log.")
@@ -73,8 +89,8 @@ def cli(context: click.Context, path: Path, log_path: Path | None, family_module
     log.setLevel(logging.INFO)
     if family_module:
         allow_import(family_module)
-    allow_imports_of(path)
     context.obj = Session(path)
+    context.obj.allow_imports()
     if log_path and os.environ.get("RANK", "0") == "0":
         code_files()  # the code as it is now, which may be edited while the job runs
         context.call_on_close(partial(_note, log_path, context.obj))

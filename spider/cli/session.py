@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from spider.common import extras
 from spider.common.results import Results
 from spider.config import Config, load_config
 from spider.config.imports import allow_import
-from spider.config.schema import named_imports
+from spider.config.schema import named_imports, read_yaml
 
 if TYPE_CHECKING:
     from spider.checkpoints.load import Checkpoint
@@ -119,8 +118,22 @@ class Session:
     config_path: Path
 
     @cached_property
+    def written(self) -> Any:
+        """The configuration as it is written."""
+        return read_yaml(self.config_path)
+
+    @cached_property
     def config(self) -> Config:
-        return load_config(self.config_path)
+        return load_config(self.written)
+
+    def allow_imports(self) -> None:
+        """Allow the families and sources that the configuration names, for commands that read a model.
+
+        A file that cannot be read is skipped here. A command that needs it reports the error.
+        """
+        with suppress(Exception):
+            for name in named_imports(self.written):
+                allow_import(name)
 
     @cached_property
     def results(self) -> Results:
@@ -147,19 +160,6 @@ class Session:
         if spec.source.own_tokenizer:
             return Path(spec.source.own_tokenizer)
         return self.results.tokenizer(spec.tokenizer) if spec.tokenizer else None
-
-
-def allow_imports_of(config: Path) -> None:
-    """Allow the families and sources that the user's configuration names, for commands that read a model.
-
-    A file that cannot be read is skipped here. A command that needs it reports the error.
-    """
-    try:
-        written = yaml.safe_load(config.read_text("utf-8"))
-    except Exception:
-        return
-    for name in named_imports(written):
-        allow_import(name)
 
 
 def take_gpu(config: Config | None, run: str, local_rank: int | None = None) -> None:

@@ -183,7 +183,11 @@ def root_of(path: Path) -> Path | None:
 
 def snapshot(root: Path, config: dict[str, Any]) -> Path:
     """Return the path of a configuration's copy in a results folder. Its name is a digest of the text."""
-    return root / "configs" / f"{digest(_text(config))}.yaml"
+    return _copy(root, _text(config))
+
+
+def _copy(root: Path, text: str) -> Path:
+    return root / "configs" / f"{digest(text)}.yaml"
 
 
 def write_config(root: Path, config: dict[str, Any]) -> Path:
@@ -196,13 +200,14 @@ def write_config(root: Path, config: dict[str, Any]) -> Path:
         ValueError: another version of Spider wrote the folder, or the folder cannot be written.
     """
     check_root(root)
-    copy = snapshot(root, config)
+    text = _text(config)
+    copy = _copy(root, text)
     try:
         if not (root / MARK).exists():
             write_json(root / MARK, {"format": FORMAT, "spider": VERSION})
         for path in (copy, root / NEWEST):
-            if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
-                write_text(path, _text(config))
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                write_text(path, text)
     except OSError as error:
         remedy = "make it writable, or name another folder under `results:` in the configuration"
         raise ValueError(f"{root}: cannot be written ({error.strerror}); {remedy}") from None
@@ -211,4 +216,5 @@ def write_config(root: Path, config: dict[str, Any]) -> Path:
 
 def _text(config: dict[str, Any]) -> str:
     plain = json.loads(json.dumps(config))  # a configuration from Snakemake has mappings of other classes
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # PyYAML may be built without its C part
+    return str(yaml.dump(plain, Dumper=dumper, sort_keys=False, allow_unicode=True))

@@ -135,7 +135,7 @@ class Block(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON schema, with the text below each key in the source as the description of the key."""
+        """Return the JSON schema, in which the text below a key in the source describes the key."""
         schema = handler(core_schema)
         for one in cls.__mro__[: cls.__mro__.index(Block)]:
             [block] = ast.parse(dedent(inspect.getsource(one))).body

@@ -239,7 +239,7 @@ def test_commands_that_are_shown_can_be_given(line):
     variables = re.findall(r"^(?:([A-Z_]+)=(\S+) )(?:([A-Z_]+)=(\S+) )?", line)
     given = words(line)[words(line).index("spider") + 1 :]
     command, arguments = parsed(cli, given)
-    if command is not cli.commands["train"] or "--resume" in arguments or "--help" in arguments:
+    if command.name != "train" or "--resume" in arguments or "--help" in arguments:
         return
     # Plan a training: apply its settings, and share its steps among its processes.
     with pytest.MonkeyPatch.context() as patch:

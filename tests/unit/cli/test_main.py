@@ -37,12 +37,13 @@ def test_segments_of_gpu_memory_grow_unless_the_user_sets_the_allocator(monkeypa
 
 
 def test_the_help_of_an_alias_names_its_setting():
-    options = {option.opts[0]: option for option in cli.commands["train"].params}
+    train = cli.get_command(click.Context(cli), "train")
+    options = {option.opts[0]: option for option in train.params}
     assert options["--lr"].help == "Alias of lr=VALUE."
     assert options["--no-gradient-checkpointing"].help == "Alias of model.gradient_checkpointing=false."
     variables = [variable for _, variable in ALIASES.values() if variable]
     assert all(options[flag].help for flag, _ in ALIASES.values())
-    assert all(variable in cli.commands["train"].help for variable in variables)
+    assert all(variable in train.help for variable in variables)
 
 
 @pytest.mark.parametrize(
