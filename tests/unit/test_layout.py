@@ -45,9 +45,9 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1665,
-    "cli": 1403,
-    "common": 452,
-    "config": 2223,
+    "cli": 1413,
+    "common": 454,
+    "config": 2237,
     "data": 5191,
     "evaluation": 3248,
     "extras/lab": 1706,
