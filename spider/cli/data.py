@@ -63,7 +63,7 @@ def tokenizer(
 ) -> None:
     """Learn a tokenizer from the parquet files of its dataset."""
     if threads:
-        os.environ["RAYON_NUM_THREADS"] = str(threads)  # read by the library tokenizers
+        os.environ["RAYON_NUM_THREADS"] = str(threads)  # read by rustbpe
     from spider.data.cleaning.evidence import removed_rows
     from spider.data.tokenizer import learn
 

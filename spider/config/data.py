@@ -389,11 +389,14 @@ VocabSize = Annotated[Positive, AfterValidator(_fits_shards)]
 class TokenizerConfig(Block):
     """A byte-pair tokenizer, learned from documents that are not held out (docs/tokenizer.md)."""
 
+    LEARNER: ClassVar[int] = 2
+    """Grows when the same text gives other merges."""
+
     data: str
     """Dataset to learn from."""
     vocab_size: VocabSize = 4096
     """Size of the vocabulary: 272 ids of bytes and special tokens, and one for each merge; 65,536 at most."""
-    max_bytes: Positive = 200_000_000
+    max_bytes: Annotated[Positive, Field(lt=2**31)] = 200_000_000
     """Largest number of bytes of text to learn from, the same share of each part."""
     document_bytes: Annotated[int, Field(ge=4)] = 100_000
     """Largest size of a document in bytes. Longer documents are truncated."""

@@ -1,25 +1,25 @@
-"""Learn a tokenizer's merges from documents, by Hugging Face's `tokenizers`.
+"""Learn a tokenizer's merges from documents, by `rustbpe`.
 
 Documents of the validation split are left out, by the same hash as in encoding, and so are those that
 cleaning removes, such as duplicates and text of benchmarks. Each part contributes the same number of bytes,
 from its beginning, and each document only its beginning, so that long documents do not dominate. The words of
-all documents are counted, then the most frequent pair is merged, repeatedly. The order of documents and the
-number of threads do not change the result.
+all documents are counted, then the most frequent pair is merged, repeatedly. Of pairs that are equally
+frequent, that of the earlier left token comes first, then that of the earlier right token. So the order of
+documents and the number of threads do not change the result.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 
 import numpy as np
 
 from spider.config import Dataset, TokenizerConfig
 from spider.data.documents import learned_texts, truncate
-from spider.tokens import BYTES, MAX_TOKEN_BYTES
+from spider.tokens import BYTES, MAX_TOKEN_BYTES, MAX_TOKENS
 from spider.tokens.stored import PATTERN, BpeTokens, LearnedFrom, StoredTokens
 
 logger = logging.getLogger(__name__)
@@ -76,37 +76,27 @@ def _texts(
 
 def _merges(texts: Iterator[str], count: int) -> list[tuple[int, int]]:
     """Return the first ``count`` merges, or all if there are fewer, as token ids of `BpeTokens`."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    from rustbpe import Tokenizer
 
-    letters = _letters()
-    tokenizer = Tokenizer(models.BPE())
-    words = pre_tokenizers.Split(Regex(PATTERN), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=len(letters) + count,
-        min_frequency=0,
-        initial_alphabet=sorted(letters),
-        max_token_length=MAX_TOKEN_BYTES,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    ids = dict(letters)
+    ids = {BYTES.raw([i]): i for i in range(BYTES.size) if BYTES.bytes_of[i]}
+    learner = Tokenizer()
+    # It also learns tokens of more bytes than ours may have, so it is asked for some more.
+    asked = len(ids) + count + count // 16 + 64
+    learner.train_from_iterator(texts, asked, buffer_size=128, pattern=PATTERN)
     merges: list[tuple[int, int]] = []
-    for left, right in json.loads(tokenizer.to_str())["model"]["merges"]:
-        if left + right not in ids:  # two pairs may have the same bytes; the first one counts
-            ids[left + right] = BYTES.size + len(merges)
-            merges.append((ids[left], ids[right]))
+    for text, _ in learner.get_mergeable_ranks()[len(ids) :]:
+        if len(text) <= MAX_TOKEN_BYTES and len(merges) < count:
+            merges.append(_pair(bytes(text), ids))
+            ids[bytes(text)] = BYTES.size + len(merges) - 1
     return merges
 
 
-def _letters() -> dict[str, int]:
-    """Return the bytes by the character that stands for each in the library, as in GPT-2.
-
-    Printable bytes stand for themselves, the others have characters from U+0100 on.
-    """
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    raw = [i for i in range(BYTES.size) if BYTES.bytes_of[i]]
-    hidden = [i for i in raw if i not in shown]
-    return {chr(i): i for i in shown} | {chr(len(raw) + n): i for n, i in enumerate(hidden)}
+def _pair(text: bytes, ids: Mapping[bytes, int]) -> tuple[int, int]:
+    """Return the two tokens that the earlier merges leave of a text."""
+    parts = [text[i : i + 1] for i in range(len(text))]
+    while len(parts) > 2:
+        joined = [ids.get(left + right, MAX_TOKENS) for left, right in pairwise(parts)]
+        at = joined.index(min(joined))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    left, right = parts
+    return ids[left], ids[right]

@@ -158,7 +158,8 @@ class Plan:
     def tokenizer_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides a tokenizer, besides the text that it is learned from."""
         tokenizer = self.config.tokenizers[wildcards.tokenizer]
-        return {**tokenizer.changed(exclude={"data"}), **self.config.datasets[tokenizer.data].held_out()}
+        held_out = self.config.datasets[tokenizer.data].held_out()
+        return {"learner": tokenizer.LEARNER, **tokenizer.changed(exclude={"data"}), **held_out}
 
     def metadata(self, *datasets: str | None) -> list[str]:
         """Return the files that describe the shards of datasets. A stream has none."""

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import regex
 
 from spider.common.files import read_json
 from spider.config import TokenizerConfig
@@ -17,7 +20,7 @@ from spider.data.shards import Shards, build_metadata, inspect, load_metadata, v
 from spider.data.tokenizer import learn
 from spider.evaluation.text import validation_stream
 from spider.tokens import BYTES
-from spider.tokens.stored import read_tokens
+from spider.tokens.stored import PATTERN, read_tokens
 from tests.forkserver import python
 from tests.unit.small_datasets import dataset
 from tests.unit.tokens.texts import texts
@@ -87,6 +90,37 @@ def test_the_merges_do_not_depend_on_order_and_threads(part, learned, tmp_path):
     alone = os.environ | {"RAYON_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([python(), "-c", code], check=True, env=alone)
     assert (tmp_path / "a.json").read_bytes() == other.read_bytes()
+
+
+def test_the_most_frequent_pair_is_merged_and_of_equal_ones_the_earliest(tmp_path):
+    """Tokens of more than 255 bytes, which shards cannot count, are left out, and others take their place."""
+    documents = texts(30) + ["-" * 600, "abab cdcd"] * 40
+    words = Counter(word.encode() for text in documents for word in regex.findall(PATTERN, text))
+    left = [([word[i : i + 1] for i in range(len(word))], count) for word, count in words.items()]
+    ids = {bytes([i]): i for i in range(256)}
+    while True:
+        pairs = Counter()
+        for parts, count in left:
+            for pair in pairwise(parts):
+                pairs[pair] += count
+        if not pairs:
+            break
+        _, pair = min((-count, tuple(ids[part] for part in pair)) for pair, count in pairs.items())
+        names = list(ids)
+        first, second = (names[i] for i in pair)
+        ids[first + second] = len(ids)
+        for parts, _ in left:
+            for i in range(len(parts)):
+                if parts[i : i + 2] == [first, second]:
+                    parts[i : i + 2] = [first + second]
+    expected = [text for text in ids if 1 < len(text) <= 255]
+    assert len(expected) < len(ids) - 256
+    part = parquet(tmp_path / "p.parquet", documents)
+    size = BYTES.size + len(expected)
+    learned = learn([part], tmp_path / "t.json", "t", config(size), dataset(validation=0.0))
+    assert [learned.raw([i]) for i in range(BYTES.size, size)] == expected
+    with pytest.raises(ValueError, match=rf"have only {len(expected)}; set it to {size},"):
+        learn([part], tmp_path / "t.json", "t", config(size + 1), dataset(validation=0.0))
 
 
 def test_at_most_the_configured_bytes_are_read(part, tmp_path):
