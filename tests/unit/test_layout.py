@@ -47,8 +47,8 @@ MOST = {
     "checkpoints": 1665,
     "cli": 1413,
     "common": 454,
-    "config": 2237,
-    "data": 5191,
+    "config": 2238,
+    "data": 5182,
     "evaluation": 3248,
     "extras/lab": 1706,
     "extras/trust": 1934,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1357,
     "training": 2609,
     "verify": 338,
-    "workflow": 1174,
+    "workflow": 1175,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
