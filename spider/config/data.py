@@ -389,8 +389,8 @@ VocabSize = Annotated[Positive, AfterValidator(_fits_shards)]
 class TokenizerConfig(Block):
     """A byte-pair tokenizer, learned from documents that are not held out (docs/tokenizer.md)."""
 
+    #: Grows when the same text gives other merges.
     LEARNER: ClassVar[int] = 2
-    """Grows when the same text gives other merges."""
 
     data: str
     """Dataset to learn from."""
