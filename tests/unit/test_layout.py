@@ -47,7 +47,7 @@ MOST = {
     "checkpoints": 1665,
     "cli": 1413,
     "common": 454,
-    "config": 2238,
+    "config": 2247,
     "data": 5182,
     "evaluation": 3248,
     "extras/lab": 1706,
