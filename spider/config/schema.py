@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from spider.common import extras
 from spider.common.record import key_path
-from spider.config.block import Block, ConfigError, Name, explain, none_such
+from spider.config.block import Block, ConfigError, Name, explain, matches, must_be, none_such
 from spider.config.checks import data_problems, sized, token_problems
 from spider.config.data import Cleaning, Dataset, TokenizerConfig, expand_likes
 from spider.config.imports import allow_import, measurement_problems
@@ -29,6 +29,12 @@ from spider.config.run import Run, RunSettings, TrackingConfig, weights_of
 from spider.config.settings import expand_grids, put, resolve
 from spider.config.spec import StageSpec
 from spider.config.tasks import TaskConfig
+
+_HUB = "hf://datasets/"
+_an_origin = must_be(
+    f"a dataset repository, {_HUB}OWNER/NAME@REVISION, or a file, https://ADDRESS#sha256=DIGEST",
+    matches(rf"{_HUB}[^/@]+/[^/@]+@[^/@]+|https?://[^#]+#sha256=[0-9a-f]{{64}}"),
+)
 
 
 class Config(Block):
@@ -42,6 +48,9 @@ class Config(Block):
     """Datasets by name."""
     tokenizers: dict[Name, TokenizerConfig] = {}
     """Tokenizers by name, which datasets may name."""
+    downloads: dict[str, Annotated[str, _an_origin]] = {}
+    """Where files that others publish come from, by the place where this configuration names them: a folder
+    of files of a repository, or one file. The workflow downloads a file before a job reads it."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)] = {}
     """Runs by name. There must be one, or a block of an extra that makes one."""
     foreign: dict[Name, str] = {}
@@ -211,6 +220,15 @@ class Config(Block):
             specs = [self.stage(name, stage.name) for stage in run.stages]
             if any(self.raw(dataset) == self.raw(one) for spec in specs for one in spec.weights):
                 yield from specs
+
+    def download(self, path: str) -> str | None:
+        """Return the address that the file at a path is downloaded from; None for a file of the user."""
+        for place, origin in self.downloads.items():
+            if origin.startswith(_HUB) and path.startswith(f"{place}/"):
+                return f"{origin}/{path.removeprefix(f'{place}/')}"
+            if path == place and not origin.startswith(_HUB):
+                return origin
+        return None
 
     def ngram_reader(self, dataset: str, counted: str) -> str:
         """Return a run that reads the n-gram index of a dataset with these settings, by their digest."""

@@ -24,6 +24,7 @@ with a difference of few documents.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
@@ -226,10 +227,11 @@ def _mask(values: pa.BooleanArray) -> np.ndarray:
 
 
 def text_bytes(group: pq.RowGroupMetaData, dataset: Dataset) -> int:
-    """Return the size of the text column of a row group by the footer of its file."""
+    """Return the size of the text column of a row group, with its nested ones, by the footer of its file."""
     columns = [group.column(i) for i in range(group.num_columns)]
-    size: int = next(c.total_uncompressed_size for c in columns if c.path_in_schema == dataset.text_column)
-    return size
+    name = dataset.text_column
+    own = (one for one in columns if one.path_in_schema == name or one.path_in_schema.startswith(f"{name}."))
+    return sum(one.total_uncompressed_size for one in own)
 
 
 def _opened(parquet: Path | RemoteParquet) -> pq.ParquetFile:
@@ -273,7 +275,8 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
 
     Raises:
         ValueError: A column is absent, there are several of its name, or it does not hold strings. An id may
-            be of any kind but a list or a struct. The message names the file and its columns.
+            be of any kind but a list or a struct, and conversations may be lists. The message names the file
+            and its columns.
     """
     wanted = {"text_column": dataset.text_column, "id_column": dataset.id_column}
     if dataset.split_by:
@@ -293,6 +296,8 @@ def columns_in(schema: pa.Schema, file: object, dataset: Dataset) -> dict[str, s
             raise ValueError(f"{file}: no column {column!r} (there are: {columns}); {remedy}")
         kind = schema.field(column).type
         is_id = setting == "id_column"
+        if setting == "text_column" and dataset.format == "chat" and pa.types.is_nested(kind):
+            continue
         if setting in wanted and (pa.types.is_nested(_stored(kind)) if is_id else not _is_one(kind, _TEXTS)):
             remedy = f"set {setting} to another, or write a column of text into the file"
             raise ValueError(f"{file}: column {column!r} holds {kind}, not strings; {remedy}")
@@ -312,11 +317,15 @@ def _is_one(kind: pa.DataType, names: tuple[str, ...]) -> bool:
 def as_text(column: Any, is_id: bool = False) -> Any:
     """Return a column, an array or a chunked one, as large_string. Bytes of a text are not decoded.
 
-    An id of another kind is written as by Python, but a whole number without a point, and bytes that are no
-    printable UTF-8 in hexadecimal.
+    A list, which is a conversation, is written as JSON. An id of another kind is written as by Python, but a
+    whole number without a point, and bytes that are no printable UTF-8 in hexadecimal.
     """
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([as_text(one, is_id) for one in column.chunks], pa.large_string())
+    if pa.types.is_nested(column.type):
+        rows = column.to_pylist()
+        texts = (None if row is None else json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+        return pa.array(texts, pa.large_string())
     if is_id and not _is_one(column.type, (*_STRINGS, "integer")):
         return pa.array(map(_id, column.to_pylist()), pa.large_string())
     if not is_id and _is_one(column.type, _TEXTS):

@@ -1,6 +1,6 @@
 """Read multiple-choice questions, and judge answers. A question has several continuations; one is correct.
 
-They are lines of JSON, or a folder in the layout of nanochat's CORE bundle. Questions are bytes, so they do
+They are rows of a file, or a folder in the layout of nanochat's CORE bundle. Questions are bytes, so they do
 not depend on a model. In chat form the choices are part of the question, each after a letter, and the letters
 are the answers.
 
@@ -10,7 +10,6 @@ Cleaning keeps these questions, and files that the user names, out of a dataset:
 from __future__ import annotations
 
 import csv
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from spider.common.errors import reported
 from spider.config import Config, ConfigError
 from spider.config.data import SHORTEST
 from spider.config.tasks import CoreTask, JsonlTask, TaskConfig
-from spider.data.sources.local import all_texts, files_of
+from spider.data.sources.local import all_texts, files_of, values_of
 
 #: CORE's seeds: for the choice of items and for the shots of each.
 _CORE_ORDER = 1337
@@ -119,21 +118,16 @@ def reward(answer: str, reference: str) -> float:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the lines of a JSON-lines file, each with its file and line number."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                reason = getattr(error, "msg", error)
-                raise ValueError(f"{path}, line {number}: not valid JSON ({reason})") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: must be an object (got {type(row).__name__})")
-            yield f"{path}, line {number}", row
+    """Yield the rows of a file of any kind with columns, each with its file and line number."""
+    if not path.is_file():
+        raise ValueError(f"{path}: cannot be read (no such file)")
+    for place, row, malformed in values_of(path):
+        where = f"{path}, {place}"
+        if malformed:
+            raise ValueError(f"{where}: holds bytes that are not UTF-8; export the file as UTF-8")
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: must be an object (got {type(row).__name__})")
+        yield where, row
 
 
 def texts(config: TaskConfig) -> Iterator[tuple[str, list[str]]]:
@@ -142,7 +136,7 @@ def texts(config: TaskConfig) -> Iterator[tuple[str, list[str]]]:
     These are all questions of the files, without shots. Raises like `tasks`.
     """
     for file in config.questions():
-        for where, row in _rows(Path(file)):
+        for where, row in _rows(file):
             question, shot = _parsed(row, where)
             yield where, [one.decode() for one in (question.contexts[question.gold], shot)]
 
@@ -227,14 +221,14 @@ def _with_shots(name: str, examples: Sequence[_Example], shots: int, where: str)
 
 def _core(name: str, config: CoreTask) -> Iterator[Task]:
     """Yield the tasks of a CORE bundle."""
-    folder = Path(config.folder)
+    folder = config.root()
     if not (folder / "core.yaml").is_file():
         raise ValueError(
             f"{folder}: no core.yaml; evaluation.tasks.{name}.folder must name an evaluation bundle"
         )
     entries = config.entries()
     path = folder / "eval_meta_data.csv"
-    with reported(f"{path}: the baselines cannot be read"), open(path, newline="", encoding="utf-8") as file:
+    with reported(f"{path}: the baselines cannot be read"), path.open(newline="", encoding="utf-8") as file:
         chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
     for entry in entries:
         label = entry.label
@@ -262,7 +256,7 @@ def protected_files(config: Config, dataset: str) -> list[Path]:
     found = []
     for name, task in config.protected_tasks(dataset):
         found += [Path(file) for file in task.files()]
-        if missing := [file for file in task.files() if not Path(file).is_file()]:
+        if missing := [one for one in task.files() if not (Path(one).is_file() or config.download(one))]:
             raise ConfigError(f"evaluation.tasks.{name}: {missing[0]}: no such file")
     return found + [file for file, _ in _own(config, dataset)]
 
@@ -276,10 +270,14 @@ def protected_texts(config: Config, dataset: str) -> Iterator[tuple[str, str, li
 
 
 def check_protected(config: Config, dataset: str) -> None:
-    """Read the beginning of each file. Raise `ValueError` for a malformed one, or one without text."""
+    """Read the beginning of each file. Raise `ValueError` for a malformed one, or one without text.
+
+    A file that the workflow has not downloaded yet is left out.
+    """
     protected_files(config, dataset)
     for _, task in config.protected_tasks(dataset):
-        next(texts(task), None)
+        if all(Path(file).is_file() for file in task.files()):
+            next(texts(task), None)
     for file, fewest in _own(config, dataset):
         next(found for _, found in all_texts(file, fewest) if found)
 

@@ -12,12 +12,14 @@ import pytest
 from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
 from spider.config.scored import overlap_name, stage_with
+from spider.config.tasks import JsonlTask
 from spider.data.shards import Shards, balanced
 from spider.evaluation.adapt import adapt
 from spider.evaluation.evaluate import _chosen
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.measures import train_stream
+from spider.evaluation.questions import tasks
 from spider.evaluation.text import LearnedFrom, validation_stream
 from spider.model.reading import Scoring
 from spider.tokens import BYTES
@@ -116,6 +118,17 @@ def test_a_folder_of_transformers_gets_its_tokenizer(tmp_path):
         ForeignModel.load(folder, "cpu")
     tokenizer.save_pretrained(folder)
     ForeignModel.load(folder, "cpu")
+
+
+def test_questions_are_exported_as_utf_8(tmp_path):
+    file = tmp_path / "t.jsonl"
+    row = '{"context": "Hé", "continuation": "Ho"}'
+    file.write_bytes(row.encode("latin-1"))
+    task = JsonlTask(file=str(file))
+    with refused("evaluation/questions.py", "holds bytes that are not UTF-8; export the file as UTF-8"):
+        [*tasks("t", task)]
+    file.write_text(row, encoding="utf-8")
+    assert len(next(tasks("t", task)).questions) == 1
 
 
 def test_tasks_of_ones_own_are_included_and_asked_without_turns(tmp_path, monkeypatch):

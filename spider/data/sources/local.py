@@ -353,7 +353,7 @@ def all_texts(file: Path, fewest: int) -> Iterator[tuple[str, list[str]]]:
         ValueError: the file is malformed or holds no text.
     """
     found = False
-    for where, values in _values(file):
+    for where, values, _ in values_of(file):
         strings = (_without_surrogates(text) or "" for text in _strings_in(values))
         texts = [text for text in strings if len(WORD.findall(text)) >= fewest]
         found |= bool(texts)
@@ -362,14 +362,14 @@ def all_texts(file: Path, fewest: int) -> Iterator[tuple[str, list[str]]]:
         raise ValueError(f"{file}: holds no text of {fewest} words or more; correct it, or leave it out")
 
 
-def _values(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the place and the values of each document of a file."""
+def values_of(file: Path) -> Iterator[Row]:
+    """Yield each document of a file, which may lie in a zip if it is text."""
     kind = _known_kind(file)
     if kind == ".txt":
         with _opened(file) as f:
-            yield "text", _decode(f.read())[0]
+            yield Row("text", *_decode(f.read()))
     elif kind in COMPRESSIBLE:
-        yield from ((row.where, row.values) for row in _rows(file, kind))
+        yield from _rows(file, kind)
     else:
         import pyarrow as pa
         from pyarrow.dataset import dataset
@@ -377,7 +377,7 @@ def _values(file: Path) -> Iterator[tuple[str, Any]]:
         try:
             batches = dataset(file, format=kind[1:]).to_batches(batch_size=TABLE_ROWS)
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from ((f"row {number}", values) for number, values in enumerate(rows))
+            yield from (Row(f"row {number}", values, False) for number, values in enumerate(rows))
         except pa.ArrowException as error:
             problem = f"not a complete {kind[1:]} file ({str(error).splitlines()[0]})"
             raise ValueError(f"{file}: {problem}; copy it again") from None
@@ -485,16 +485,14 @@ def _arrow_rows(source: Path, dataset: Dataset) -> Iterator[Row]:
         number = 0
         try:
             reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-            if dataset.format == "text" or dataset.text_column not in reader.schema.names:
-                columns_in(reader.schema, source, dataset)  # A column of conversations may hold lists.
+            columns_in(reader.schema, source, dataset)
             columns = [name for name in reader.schema.names if name in dataset.columns]
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             for batch in batches:
                 chosen = batch.select(columns)
                 for name in {dataset.text_column, dataset.id_column}.intersection(columns):
-                    if not pa.types.is_nested(chosen[name].type):
-                        column = as_text(chosen[name], is_id=name == dataset.id_column)
-                        chosen = chosen.set_column(columns.index(name), name, column)
+                    column = as_text(chosen[name], is_id=name == dataset.id_column)
+                    chosen = chosen.set_column(columns.index(name), name, column)
                 for begin in range(0, len(batch), TABLE_ROWS):
                     for values in chosen.slice(begin, TABLE_ROWS).to_pylist():
                         number += 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 
 from spider.config import HarnessConfig
@@ -41,6 +43,17 @@ def test_a_bundle_is_all_files_that_its_questions_are_read_from(tmp_path, monkey
     assert [one.name for one in tasks("core", task)] == ["core/first", "core/second"]
     assert {str(tmp_path / "core.yaml"), str(tmp_path / "eval_data/second.jsonl")} < read
     assert set(task.files()) == read | {str(tmp_path / "eval_meta_data.csv")}
+
+
+def test_a_zip_of_a_bundle_is_read_as_it_is(tmp_path):
+    folder = bundle(tmp_path / "packed/eval_bundle")
+    zipped = shutil.make_archive(str(tmp_path / "bundle"), "zip", tmp_path / "packed")
+    task = CoreTask(folder=zipped)
+    assert task.files() == [zipped]
+    assert [*tasks("core", task)] == [*tasks("core", CoreTask(folder=str(folder)))]
+    Path(zipped).write_bytes(b"cut")
+    with pytest.raises(ValueError, match=r"bundle.zip: must be a zip with core.yaml in it"):
+        next(tasks("core", task))
 
 
 def test_tasks_for_the_harness_are_the_files_of_their_folder(tmp_path):

@@ -14,6 +14,8 @@ from hub_server import reached, serving
 from test_take import configuration, fails, fetch, parquet
 
 from spider.config import ConfigError, load_config
+from spider.data import chat
+from spider.data.documents import read_documents, row_counts
 
 ROWS = [{"text": f"Document {i}. " + "words " * 40, "id": f"<{i}>"} for i in range(300)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -58,6 +60,29 @@ def test_a_file_of_any_kind_becomes_the_same_parquet(hub, tmp_path):
         fetch(tmp_path / "out", f"{part:03d}", files=list(FILES))
         assert pq.read_table(tmp_path / "out").to_pylist() == ROWS, name
     assert not list(tmp_path.glob(".out*imported"))
+
+
+@pytest.mark.parametrize("take", [None, "100%"])
+def test_conversations_of_parquet_are_lists_or_json(hub, tmp_path, take):
+    talk = [{"role": "user", "content": "Hi “you”"}, {"role": "assistant", "content": "Ho"}]
+    rows = [[*talk, *talk], talk]
+    for name, values in {"lists": rows, "json": [*map(json.dumps, rows)]}.items():
+        pq.write_table(pa.table({"messages": values}), sink := io.BytesIO())
+        hub.files[f"{name}.parquet"] = sink.getvalue()
+    read = []
+    for name in ("lists.parquet", "json.parquet"):
+        plain = configuration(files=[name], take=take)
+        plain["datasets"]["texts"] = {
+            "source": plain["datasets"]["texts"]["source"],
+            "format": "chat",
+            "text_column": "messages",
+        }
+        dataset = load_config(plain).datasets["texts"]
+        assert dataset.source.probe(dataset.source.items(), dataset) == len(hub.files[name])
+        dataset.source.fetch("000", tmp_path / name, dataset)
+        (batch,) = read_documents(tmp_path / name, dataset, row_counts())
+        read.append([chat.parse(text) for text in batch.texts.to_pylist()])
+    assert read[0] == read[1] == [chat.parse(json.dumps(row)) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import re
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -81,6 +83,17 @@ def test_long_questions_are_truncated_and_counted():
 def jsonl(path, *rows):
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     return path
+
+
+def test_rows_of_parquet_are_questions_like_lines(tmp_path):
+    rows = [{"question": f"{i} + 1?", "answer": f"So #### {i + 1}"} for i in range(3)]
+    lines = jsonl(tmp_path / "t.jsonl", *rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    read = [[*tasks("t", JsonlTask(file=str(file)))] for file in (lines, tmp_path / "t.parquet")]
+    assert read[0] == read[1]
+    lines.write_bytes(b'{"question": "\xff", "answer": "a"}')
+    with pytest.raises(ValueError, match="line 1: holds bytes that are not UTF-8"):
+        [*tasks("t", JsonlTask(file=str(lines)))]
 
 
 def test_three_formats_of_lines_are_read_and_get_shots(tmp_path):
