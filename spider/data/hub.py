@@ -16,6 +16,8 @@ SHA-256 of a whole file cannot be compared without reading all of it.
 
 Every failure is a `DownloadError` of one line that names the file, ``repo@revision`` and the remedy. The
 library's own settings apply: ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` (a file in its cache is used).
+
+A file of the web is read in the same way. Its hash is known before, and the server gets no token.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +84,42 @@ class HubFile:
     def __str__(self) -> str:
         return f"{self.name} of {self.repo}@{self.revision}"
 
+    def request(self) -> tuple[str, dict[str, str]]:
+        """Return the address of the content, and the headers of a request."""
+        url = hf_hub_url(self.repo, self.name, repo_type="dataset", revision=self.revision)
+        return url, build_hf_headers()
+
+
+@dataclass(frozen=True)
+class WebFile:
+    """Address of a file on any server, and the SHA-256 of its content."""
+
+    url: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.url
+
+    def request(self) -> tuple[str, dict[str, str]]:
+        """Return the address of the content, and the headers of a request."""
+        return self.url, {"Accept-Encoding": "identity"}
+
+
+PublicFile = HubFile | WebFile
+
+
+def at(address: str) -> PublicFile:
+    """Return the file at an address (`Config.download`)."""
+    url, _, digest = address.partition("#sha256=")
+    if digest:
+        return WebFile(url, digest)
+    repo, _, inside = address.removeprefix("hf://datasets/").partition("@")
+    return HubFile(repo, *inside.split("/", 1))
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -119,15 +158,15 @@ PATIENCE = Patience()
 HURRY = Patience(attempts=3, backoff=0.3)
 
 
-def download_file(file: HubFile, output: Path, patience: Patience = PATIENCE) -> None:
-    """Download one file of a dataset repository to ``output``, unless the complete file exists.
+def download_file(file: PublicFile, output: Path, patience: Patience = PATIENCE) -> None:
+    """Download a file to ``output``, unless the complete file exists.
 
     A second process waits for the first. Raises `DownloadError`: missing file, revision or repository; no
     access; no network; server down; wrong hash twice; disk full or not writable.
     """
     with writing(file, output):
-        if not constants.HF_HUB_OFFLINE:
-            _from_hub(file, output, patience)
+        if not constants.HF_HUB_OFFLINE or isinstance(file, WebFile):
+            _from_server(file, output, patience)
         elif not output.exists():
             blob = cached(file, patience)
             with replacing(output) as temporary:
@@ -154,7 +193,7 @@ def writing(what: Any, output: Path) -> Iterator[None]:
         raise DownloadError(f"{what}: {wrong}") from None
 
 
-def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
+def _from_server(file: PublicFile, output: Path, patience: Patience) -> None:
     size, expected = look_up(file, patience)
     if output.exists():
         if _hash_like(expected, output) == expected:
@@ -175,9 +214,10 @@ def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
         part.unlink()
         if corrupt_before:
             state.unlink()
+            replaced = "; if its publisher replaced the file, correct its digest in downloads"
             raise DownloadError(
-                f"{file}: corrupt twice, expected {expected} but got {got}; nothing was kept, "
-                "check the proxy or mirror (HF_ENDPOINT) and run again"
+                f"{file}: corrupt twice, expected {expected} but got {got}; nothing was kept, check the "
+                f"proxy or mirror (HF_ENDPOINT) and run again{replaced * isinstance(file, WebFile)}"
             )
         log.warning("%s: corrupt, expected %s but got %s; downloading it once more", file, expected, got)
     os.replace(part, output)
@@ -185,12 +225,15 @@ def _from_hub(file: HubFile, output: Path, patience: Patience) -> None:
     state.unlink()
 
 
-def look_up(file: HubFile, patience: Patience) -> tuple[int, str]:
+def look_up(file: PublicFile, patience: Patience) -> tuple[int, str]:
     """Return the size and the hash of a file as the hub states them.
 
-    The hash is ``sha256:...`` for a file in large-file storage, and ``git:...`` (SHA-1 of the blob)
-    otherwise. Raises `DownloadError`.
+    The hash is ``sha256:...`` for a file in large-file storage and of the web, and ``git:...`` (SHA-1 of the
+    blob) otherwise. Raises `DownloadError`.
     """
+    if isinstance(file, WebFile):
+        answer = patience.call(file, partial(_answer, "HEAD", file))
+        return int(answer.headers["Content-Length"]), f"sha256:{file.sha256}"
     api = HfApi()
     where: dict[str, Any] = {"repo_type": "dataset", "revision": file.revision}
     infos = patience.call(file, lambda: api.get_paths_info(file.repo, [file.name], **where))
@@ -228,17 +271,22 @@ def matching(repo: str, revision: str, patterns: Sequence[str]) -> tuple[str, li
     return str(info.sha), sorted(found)
 
 
-def read_range(file: HubFile, begin: int, end: int, expected: str) -> bytes:
+def _answer(method: str, file: PublicFile, **more: str) -> Any:
+    """Request a file once with these headers, and return the answer."""
+    url, headers = file.request()
+    answer = get_session().request(method, url, headers=headers | more, timeout=60.0, follow_redirects=True)
+    hf_raise_for_status(answer)
+    return answer
+
+
+def read_range(file: PublicFile, begin: int, end: int, expected: str) -> bytes:
     """Request a range of a file once.
 
     A shorter answer is a `ConnectionError`, which is retried. An answer of a file with another hash is a
     `DownloadError`, where the hub states the hash.
     """
-    url = hf_hub_url(file.repo, file.name, repo_type="dataset", revision=file.revision)
-    headers = {**build_hf_headers(), "Range": f"bytes={begin}-{end - 1}"}
-    answer = get_session().get(url, headers=headers, timeout=60.0, follow_redirects=True)
-    hf_raise_for_status(answer)
-    for one in [*answer.history, answer]:
+    answer = _answer("GET", file, Range=f"bytes={begin}-{end - 1}")
+    for one in [*answer.history, answer] if isinstance(file, HubFile) else ():
         tag = one.headers.get("X-Linked-ETag", "").removeprefix("W/").strip('"')
         if tag and tag != expected.partition(":")[2]:
             raise DownloadError(
@@ -251,7 +299,7 @@ def read_range(file: HubFile, begin: int, end: int, expected: str) -> bytes:
     return data
 
 
-def _transfer(file: HubFile, size: int, expected: str, part: Path, patience: Patience) -> None:
+def _transfer(file: PublicFile, size: int, expected: str, part: Path, patience: Patience) -> None:
     """Append to the partial file until it has ``size`` bytes, then flush it to disk.
 
     A terminal shows a progress bar, a log file a line every ten seconds.
@@ -397,6 +445,16 @@ def decoded(remote: RemoteFile, what: str, read: Callable[[], T]) -> T:
     raise AssertionError
 
 
+def size_of(files: Collection[PublicFile]) -> int:
+    """Return the size of files of any repositories and of the web; raise like `survey`."""
+    web = sum(look_up(file, HURRY)[0] for file in files if isinstance(file, WebFile))
+    repositories = defaultdict(list)
+    for file in files:
+        if isinstance(file, HubFile):
+            repositories[file.repo, file.revision].append(file)
+    return web + sum(survey(own, None)[0] for own in repositories.values())
+
+
 def survey(files: list[HubFile], table: HubFile | None) -> tuple[int, pa.Schema | None]:
     """Return the size of files of one dataset repository, and the columns of the parquet file ``table``.
 
@@ -438,8 +496,12 @@ def brief(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no details').splitlines()[0]}"
 
 
-def download_error(error: Exception, file: HubFile) -> DownloadError:
+def download_error(error: Exception, file: PublicFile) -> DownloadError:
     """Return an error of the library as one line: the file, what is wrong, the remedy."""
+    if isinstance(file, WebFile):
+        wrong = f"the server responds {status_of(error)}" if status_of(error) else brief(error)
+        remedy = "run again to resume; if it moved, correct its address in downloads, or put it in its place"
+        return DownloadError(f"{file}: {wrong}; {remedy}")
     page = f"{constants.ENDPOINT}/datasets/{file.repo}"
     status = status_of(error)
     if isinstance(error, GatedRepoError) or status == 403:

@@ -72,7 +72,7 @@ def serving(
 ) -> Iterator[Any]:
     """Run such a hub, or a subclass of it, in the block."""
     hub = hub(files, **faults)
-    served = type("Handler", (handler or _Handler,), {"hub": hub})
+    served = type("Handler", (handler or Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), served)
     server.daemon_threads = True
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
@@ -103,7 +103,7 @@ def git_blob(data: bytes) -> str:
     return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
 

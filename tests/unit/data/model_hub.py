@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from tests.unit.data.hub_server import Hub, _Handler, git_blob, serving
+from tests.unit.data.hub_server import Handler, Hub, git_blob, serving
 
 TOKEN = "hf_" + "a" * 30
 LARGE = (".safetensors", ".bin")
@@ -111,7 +111,7 @@ def _problems(plain: dict[str, Any]) -> Iterator[str]:
                     yield f'"{where}.metrics" need a type and a value'
 
 
-class _ModelHandler(_Handler):
+class _ModelHandler(Handler):
     hub: ModelHub
 
     def do_PUT(self) -> None:

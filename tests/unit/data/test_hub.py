@@ -16,7 +16,7 @@ import pytest
 from hub_server import REPO, REVISION, Hub, reached, serving
 
 from spider.data import hub as downloads
-from spider.data.hub import DownloadError, HubFile, Patience, download_file
+from spider.data.hub import DownloadError, HubFile, Patience, at, download_file, size_of
 from tests.forkserver import python
 
 CONTENT = random.Random(0).randbytes(1 << 20)
@@ -138,6 +138,27 @@ def test_a_file_that_stays_corrupt_is_an_error(hub, tmp_path, file, message):
     hub.corrupt = -1
     assert message in fails(tmp_path / "f", file)
     assert not (tmp_path / ".f.partial").exists()
+
+
+def test_a_file_of_the_web_is_resumed_and_compared_with_its_hash(hub, tmp_path, monkeypatch):
+    url = f"{hub.endpoint}/datasets/{REPO}/resolve/main/{FILE}"
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.token = "another"  # so that any token is refused
+    output, partial = tmp_path / "f", tmp_path / ".f.partial"
+    partial.write_bytes(CONTENT[:CHUNK])
+    (tmp_path / ".f.partial.json").write_text(json.dumps({"hash": f"sha256:{HASH}"}))
+    download_file(at(f"{url}#sha256={HASH}"), output, Patience(3, 0.01))
+    assert output.read_bytes() == CONTENT and hub.served == len(CONTENT) - CHUNK
+    hub.token = None
+    assert size_of([at(f"{url}#sha256={HASH}"), HubFile(REPO, REVISION, "README.md")]) == len(CONTENT) + 8
+
+    hub.files[FILE] = CONTENT[::-1]  # its publisher replaced it
+    with pytest.raises(DownloadError, match=r"corrupt twice.*; if its publisher replaced the file"):
+        download_file(at(f"{url}#sha256={HASH}"), tmp_path / "g", Patience(3, 0.01))
+    assert not (tmp_path / "g").exists()
+    del hub.files[FILE]
+    with pytest.raises(DownloadError, match="the server responds 404; run again to resume; if it moved"):
+        download_file(at(f"{url}#sha256={HASH}"), tmp_path / "g", Patience(3, 0.01))
 
 
 TO_XET = """
