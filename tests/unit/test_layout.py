@@ -48,7 +48,7 @@ MOST = {
     "cli": 1413,
     "common": 454,
     "config": 2272,
-    "data": 5188,
+    "data": 5227,
     "evaluation": 3243,
     "extras/lab": 1706,
     "extras/trust": 1934,
