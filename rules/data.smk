@@ -36,6 +36,30 @@ if TEMPORARY:
     ruleorder: download_temp > download
 
 
+# Files that others publish, each at the place where the configuration names it.
+if CONFIG.downloads:
+
+    rule fetch:
+        output:
+            record="<results>/downloads/{file}.json",
+            # A file that is there is compared with its hash, and stays.
+            file=update(local("{file}")),
+        log:
+            "<logs>/fetch/{file}.log",
+        benchmark:
+            "<benchmarks>/fetch/{file}.tsv"
+        wildcard_constraints:
+            file=plan.downloaded(),
+        priority: 1
+        resources:
+            runtime=growing(240),
+        params:
+            spider=command,
+            identity=lambda wildcards: CONFIG.download(wildcards.file),
+        shell:
+            "{params.spider} --log {log:q} data fetch {output.file:q}"
+
+
 rule tokenizer:
     input:
         parquets=plan.learned_from,

@@ -54,6 +54,20 @@ def download(session: Session, dataset: str, part: str, output: Path) -> None:
     log.info("%s: %.1f MB from %s", output, size / 1e6, parts[part])
 
 
+@command("path")
+def fetch(session: Session, path: str) -> None:
+    """Download the file that the configuration names at PATH, or compare it with its hash if it is there."""
+    from spider.data.hub import at, download_file
+
+    address, file = session.config.download(path), Path(path)
+    if address is None:
+        places = ", ".join(session.config.downloads) or "none"
+        raise ValueError(f"{path}: comes from none of downloads ({places}); give a path of one of them")
+    download_file(at(address), file)
+    record = session.results.root / "downloads" / f"{path}.json"
+    write_json(record, {"name": address, "bytes": file.stat().st_size, "sha256": sha256(file)})
+
+
 @command("tokenizer")
 @click.argument("parquets", nargs=-1, required=True, type=FILE)
 @click.option("--output", type=FILE, required=True, help="tokenizer.json to write.")
@@ -420,6 +434,6 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
 
 
 _CLEANING = (signatures, pairs, held_out, protect, contaminated, drop, removed)
-_DATASETS = (files, download, tokenizer, *_CLEANING, encode, index, pack, count_ngrams, build_ngrams)
+_DATASETS = (files, download, fetch, tokenizer, *_CLEANING, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect):
     data.add_command(one)

@@ -13,7 +13,7 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module, metadata, util
@@ -84,11 +84,15 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
     yield from _findings({"disk": partial(_disk, results, sizes)}, seconds)
 
 
-def obstacles(config: Config, root: Path, items: Mapping[str, list[str]]) -> list[str]:
-    """Return a line for each problem that stops jobs which read these items of datasets."""
+def obstacles(
+    config: Config, root: Path, items: Mapping[str, list[str]], fetched: Sequence[str] = ()
+) -> list[str]:
+    """Return a line for each problem that stops jobs which read these items of datasets, or download these
+    files."""
     sizes: Sizes = {}
     checks = {f"datasets.{name}": partial(_data, config, name, items[name], sizes) for name in items}
     checks |= {f"datasets.{name}.cleaning": partial(_protected, config, name) for name in items}
+    checks |= {"downloads": partial(_published, config, fetched, sizes)}
     found = [*_findings(checks, LIMIT), *_findings({"results": partial(_disk, Results(root), sizes)}, LIMIT)]
     return [f"{one.subject}: {one.text}" for one in found if one.mark == "problem"]
 
@@ -255,12 +259,25 @@ def _dataset(config: Config, results: Results, name: str, sizes: Sizes) -> tuple
 def _data(config: Config, name: str, items: list[str], sizes: Sizes) -> tuple[Mark, str]:
     """Look at the files of these items, or at their hub, and store how much will be written."""
     dataset = config.dataset(name)
-    size = dataset.source.probe(items, dataset)
-    least = _LEAST_OWN if any(map(dataset.source.own_files, items)) else _LEAST
+    source = dataset.source
+    named = [[*source.own_files(item), source.own_tokenizer or ""] for item in items]
+    # Downloaded files are looked at by themselves.
+    items = [item for item, own in zip(items, named, strict=True) if not any(map(config.download, own))]
+    size = source.probe(items, dataset) if items or source.STREAMED else 0
+    least = _LEAST_OWN if any(map(source.own_files, items)) else _LEAST
     likely = _LIKELY - dataset.temp  # The raw text is one time the source.
     sizes[f"datasets.{config.raw(name)}"] = (least * size, likely * size)
     amount = f", {quantity(size, 'B')} in {len(items)} parts" if size else ""
-    return "ok", f"{dataset.source.description}{amount}"
+    return "ok", f"{source.description}{amount}"
+
+
+def _published(config: Config, paths: Sequence[str], sizes: Sizes) -> tuple[Mark, str]:
+    """Look at files where they are published, and store how much will be written."""
+    from spider.data.hub import at, size_of
+
+    size = size_of([at(address) for path in paths if (address := config.download(path))])
+    sizes["downloads"] = (size, size)
+    return "ok", f"{quantity(size, 'B')} in {len(paths)} files"
 
 
 def _protected(config: Config, name: str) -> tuple[Mark, str]:

@@ -9,6 +9,7 @@ again.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -54,18 +55,6 @@ def watched(files: Iterable[str]) -> list[Any]:
     ]
 
 
-def existing(key: str, files: Iterable[str]) -> list[Any]:
-    """Return the user's own files that a key names.
-
-    A missing one ends Snakemake, which would not name the key.
-    """
-    files = [*files]
-    missing = [file for file in files if not Path(file).exists()]
-    if missing:
-        sys.exit(f"error: {key}: {missing[0]}: no such file or folder")
-    return watched(files)
-
-
 class Plan:
     """What a configuration says about jobs.
 
@@ -93,6 +82,23 @@ class Plan:
 
     def dataset(self, wildcards: Any) -> Dataset:
         return self.config.datasets[wildcards.dataset]
+
+    def existing(self, key: str, files: Iterable[str]) -> list[Any]:
+        """Return the files that a key names, the user's own or downloaded ones.
+
+        A missing one ends Snakemake, which would not name the key.
+        """
+        files = [*files]
+        missing = [one for one in files if not (Path(one).exists() or self.config.download(one))]
+        if missing:
+            remedy = "put it there, or name where it comes from (downloads)"
+            sys.exit(f"error: {key}: {missing[0]}: no such file or folder; {remedy}")
+        return watched(files)
+
+    def downloaded(self) -> str:
+        """Return a regular expression of the paths of the files that the workflow downloads."""
+        places = self.config.downloads
+        return "|".join(re.escape(one) + "/.+" * (self.config.download(one) is None) for one in places)
 
     def own_files(self, wildcards: Any) -> list[Any]:
         """Return the user's own files that a part is read from."""
@@ -321,7 +327,9 @@ class Plan:
         """Return the user's own files that the questions of a stage are read from."""
         key = f"runs.{wildcards.run}.evaluation.tasks"
         tasks = self.stage_of(wildcards).evaluation.tasks
-        files = {file for name, task in tasks.items() for file in existing(f"{key}.{name}", task.files())}
+        files = {
+            file for name, task in tasks.items() for file in self.existing(f"{key}.{name}", task.files())
+        }
         return sorted(files)
 
     def foreign_spec(self, _: Any) -> StageSpec:
@@ -331,7 +339,7 @@ class Plan:
     def foreign_files(self, wildcards: Any) -> list[Any]:
         """Return the files of a foreign model."""
         folder = Path(self.config.foreign[wildcards.run])
-        return existing(f"foreign.{wildcards.run}", [*map(str, model_files(folder))])
+        return self.existing(f"foreign.{wildcards.run}", [*map(str, model_files(folder))])
 
     def harness(self, wildcards: Any) -> HarnessConfig:
         """Return the block of a run. A target may name any stage of any run."""
@@ -339,7 +347,7 @@ class Plan:
 
     def harness_files(self, wildcards: Any) -> list[Any]:
         """Return the files that the user's own tasks are read from."""
-        return existing(f"runs.{wildcards.run}.harness.include", self.harness(wildcards).files())
+        return self.existing(f"runs.{wildcards.run}.harness.include", self.harness(wildcards).files())
 
     def harness_options(self, wildcards: Any) -> str:
         """Return the options of the command for a run."""
@@ -406,7 +414,8 @@ class Plan:
     def hopeless(self, jobs: Sequence[Any]) -> list[str]:
         """Return why some of these jobs would fail: their GPUs, times of files, their text, or the disk."""
         found = [*self.lacking_gpus(jobs), *self.future_inputs(jobs)]
-        return found + obstacles(self.config, self.root, self._items(jobs))
+        fetched = [str(job.output.file) for job in jobs if job.rule.name == "fetch" and self.here]
+        return found + obstacles(self.config, self.root, self._items(jobs), fetched)
 
     def lacking_gpus(self, jobs: Iterable[Any]) -> list[str]:
         """Return a line for each reason why runs of these jobs cannot have their GPUs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -14,14 +15,18 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from huggingface_hub import constants, hf_hub_download
+from snakemake.iocontainers import Wildcards
 
 from spider.cli import cli
+from spider.config import load_config
 from spider.data import hub as reading
 from spider.data.hub import HubFile, Patience, download_file, matching
+from spider.workflow.plan import Plan
 from tests.unit.data.hub_server import REPO, REVISION, closed_port, serving
 from tests.unit.small_datasets import dataset
 
 from .followed import advised, refused
+from .test_commands import refusal, spider
 from .test_texts import parquet
 
 FILE = "sample/000.parquet"
@@ -82,6 +87,43 @@ def test_a_file_is_downloaded_after_the_remedy(hub, monkeypatch, phrase, faults,
         setattr(hub, name, value)
     monkeypatch.setenv("HF_TOKEN", "mine")
     fetch(**instead)
+
+
+def test_a_file_that_a_configuration_names_is_downloaded_after_its_address_is_corrected(hub):
+    run = {"data": "d", "model": "tiny", "stages": [{"name": "a", "max_steps": 1}]}
+    run |= {"evaluation": {"tasks": {"t": {"file": "files/t.parquet"}}}}
+    plain = {"datasets": {"d": {"source": {"kind": "mock"}}}, "runs": {"r": run}}
+    with refused(
+        "workflow/plan.py", "put it there, or name where it comes from (downloads)", error=SystemExit
+    ):
+        Plan(load_config(plain), Path("results"), here=True).task_files(
+            Wildcards(fromdict={"run": "r", "stage": "a"})
+        )
+
+    def named(name: str) -> str:
+        digest = hashlib.sha256(hub.files[FILE]).hexdigest()
+        address = f"{hub.endpoint}/datasets/{REPO}/resolve/main/{name}#sha256={digest}"
+        Path("config.yaml").write_text(yaml.safe_dump(plain | {"downloads": {"files/t.parquet": address}}))
+        return "files/t.parquet"
+
+    advised(
+        refusal("data", "fetch", named("old.parquet")),
+        "data/hub.py",
+        "run again to resume; if it moved, correct its address in downloads, or put it in its place",
+    )
+    advised(
+        refusal("data", "fetch", named("sample/text.parquet")),
+        "data/hub.py",
+        "; if its publisher replaced the file, correct its digest in downloads",
+    )
+    place = named(FILE)
+    advised(
+        refusal("data", "fetch", Path(place).name),
+        "cli/data.py",
+        "comes from none of downloads ({}); give a path of one of them",
+    )
+    spider("data", "fetch", place)
+    assert Path(place).read_bytes() == hub.files[FILE]
 
 
 def test_a_rejected_token_is_replaced(hub, monkeypatch):
