@@ -45,7 +45,7 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1665,
-    "cli": 1413,
+    "cli": 1423,
     "common": 454,
     "config": 2272,
     "data": 5227,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1357,
     "training": 2609,
     "verify": 338,
-    "workflow": 1175,
+    "workflow": 1194,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
