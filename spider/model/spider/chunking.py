@@ -37,11 +37,11 @@ patch.
 
 With ``kind: none`` every byte is its own patch, the null patch is left out, and down and up are only norms.
 
-A stream read in pieces (`Stream`, for generation) has the same patches: the open tail of a piece is kept as a
-running sum and closed in a later piece.
+Streams read in pieces (`Streams`, for generation) have the same patches: the open tail of a piece is kept as
+a running sum and closed in a later piece.
 
 Shapes: B batch, T bytes, M rows of the core (null patches, patches, spare), S = M + 1 edges of them, D
-features. N counts the bytes of all windows (B T) or of a stream's next piece, K the patches that they close.
+features. N counts the bytes of all windows (B T), or of the next piece of each of R streams.
 
 The core computes no padding between windows (`PatchLayout`). Operations on single rows run on the buffer as
 it is; rows beyond the patches are spare. Attention separates windows by their offsets if there is a kernel
@@ -211,18 +211,28 @@ class Patches:
         return self.row_BT + ~self.closes_BT
 
 
-@dataclass
-class Stream:
-    """State of a stream of bytes between two pieces."""
+class Streams:
+    """State of streams of bytes between two pieces. They have read the same number of bytes.
 
-    free: int
-    """Patches that it may still close; at first the capacity of a window as long as the whole stream."""
-    sum_1D: Tensor | float = 0.0
-    """Sum of the bytes of the open patch."""
-    size_11: Tensor | float = 0.0
-    """Number of bytes of the open patch."""
-    read_1D: Tensor | None = None
-    """The last closed patch, normalised: the next byte reads it unless it closes another."""
+    Args:
+        free: patches that each may still close; at first the capacity of a window as long as the whole
+            stream.
+    """
+
+    def __init__(self, free: int, device: torch.device) -> None:
+        self.free_R1 = torch.tensor([[free]], device=device)
+        self.sum_RD: Tensor | None = None
+        """Sum of the bytes of the open patch."""
+        self.size_R1: Tensor | None = None
+        """Number of bytes of the open patch."""
+        self.read_RD: Tensor | None = None
+        """The last closed patch, normalised: the next byte reads it unless it closes another."""
+
+    def choose(self, row_R: Tensor) -> None:
+        """Go on with these streams."""
+        for name, value in vars(self).items():
+            if value is not None:
+                setattr(self, name, value[row_R])
 
 
 class BoundaryPredictor(nn.Module):
@@ -384,53 +394,61 @@ class Chunker(nn.Module):
             z_MD = expand(z_MD, patches.row_BT.flatten(), patches.edge_S)
         return z_MD.view(*patches.row_BT.shape, -1)
 
-    def down_next(
-        self, tokens_1T: Tensor, h_ND: Tensor, start: int, stream: Stream
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cut and average a piece of a stream, in evaluation: N bytes after ``start`` others.
+    def down_next(self, tokens_RT: Tensor, h_RND: Tensor, streams: Streams) -> tuple[Tensor, Tensor, Tensor]:
+        """Cut and average the next pieces of streams, in evaluation: N bytes of each.
 
         Args:
-            tokens_1T: the piece's ids after some earlier ones, at least one if there are any.
+            tokens_RT: the ids of the pieces after some earlier ones, at least one if there are any.
 
         Returns:
-            Three tensors. The patches that the piece closes, (K, D); the first piece begins with the null
-            patch. The index of each patch's closing byte among the T ids, (K,), which is -1 for the null
-            patch. And the number of these patches that each byte has seen, (N,).
+            Three tensors. The patches that the pieces close, stream by stream, (M, D); the first piece of a
+            stream begins with the null patch. The index of each patch's closing byte among the R T ids,
+            (M,), which is negative for the null patch. And the number of its stream's patches in the piece
+            that each byte has seen, (R, N).
         """
-        N = len(h_ND)
-        T = tokens_1T.shape[1]
+        R, N, D = h_RND.shape
+        T = tokens_RT.shape[1]
+        begin_R1 = T * torch.arange(R, device=h_RND.device)[:, None] + T - N
         if self.null is None:
-            at_N = torch.arange(N, device=h_ND.device)
-            return self.down_norm(h_ND), at_N + T - N, at_N + 1
-        hard_N = self._boundaries(tokens_1T, h_ND[None])[0] > 0.5
-        count_N = hard_N.long().cumsum(0).clamp(max=stream.free)
-        K = int(count_N[-1])
-        h_ND = wide(h_ND)
-        sums = h_ND.new_zeros(K + 1, h_ND.shape[1])
-        sizes = h_ND.new_zeros(K + 1, 1)
-        sums[:1] = stream.sum_1D
-        sizes[:1] = stream.size_11
-        before_N = F.pad(count_N, (1, 0))[:-1]
-        sums = sums.index_add(0, before_N, h_ND)
-        sizes = sizes.index_add(0, before_N, sizes.new_ones(N, 1))
-        stream.sum_1D = sums[K:]
-        stream.size_11 = sizes[K:]
-        stream.free -= K
-        mean_KD = sums[:K] / sizes[:K]
-        close_K = torch.searchsorted(count_N, torch.arange(1, K + 1, device=h_ND.device)) + T - N
-        if start == 0:
-            mean_KD = torch.cat([self.null[None].to(sums.dtype), mean_KD])
-            close_K = F.pad(close_K, (1, 0), value=-1)
-            count_N = count_N + 1
-        return self.down_norm(mean_KD), close_K, count_N
+            n_RN = torch.arange(N, device=h_RND.device).expand(R, N)
+            return self.down_norm(h_RND.flatten(0, 1)), (begin_R1 + n_RN).flatten(), n_RN + 1
+        hard_RN = self._boundaries(tokens_RT, h_RND) > 0.5
+        count_RN = hard_RN.long().cumsum(1).minimum(streams.free_R1)
+        streams.free_R1 = streams.free_R1 - count_RN[:, -1:]
+        h_RND = wide(h_RND)
+        # Slots of a stream: the null patch if it begins, the patches that it closes, the open one.
+        begins = int(streams.sum_RD is None)
+        S = begins + N + 1
+        sums, sizes = h_RND.new_zeros(R, S, D), h_RND.new_zeros(R, S, 1)
+        if streams.sum_RD is None or streams.size_R1 is None:
+            sums[:, 0], sizes[:, 0] = self.null, 1.0
+        else:
+            sums[:, 0], sizes[:, 0] = streams.sum_RD, streams.size_R1
+        slot_RN = begins + F.pad(count_RN, (1, 0))[:, :-1]
+        slot_N = (slot_RN + S * torch.arange(R, device=h_RND.device)[:, None]).flatten()
+        sums.view(-1, D).index_add_(0, slot_N, h_RND.flatten(0, 1))
+        sizes.view(-1, 1).index_add_(0, slot_N, sizes.new_ones(R * N, 1))
+        count_RN = begins + count_RN
+        open_R11 = count_RN[:, -1:, None]
+        streams.sum_RD, streams.size_R1 = (x.take_along_dim(open_R11, 1)[:, 0] for x in (sums, sizes))
+        s_RS = torch.arange(S, device=h_RND.device).expand(R, S)
+        closed_RS = s_RS < count_RN[:, -1:]
+        close_RS = torch.searchsorted(count_RN, s_RS + 1) + begin_R1
+        if begins:
+            close_RS[:, 0] = -1
+        return self.down_norm(sums[closed_RS] / sizes[closed_RS]), close_RS[closed_RS], count_RN
 
-    def up_next(self, z_KD: Tensor, count_N: Tensor, stream: Stream) -> Tensor:
-        """Return what each byte of a piece reads, (N, D), given the counts of `down_next`; see `up`."""
-        new_KD = self.up_norm(z_KD)
-        read_1D = new_KD[:0] if stream.read_1D is None else stream.read_1D
-        seen = torch.cat([read_1D, new_KD])
-        stream.read_1D = seen[-1:]
-        return seen[count_N + len(read_1D) - 1]
+    def up_next(self, z_MD: Tensor, count_RN: Tensor, streams: Streams) -> Tensor:
+        """Return what each byte of the pieces reads, (R, N, D), given the counts of `down_next`; see `up`."""
+        new_MD = self.up_norm(z_MD)
+        R = len(count_RN)
+        read_RD = new_MD.new_zeros(R, new_MD.shape[1]) if streams.read_RD is None else streams.read_RD
+        end_R1 = R + count_RN[:, -1:].cumsum(0)
+        r_R1 = torch.arange(R, device=z_MD.device)[:, None]
+        at_RN = torch.where(count_RN > 0, end_R1 - count_RN[:, -1:] + count_RN - 1, r_R1)
+        seen_RND = torch.cat([read_RD, new_MD])[at_RN]
+        streams.read_RD = seen_RND[:, -1]
+        return seen_RND
 
     def _boundaries(self, tokens_BT: Tensor, h_BND: Tensor) -> Tensor:
         """Return b, 0 or 1 as a float with a gradient, for the last N bytes, those of ``h_BND``."""

@@ -140,14 +140,19 @@ class Engram(nn.Module):
     ) -> Tensor:
         """Return what to add to ``h_MD``, rows with the numbers ``number_M`` in their windows.
 
-        With a ``cache`` the rows belong to one window and follow the rows that the cache has seen.
+        With a ``cache`` they follow the rows that it has seen of their streams.
         """
         triton = use_triton(h_MD)
         gate = engram_gate if triton else engram_gate_torch
         conv = engram_conv if triton else engram_conv_torch
         v_MD = gate(h_MD, retrieved.key_MD, retrieved.value_MD, self.query_norm.weight, NORM_EPS)
         taps_KD = self.conv[:, 0].flip(1).T
-        if cache is not None:  # prepend the rows that the taps look back on, zeros before the first
-            v_MD = cache.convolved(v_MD, len(taps_KD) - 1)
-            number_M = torch.arange(len(v_MD), device=v_MD.device)
-        return conv(v_MD, number_M, taps_KD, self.value_norm.weight, NORM_EPS)[-len(h_MD) :]
+        if cache is None:
+            return conv(v_MD, number_M, taps_KD, self.value_norm.weight, NORM_EPS)
+        # Prepend the rows that the taps look back on, zeros before the first.
+        past = CONV_TAPS - 1
+        v_GSD = cache.convolved(v_MD, past)
+        G, S, _ = v_GSD.shape
+        number_N = torch.arange(S, device=v_MD.device).repeat(G)
+        out_ND = conv(v_GSD.flatten(0, 1), number_N, taps_KD, self.value_norm.weight, NORM_EPS)
+        return cache.places.windows.gather(out_ND.view(G, S, -1)[:, past:])

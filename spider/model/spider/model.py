@@ -12,9 +12,9 @@ Every part is in a module of its own, and the configuration can switch it off. U
 stream is float32 (embeddings, norm weights and the injection are float32) and only matrix products are
 narrow. Cross entropy is float32. Embeddings are normalised when read, so their scale belongs to the head.
 
-Generation reads a stream piece by piece (`Incremental`). For any pieces its logits equal those of one forward
+Generation reads streams piece by piece (`Incremental`). For any pieces its logits equal those of one forward
 pass over the whole stream. A piece of one byte costs one position of the prelude and the coda. It costs a
-position of the core only if it closes a patch. Between pieces the stream keeps:
+position of the core only if it closes a patch. Between pieces a stream keeps:
 
 - Latents and rotated keys, one per byte and dense layer, and one per patch, core layer *and loop*. In loop r
   a patch attends to the states of earlier patches in loop r.
@@ -34,19 +34,17 @@ FLOPs are those of matrix products, two per multiply-add. Attention counts as th
 The core's rows are those that a window fills at the wanted boundary rate; spare rows do not count.
 
 Shapes: B batch, T bytes, M rows of the core (patches of all windows), D features, V vocabulary, N recurrent
-layers, R loops, E experts. In a stream N is the number of bytes of a piece, K that of patches that they
-close.
+layers, R loops, E experts. Of streams, R is the number, and N that of the bytes that each gets at once.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -59,8 +57,8 @@ from spider.model import interface
 from spider.model.interface import Fp8Parts, ModelOutput, Reader, histogram, note
 from spider.model.layers import RMSNorm, Rope, cross_entropy, rms_norm, rope_table, streamed, wide
 from spider.model.ngram_head import NgramHead
-from spider.model.spider.attention import LayerCache
-from spider.model.spider.chunking import Chunker, Patches, Stream, equal_windows
+from spider.model.spider.attention import LayerCache, Places
+from spider.model.spider.chunking import Chunker, Patches, Streams
 from spider.model.spider.config import SpiderConfig
 from spider.model.spider.engram import NgramEmbedding, Retrieved, primes_from
 from spider.model.spider.moe import Experts, MoE, fp8_parts
@@ -458,20 +456,10 @@ def _multiplies(modules: Iterable[nn.Module]) -> int:
     return total
 
 
-class _Past:
-    """State that one stream keeps of its earlier bytes."""
-
-    def __init__(self, model: Spider, context: int, n_loops: int) -> None:
-        slots = model.chunker.slots(context, model.window)
-        self.stream = Stream(model.chunker.capacity(context, model.window))
-        self.blocks = [LayerCache(context) for _ in [*model.prelude, *model.coda]]
-        self.core = [[LayerCache(slots) for _ in model.core.layers] for _ in range(n_loops)]
-
-
 class Incremental(Reader):
     """State of streams; see the module's docstring. The model must be in evaluation mode at each piece.
 
-    Streams are read one after another, because they close patches at different bytes.
+    Every layer reads all streams at once, the core those that close a patch.
     """
 
     model: Spider
@@ -479,44 +467,48 @@ class Incremental(Reader):
     def __init__(self, model: Spider, context: int, n_loops: int | None = None) -> None:
         super().__init__(model, context, n_loops)
         engram = model.config.engram
-        self.pasts = [_Past(model, context, self.n_loops)]
-        self.rope = model.rope(max(context, model.chunker.slots(context, model.window)))
+        slots = model.chunker.slots(context, model.window)
+        self.streams = Streams(model.chunker.capacity(context, model.window), self.ids_RT.device)
+        self.bytes, self.patches = Places(context), Places(slots)
+        self.blocks = [LayerCache(self.bytes) for _ in [*model.prelude, *model.coda]]
+        self.core = [[LayerCache(self.patches) for _ in model.core.layers] for _ in range(self.n_loops)]
+        self.rope = model.rope(max(context, slots))
         # An n-gram that ends in a piece begins at most this many bytes before it; boundaries look one back.
         self.reach = max([2, *(engram.ORDERS if engram.layers else ()), *engram.byte_orders]) - 1
 
     def read(self, N: int) -> Tensor:
-        assert not self.model.training, "a stream is read in evaluation mode"
-        candidates_R = self.candidates[-1] if self.candidates else repeat(None)
-        rows = zip(self.ids_RT, candidates_R, self.pasts, strict=False)
-        return torch.stack([self._read_one(N, ids_T, known, past) for ids_T, known, past in rows])
-
-    def _read_one(self, N: int, ids_T: Tensor, candidates_NW: Tensor | None, past: _Past) -> Tensor:
-        """Return the logits of the last N tokens of one stream."""
         model = self.model
-        start = self.length - N
-        tokens_1T = ids_T[None, max(0, start - self.reach) :]
-        rope = self.rope.part(start, start + N)
-        blocks = iter(past.blocks)
-        h_ND = model.embed(tokens_1T)[0, -N:]
-        for block in model.prelude:
-            h_ND, _ = block(h_ND, rope, cache=next(blocks))
-        before = past.core[0][0].length
-        z_KD, close_K, count_N = model.chunker.down_next(tokens_1T, h_ND, start, past.stream)
-        K = len(z_KD)
-        if K > 0:
-            retrieved = model.core.retrieve(tokens_1T, close_K.clamp(min=0), close_K >= 0)
-            rope_K = self.rope.part(before, before + K)
-            windows = equal_windows(1, K, z_KD.device)
-            z_KD = model.core(z_KD, retrieved, rope_K, windows, self.n_loops, past.core).z_MD
-        z_KD = streamed(z_KD, model.config.stream)
-        h_ND = h_ND + model.chunker.up_next(z_KD, count_N, past.stream)
-        for block in model.coda:
-            h_ND, _ = block(h_ND, rope, cache=next(blocks))
-        return wide(model.head(h_ND, candidates_NW))
+        assert not model.training, "a stream is read in evaluation mode"
+        tokens_RT = self.ids_RT[:, max(0, self.length - N - self.reach) :]
+        R = len(tokens_RT)
+        self.bytes.extend([N] * R, tokens_RT.device)
+        blocks = iter(self.blocks)
+        h_RND = self._through(model.prelude, blocks, model.embed(tokens_RT)[:, -N:])
+        z_MD, close_M, count_RN = model.chunker.down_next(tokens_RT, h_RND, self.streams)
+        if len(z_MD):
+            self.patches.extend(count_RN[:, -1].tolist(), z_MD.device)
+            retrieved = model.core.retrieve(tokens_RT, close_M.clamp(min=0), close_M >= 0)
+            rope = self.rope.at(self.patches.number_M)
+            z_MD = model.core(z_MD, retrieved, rope, self.patches.windows, self.n_loops, self.core).z_MD
+        z_MD = streamed(z_MD, model.config.stream)
+        h_RND = h_RND + model.chunker.up_next(z_MD, count_RN, self.streams)
+        h_RND = self._through(model.coda, blocks, h_RND)
+        return wide(model.head(h_RND, self.candidates[-1] if self.candidates else None))
+
+    def _through(self, layers: nn.ModuleList, caches: Iterator[LayerCache], h_RND: Tensor) -> Tensor:
+        """Return the output of layers over bytes."""
+        rope = self.rope.at(self.bytes.number_M)
+        x_MD = h_RND.flatten(0, 1)
+        for layer in layers:
+            x_MD, _ = layer(x_MD, rope, cache=next(caches))
+        return x_MD.view_as(h_RND)
 
     def choose(self, row_R: Tensor) -> None:
         super().choose(row_R)
-        self.pasts = [deepcopy(self.pasts[row]) for row in row_R.tolist()]
+        for state in (self.streams, self.bytes, self.patches):
+            state.choose(row_R)
+        for cache in (*self.blocks, *chain(*self.core)):
+            cache.choose(row_R)
 
 
 Model = Spider

@@ -281,7 +281,8 @@ class RecurrentCore(nn.Module):
     ) -> CoreOutput:
         """Run the loops on the rows of ``windows``.
 
-        With ``caches``, one per loop and layer, the rows continue a stream and follow the cached patches.
+        With ``caches``, one per loop and layer, the rows continue streams and follow their cached patches.
+        ``rope`` then has the angles of each row.
         """
         c = self.config
         device = e_MD.device

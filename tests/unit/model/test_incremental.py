@@ -40,18 +40,39 @@ def test_a_context_may_be_filled_but_not_exceeded(make, tokens):
         stream.extend([])
 
 
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_streams_that_are_read_at_once_have_the_logits_of_each_alone(make, tokens, switch):
+    """They close patches at different bytes. After the first piece some go on, one of them twice."""
+    model = make(**SWITCHES[switch]).double().eval()
+    rows, sizes = [1, 0, 1], [1, 4, *[1] * 26]
+    together = Incremental(model, context=48)
+    together.select([0, 0])
+    first = together.extend_all(tokens[:, :9])
+    together.select(rows)
+    next_RT = tokens[[0, 1, 1], 9:]
+    got = torch.cat([together.extend_all(ids) for ids in next_RT.split(sizes, 1)], dim=1)
+    for row, ids, logits in zip(rows, next_RT.tolist(), got, strict=True):
+        alone = Incremental(model, context=48)
+        expected = [alone.extend(piece) for piece in (tokens[row, :9].tolist(), *pieces(ids, sizes))]
+        torch.testing.assert_close(first[row], expected[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(logits, torch.cat(expected[1:]), rtol=1e-9, atol=1e-9)
+    if switch == "everything":
+        assert len(set(together.patches.filled_R)) > 1
+
+
 def test_only_latents_and_one_rotated_key_are_kept_and_the_core_runs_only_where_a_patch_closes(make):
     model = make(boundary={"kind": "whitespace"}).eval()
     calls = []
     model.core.register_forward_pre_hook(lambda module, inputs: calls.append(len(inputs[0])))
     stream = Incremental(model, context=16)
-    for byte in b"abc efg ijk ":
-        stream.extend([byte])
-    assert calls == [1, 1, 1, 1]  # the null patch, and bytes 3, 7 and 11
+    stream.select([0, 0])
+    for pair in zip(b"abc efg ijk ", b"a c efghijk ", strict=True):
+        stream.extend_all(torch.tensor(pair)[:, None])
+    assert calls == [2, 1, 2, 1, 2]  # the null patches, and bytes 3, 7 and 11, of the other 1, 3 and 11
     attention = model.config.attention
-    for cache in (stream.pasts[0].blocks[0], stream.pasts[0].core[1][0]):
+    for cache in (stream.blocks[0], stream.core[1][0]):
         assert cache._buffer.shape[-1] == attention.kv_lora_rank + attention.rope_dim
-    assert (stream.pasts[0].blocks[0].length, stream.pasts[0].core[1][0].length) == (12, 4)
+    assert (stream.bytes.filled_R, stream.patches.filled_R) == ([12, 12], [4, 4])
 
 
 # ------------------------------------------------------------------------------------------------- the GPT
