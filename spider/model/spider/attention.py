@@ -87,9 +87,6 @@ class Places:
         alone = longest == len(ends) == 1
         self.later_GL1T = None if alone else torch.arange(self.seen, device=device) > number_GL11
 
-    def choose(self, row_R: Tensor) -> None:
-        self.filled_R = [self.filled_R[row] for row in row_R.tolist()]
-
 
 class LayerCache:
     """Cache of a layer in one loop, of all streams.
@@ -124,13 +121,6 @@ class LayerCache:
         last_GP = places.rows_G[:, None] + torch.arange(past, device=new_MD.device)
         self._past_RPD[places.stream_G] = seen_GSD.take_along_dim(last_GP[:, :, None], dim=1)
         return seen_GSD
-
-    def choose(self, row_R: Tensor) -> None:
-        """Go on with these streams."""
-        if self._buffer is not None:
-            self._buffer = self._buffer[row_R]
-        if self._past_RPD is not None:
-            self._past_RPD = self._past_RPD[row_R]
 
 
 class LatentAttention(nn.Module):

@@ -41,7 +41,8 @@ Streams read in pieces (`Streams`, for generation) have the same patches: the op
 a running sum and closed in a later piece.
 
 Shapes: B batch, T bytes, M rows of the core (null patches, patches, spare), S = M + 1 edges of them, D
-features. N counts the bytes of all windows (B T), or of the next piece of each of R streams.
+features. N counts the bytes of all windows (B T), or of the next piece of each of R streams. S then counts
+slots.
 
 The core computes no padding between windows (`PatchLayout`). Operations on single rows run on the buffer as
 it is; rows beyond the patches are spare. Attention separates windows by their offsets if there is a kernel
@@ -211,28 +212,16 @@ class Patches:
         return self.row_BT + ~self.closes_BT
 
 
+@dataclass
 class Streams:
-    """State of streams of bytes between two pieces. They have read the same number of bytes.
+    """State of streams of bytes between two pieces; they have read the same number of bytes."""
 
-    Args:
-        free: patches that each may still close; at first the capacity of a window as long as the whole
-            stream.
-    """
-
-    def __init__(self, free: int, device: torch.device) -> None:
-        self.free_R1 = torch.tensor([[free]], device=device)
-        self.sum_RD: Tensor | None = None
-        """Sum of the bytes of the open patch."""
-        self.size_R1: Tensor | None = None
-        """Number of bytes of the open patch."""
-        self.read_RD: Tensor | None = None
-        """The last closed patch, normalised: the next byte reads it unless it closes another."""
-
-    def choose(self, row_R: Tensor) -> None:
-        """Go on with these streams."""
-        for name, value in vars(self).items():
-            if value is not None:
-                setattr(self, name, value[row_R])
+    free_R1: Tensor
+    """Patches that each may still close; at first the capacity of a window as long as the whole stream."""
+    open_RE: Tensor | None = None
+    """Sum of the bytes of the open patch, and their number; E = D + 1."""
+    read_RD: Tensor | None = None
+    """The last closed patch, normalised: the next byte reads it unless it closes another."""
 
 
 class BoundaryPredictor(nn.Module):
@@ -415,28 +404,25 @@ class Chunker(nn.Module):
         hard_RN = self._boundaries(tokens_RT, h_RND) > 0.5
         count_RN = hard_RN.long().cumsum(1).minimum(streams.free_R1)
         streams.free_R1 = streams.free_R1 - count_RN[:, -1:]
-        h_RND = wide(h_RND)
         # Slots of a stream: the null patch if it begins, the patches that it closes, the open one.
-        begins = int(streams.sum_RD is None)
+        begins = int(streams.open_RE is None)
         S = begins + N + 1
-        sums, sizes = h_RND.new_zeros(R, S, D), h_RND.new_zeros(R, S, 1)
-        if streams.sum_RD is None or streams.size_R1 is None:
-            sums[:, 0], sizes[:, 0] = self.null, 1.0
-        else:
-            sums[:, 0], sizes[:, 0] = streams.sum_RD, streams.size_R1
+        sum_RSE = wide(h_RND).new_zeros(R, S, D + 1)
+        first_E = F.pad(self.null, (0, 1), value=1.0)
+        sum_RSE[:, 0] = first_E if streams.open_RE is None else streams.open_RE
         slot_RN = begins + F.pad(count_RN, (1, 0))[:, :-1]
-        slot_N = (slot_RN + S * torch.arange(R, device=h_RND.device)[:, None]).flatten()
-        sums.view(-1, D).index_add_(0, slot_N, h_RND.flatten(0, 1))
-        sizes.view(-1, 1).index_add_(0, slot_N, sizes.new_ones(R * N, 1))
+        slot_RN = slot_RN + S * torch.arange(R, device=h_RND.device)[:, None]
+        bytes_NE = F.pad(wide(h_RND), (0, 1), value=1.0).flatten(0, 1)
+        sum_RSE.view(-1, D + 1).index_add_(0, slot_RN.flatten(), bytes_NE)
         count_RN = begins + count_RN
-        open_R11 = count_RN[:, -1:, None]
-        streams.sum_RD, streams.size_R1 = (x.take_along_dim(open_R11, 1)[:, 0] for x in (sums, sizes))
+        streams.open_RE = sum_RSE.take_along_dim(count_RN[:, -1:, None], 1)[:, 0]
         s_RS = torch.arange(S, device=h_RND.device).expand(R, S)
         closed_RS = s_RS < count_RN[:, -1:]
         close_RS = torch.searchsorted(count_RN, s_RS + 1) + begin_R1
         if begins:
             close_RS[:, 0] = -1
-        return self.down_norm(sums[closed_RS] / sizes[closed_RS]), close_RS[closed_RS], count_RN
+        sum_MD, size_M1 = sum_RSE[closed_RS].split([D, 1], dim=1)
+        return self.down_norm(sum_MD / size_M1), close_RS[closed_RS], count_RN
 
     def up_next(self, z_MD: Tensor, count_RN: Tensor, streams: Streams) -> Tensor:
         """Return what each byte of the pieces reads, (R, N, D), given the counts of `down_next`; see `up`."""

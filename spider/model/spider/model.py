@@ -468,7 +468,8 @@ class Incremental(Reader):
         super().__init__(model, context, n_loops)
         engram = model.config.engram
         slots = model.chunker.slots(context, model.window)
-        self.streams = Streams(model.chunker.capacity(context, model.window), self.ids_RT.device)
+        free = model.chunker.capacity(context, model.window)
+        self.streams = Streams(torch.tensor([[free]], device=self.ids_RT.device))
         self.bytes, self.patches = Places(context), Places(slots)
         self.blocks = [LayerCache(self.bytes) for _ in [*model.prelude, *model.coda]]
         self.core = [[LayerCache(self.patches) for _ in model.core.layers] for _ in range(self.n_loops)]
@@ -505,10 +506,12 @@ class Incremental(Reader):
 
     def choose(self, row_R: Tensor) -> None:
         super().choose(row_R)
-        for state in (self.streams, self.bytes, self.patches):
-            state.choose(row_R)
-        for cache in (*self.blocks, *chain(*self.core)):
-            cache.choose(row_R)
+        for places in (self.bytes, self.patches):
+            places.filled_R = [places.filled_R[row] for row in row_R.tolist()]
+        for state in (self.streams, *self.blocks, *chain(*self.core)):
+            for name, value_R in vars(state).items():
+                if isinstance(value_R, Tensor):
+                    setattr(state, name, value_R[row_R])
 
 
 Model = Spider
