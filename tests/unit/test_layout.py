@@ -54,7 +54,7 @@ MOST = {
     "extras/trust": 1934,
     "hf": 441,
     "kernels": 1454,
-    "model": 2490,
+    "model": 2521,
     "processes": 739,
     "provenance": 972,
     "publish": 342,
