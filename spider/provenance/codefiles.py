@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import time
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ def git_commit() -> str | None:
 
 #: Options of `git diff`, so that `git apply` reads the patch whatever the user has configured.
 _PLAIN = ("--no-ext-diff", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of Python and of all installed packages."""
+    described = (one.metadata for one in distributions())  # parsed at each access
+    return {"Python": platform.python_version()} | {one["Name"]: one["Version"] for one in described}
 
 
 def patch() -> str:

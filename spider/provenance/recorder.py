@@ -26,9 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import cached_property
-from importlib.metadata import distributions
 from pathlib import Path
-from platform import python_version
 from typing import Any
 
 import psutil
@@ -39,7 +37,7 @@ from spider.common import VERSION
 from spider.common.files import digest, read_json, write_text
 from spider.common.formatting import redact
 from spider.common.record import Record
-from spider.provenance.codefiles import git_commit, patch, read_note
+from spider.provenance.codefiles import git_commit, packages, patch, read_note
 from spider.provenance.made import (
     File,
     Job,
@@ -242,7 +240,7 @@ class Recorder(logging.Handler):
             version=VERSION,
             commit=git_commit(),
             patch=digest(changes) if changes else None,
-            packages={"Python": python_version()} | {one.name: one.version for one in distributions()},
+            packages=packages(),
         )
         self._write(self.root / "workflows" / f"{identity}.json", self.workflow)
         logging.getLogger("snakemake.logging").addHandler(self)

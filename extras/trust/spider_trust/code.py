@@ -6,11 +6,10 @@ record of code that is missing or was edited is a failure. Cost: hashing the pro
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
-from importlib.metadata import distributions
 
 from spider.common.files import digest, read_json
+from spider.provenance.codefiles import packages
 from spider.provenance.lineage import by_rule
 from spider.provenance.made import Job
 from spider.verify.claim import Claim, Finding
@@ -28,14 +27,14 @@ def check(claim: Claim, quick: bool) -> Finding:
     if broken := list(dict.fromkeys(line for job in jobs for line in _damage(claim, job))):
         return Finding("failed", broken[0], broken)
     edited = by_rule((job.rule, names) for job in jobs if (names := lineage.edited(job)))
-    now = {one.name: one.version for one in distributions()} | {"Python": platform.python_version()}
-    packages = {
+    now = packages()
+    differing = {
         f"package {name}: {version} then, {now.get(name, 'not installed')} now"
         for job in jobs
         for name, version in lineage.packages(job).items()
         if now.get(name) != version
     }
-    details = [*edited, *sorted(packages)]
+    details = [*edited, *sorted(differing)]
     if unknown := len(made) - len(jobs):
         details.append(f"{unknown} jobs of earlier versions of Spider did not record their code")
     reason = f"the code and packages of {len(jobs)} jobs are those that stand here"
