@@ -12,7 +12,7 @@ from spider.common.files import digest, write_json
 from spider.common.results import Results
 from spider.provenance.codefiles import short_digest
 from spider.provenance.differences import Comparison
-from spider.provenance.lineage import Lineage, other_code
+from spider.provenance.lineage import Lineage, by_rule, other_code
 from tests.unit.records import write_job, write_workflow
 
 #: The settings of the jobs of a small workflow, by rule.
@@ -130,3 +130,11 @@ def test_commands_print_the_causes_and_the_lineage(tmp_path):
     assert "Updated input file: own.txt" in run(cli, ["why", str(results[0])]).output
     results[0].write_text("{}")
     assert isinstance(run(cli, ["why", str(results[0])]).exception, (ValueError, SystemExit))
+
+
+def test_a_line_of_other_code_has_at_most_three_modules():
+    made = [("train", ["a.py", "b.py"]), ("train", ["b.py", "c.py", "d.py", "e.py"]), ("draw", ["a.py"])]
+    assert by_rule(made) == [
+        "train: made by other code (a.py, b.py, c.py and 2 more)",
+        "draw: made by other code (a.py)",
+    ]
