@@ -26,9 +26,12 @@ def exists(name: str) -> bool:
 def test_the_preset_of_the_document_has_what_its_command_and_its_trainer_set():
     config = load_config(ROOT / "presets/spider-seed.yaml")
     run, stage = config.runs["spider-seed"], config.stage("spider-seed", "main").settings
-    assert (run.precision, run.optimizer.kind, run.optimizer.narrow) == ("fp8", "adamw8bit", ["matrices"])
+    assert (run.precision, run.optimizer.kind) == ("fp8", "adamw8bit")
+    assert run.optimizer.narrow == ["matrices", "tables"] and run.optimizer.weight_decay == 0.1
+    assert all(run.optimizer.groups[name].weight_decay == 0.1 for name in ("tables", "vectors"))
     assert (stage.seq_len, stage.micro_batch, stage.grad_accum, stage.n_loops) == (256, 112, 4, 6)
     assert (stage.lr, stage.tokens, stage.schedule) == (3e-4, 10_000_000_000, "cosine")
+    assert stage.order == "text"
     assert config.datasets["fineweb-edu"].max_document_bytes == 2048
 
 
