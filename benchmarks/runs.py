@@ -18,7 +18,7 @@ import numpy as np
 from common import ROOT
 
 from spider.checkpoints.metrics import read_rows
-from spider.common.files import read_json, sha256, write_json, write_text
+from spider.common.files import digest, read_json, sha256, write_json, write_text
 from spider.common.formatting import quantity
 from spider.common.results import Results, StageFolder
 from spider.config.schema import read_yaml
@@ -51,6 +51,8 @@ the points of a stage are moved together until they end at its score. The curve 
 | time | processor time of the training on a CPU, which other work hardly changes; elapsed time on a GPU |
 | memory | the most that a training process held; on a GPU what it held there |
 | digest | SHA-256 of the evaluation that the row comes from, and the commit |
+
+A preset that has changed since is marked *as it was*.
 
 | preset, run | device | time | bytes | 25% | 50% | 100% | curve | PPMd | passed | memory | digest |
 |---|---|---|---|---|---|---|---|---|---|---|---|
@@ -85,7 +87,7 @@ def curve(folder: StageFolder, stage: Line) -> list[tuple[float, float]]:
     return [(at, bpb + by) for at, bpb in points if at < stage.bytes] + [(float(stage.bytes), stage.bpb)]
 
 
-def figures(results: Results, preset: str, name: str, run: ComparedRun) -> dict[str, Any]:
+def figures(results: Results, name: str, run: ComparedRun) -> dict[str, Any]:
     """Return what a run reached, with its curve."""
     trained = [job for job in jobs(results.root) if job.rule == "train" and job.status == "finished"]
     newest = {job.wildcards["stage"]: job for job in trained if job.wildcards["run"] == name}
@@ -106,7 +108,6 @@ def figures(results: Results, preset: str, name: str, run: ComparedRun) -> dict[
     rates = {one.name: one.value for part in run.last.results.values() for one in part.rows}
     cpu = f"{job.processor}, {job.threads} thread{'s' * (job.threads > 1)}"
     return {
-        "preset": preset,
         "run": name,
         "device": run.last.device if on_gpu else cpu,
         "seconds": round(seconds, 1),
@@ -119,8 +120,8 @@ def figures(results: Results, preset: str, name: str, run: ComparedRun) -> dict[
     }
 
 
-def row(one: dict[str, Any]) -> str:
-    """Return the row of a run."""
+def row(one: dict[str, Any], is_current: bool) -> str:
+    """Return the row of a run; it says whether the preset has changed since."""
     x_S, y_S = np.array(one["curve"]).T
     asked = [(share, share * one["bytes"]) for share in SHARES]
     at = [f"{np.interp(x, x_S, y_S):.3f}" if x >= x_S[0] else "" for _, x in asked]
@@ -135,7 +136,8 @@ def row(one: dict[str, Any]) -> str:
     size, memory = quantity(one["bytes"], "B"), quantity(one["memory"], "B")
     commit, _, dirty = (one["commit"] or "unknown").partition("-")
     came = f"`{one['digest'][:12]}`, `{commit[:8]}{'-dirty' * bool(dirty)}`"
-    cells = [f"`{one['preset']}`, {one['run']}", one["device"], f"{one['seconds']:,.0f} s", size, *at]
+    name = f"`{one['preset']}`{'' if is_current else ' as it was'}, {one['run']}"
+    cells = [name, one["device"], f"{one['seconds']:,.0f} s", size, *at]
     return f"| {' | '.join([*cells, spark, ppmd, passed, memory, came])} |\n"
 
 
@@ -146,12 +148,14 @@ def main() -> None:
     for folder in options.parse_args().results:
         preset = preset_of(folder)
         runs = Summary.read(folder / "report/summary.json").runs
-        new = [figures(Results(folder), preset, name, run) for name, run in runs.items()]
+        of = {"preset": preset, "configuration": digest(read_yaml(folder / "config.yaml"))}
+        new = [of | figures(Results(folder), name, run) for name, run in runs.items()]
         known = [one for one in known if one["preset"] != preset] + new
     write_json(FIGURES, known)
     page = BEGIN
-    for preset in presets():
-        own = [row(one) for one in known if one["preset"] == preset]
+    for preset, path in presets().items():
+        now = digest(read_yaml(path))
+        own = [row(one, one["configuration"] == now) for one in known if one["preset"] == preset]
         page += "".join(own) or f"| `{preset}` | *not run* |{' |' * 10}\n"
     write_text(PAGE, page)
 

@@ -79,6 +79,8 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
         checks[f"data {name}"] = partial(_dataset, config, results, name, sizes)
         if config.decontaminated(name):
             checks[f"protected {name}"] = partial(_protected, config, name)
+    if absent := _absent(config):
+        checks["downloads"] = partial(_published, config, absent, sizes)
     checks["tracking"] = partial(_tracking, config, results.root)
     yield from _findings(checks, seconds)
     yield from _findings({"disk": partial(_disk, results, sizes)}, seconds)
@@ -92,7 +94,7 @@ def obstacles(
     sizes: Sizes = {}
     checks = {f"datasets.{name}": partial(_data, config, name, items[name], sizes) for name in items}
     checks |= {f"datasets.{name}.cleaning": partial(_protected, config, name) for name in items}
-    checks |= {"downloads": partial(_published, config, fetched, sizes)}
+    checks |= {"downloads": partial(_published, config, fetched, sizes)} if fetched else {}
     found = [*_findings(checks, LIMIT), *_findings({"results": partial(_disk, Results(root), sizes)}, LIMIT)]
     return [f"{one.subject}: {one.text}" for one in found if one.mark == "problem"]
 
@@ -269,6 +271,17 @@ def _data(config: Config, name: str, items: list[str], sizes: Sizes) -> tuple[Ma
     sizes[f"datasets.{config.raw(name)}"] = (least * size, likely * size)
     amount = f", {quantity(size, 'B')} in {len(items)} parts" if size else ""
     return "ok", f"{source.description}{amount}"
+
+
+def _absent(config: Config) -> list[str]:
+    """Return the files that tasks and datasets name, and that are still to be downloaded."""
+    tasks = [task for run in config.runs.values() for task in run.evaluation.tasks.values()]
+    found = [file for task in tasks for file in task.files()]
+    for source in (dataset.source for dataset in config.datasets.values()):
+        found += [
+            file for item in source.items() for file in (*source.own_files(item), source.own_tokenizer or "")
+        ]
+    return [one for one in dict.fromkeys(found) if one and config.download(one) and not Path(one).exists()]
 
 
 def _published(config: Config, paths: Sequence[str], sizes: Sizes) -> tuple[Mark, str]:

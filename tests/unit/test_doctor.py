@@ -125,6 +125,14 @@ def test_a_hub_is_looked_at_for_files_columns_and_sizes(doctor):
         assert "did you mean" in found("aa.parquet")[1]
         assert "the file is not in the cache" in found("a.parquet", HF_HUB_OFFLINE="1")[1]
 
+        doctor.config["downloads"] = {"data": f"hf://datasets/{REPO}@{REVISION}"}
+        task = doctor.config["runs"]["small"]["evaluation"]["tasks"] = {"t": {"file": "data/c.parquet"}}
+        doctor.config["datasets"]["text"]["source"]["files"] = ["a.parquet"]
+        assert doctor(HF_ENDPOINT=hub.endpoint)["downloads"] == ("ok", "1 B in 1 files")
+        task["t"]["file"] = "data/d.parquet"
+        mark, text = doctor(status=1, HF_ENDPOINT=hub.endpoint)["downloads"]
+        assert mark == "problem" and "no such file in the repository" in text
+
 
 @contextmanager
 def silent_server():
