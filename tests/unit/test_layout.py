@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1357,
     "training": 2609,
     "verify": 338,
-    "workflow": 1194,
+    "workflow": 1204,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
