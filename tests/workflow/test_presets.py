@@ -231,3 +231,9 @@ def test_all_files_of_a_preset_are_downloaded_from_where_it_says(preset, tmp_pat
     assert "resuming at 100 of" in log.read_text()
     record = read_json(tmp_path / plain["results"] / "downloads" / f"{file.relative_to(tmp_path)}.json")
     assert record["name"].startswith(("http://", "hf://")) and f"sha256:{record['sha256']}" == digest
+    if preset == "golf-16mb":
+        plain["downloads"]["data/golf"] = f"hf://datasets/{repo}@{'2' * 40}"
+        (tmp_path / "small.json").write_text(json.dumps(plain))
+        refused = downloads()
+        assert refused.returncode and "no such revision; take a commit from" in refused.stderr
+        assert file.read_bytes() == content
