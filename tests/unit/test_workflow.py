@@ -1,13 +1,14 @@
 """What the rules ask of a configuration: inputs, params, resources, targets and refusals."""
 
 import os
+import re
 import time
 from types import SimpleNamespace
 
 import pytest
 from snakemake.iocontainers import Wildcards
 
-from spider.config import load_config
+from spider.config import ConfigError, load_config
 from spider.provenance.made import STANDS_FOR
 from spider.workflow.plan import Plan, watched
 
@@ -69,6 +70,18 @@ def test_a_missing_file_of_a_key_ends_snakemake_with_the_key(plan):
         made.harness_files(of(run="r"))
     with pytest.raises(SystemExit, match=r"error: runs.r.evaluation.tasks.mine: none.jsonl: no such file"):
         made.task_files(of(run="r", stage="one"))
+
+
+def test_files_of_downloads_are_made_by_the_workflow_and_no_others(plan):
+    hub, web = f"hf://datasets/acme/texts@{'1' * 40}", f"https://example.org/b.zip#sha256={'a' * 64}"
+    made = plan(downloads={"data/g": hub, "data/b.zip": web})
+    names = ("data/g/a/b.parquet", "data/b.zip", "data/g", "data/b.zip/x", "data/gx/a", "mine")
+    assert [*map(made.config.download, names)] == [f"{hub}/a/b.parquet", web, None, None, None, None]
+    assert [bool(re.fullmatch(made.downloaded(), name)) for name in names] == [True] * 2 + [False] * 4
+    assert made.existing("key", names[:2]) == [names[1], names[0]]
+    for wrong in ("acme/texts", "hf://datasets/acme/texts", web[:-1], f"{hub}/a"):
+        with pytest.raises(ConfigError, match=r"downloads.data/g: must be a dataset repository, hf://data"):
+            plan(downloads={"data/g": wrong})
 
 
 def test_a_stage_waits_for_the_one_before_and_for_all_datasets_of_its_mixture(plan):
