@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
@@ -76,6 +75,8 @@ class CoreTask(Block):
         """Return the folder; of a zip the one with ``core.yaml``. Raise `ValueError` for a damaged zip."""
         if not self.folder.endswith(".zip"):
             return Path(self.folder)
+        import zipfile
+
         with reported(f"{self.folder}: must be a zip with core.yaml in it"):
             whole: Any = zipfile.Path(self.folder)  # It has the methods of a path that read.
             names = map(PurePosixPath, whole.root.namelist())
