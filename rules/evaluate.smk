@@ -1,9 +1,9 @@
 """Checkpoints to numbers: score each stage on held-out text, sample from it, draw figures, compare all stages.
 
 Held-out text is compared with the training text, and coded by compressors, beside the training and without a GPU.
-A stage and its compressed model share the rules evaluate and sample. Scoring, sampling and drawing are separate, so
-another prompt or a lost figure scores no checkpoint again. The kept checkpoints before the end of a stage have a rule
-of their own. Drawing reads JSON files, and uses no torch and no GPU.
+Scoring, sampling and drawing are separate, so another prompt or a lost figure scores no checkpoint again. The job
+that scores the end of a stage also scores its checkpoints on the way, because another one would have to start and
+load torch. Drawing reads JSON files, and uses no torch and no GPU.
 """
 
 
@@ -71,11 +71,12 @@ rule evaluate:
         # Settings of compressors change neither this path nor, by its time, the scores.
         overlap=lambda wildcards: ancient(plan.overlap_of(wildcards)),
     output:
-        "<results>/runs/{run}/{stage}{compressed}/evaluation.json",
+        "<results>/runs/{run}/{stage}/evaluation.json",
+        "<results>/runs/{run}/{stage}/checkpoints.json",
     log:
-        "<logs>/evaluate/{run}/{stage}{compressed}.log",
+        "<logs>/evaluate/{run}/{stage}.log",
     benchmark:
-        "<benchmarks>/evaluate/runs/{run}/{stage}{compressed}/evaluation.tsv"
+        "<benchmarks>/evaluate/runs/{run}/{stage}/evaluation.tsv"
     threads: plan.of_run("threads")
     resources:
         gpu=plan.one_gpu,
@@ -83,10 +84,25 @@ rule evaluate:
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).evaluation.scoring(),
-        compressed=lambda wildcards: "--compressed" if wildcards.compressed else "",
+        compressed="",
     shell:
         "{params.spider} --log {log:q} evaluate {wildcards.run}/{wildcards.stage} {params.compressed} "
         "--threads {threads}"
+
+
+use rule evaluate as evaluate_compressed with:
+    output:
+        "<results>/runs/{run}/{stage}{compressed}/evaluation.json",
+    log:
+        "<logs>/evaluate/{run}/{stage}{compressed}.log",
+    benchmark:
+        "<benchmarks>/evaluate/runs/{run}/{stage}{compressed}/evaluation.tsv"
+    wildcard_constraints:
+        compressed="/compressed",
+    params:
+        spider=command,
+        identity=lambda wildcards: plan.stage_of(wildcards).evaluation.scoring(),
+        compressed="--compressed",
 
 
 rule evaluate_foreign:
@@ -109,28 +125,6 @@ rule evaluate_foreign:
         identity=lambda wildcards: plan.foreign_spec(wildcards).evaluation.foreign_scoring(),
     shell:
         "{params.spider} --log {log:q} evaluate --model {wildcards.run} --threads {threads}"
-
-
-rule evaluate_checkpoints:
-    input:
-        receipt="<results>/runs/{run}/{stage}/train.json",
-        data=plan.scored_text,
-        ngram=plan.indexes("full"),
-    output:
-        "<results>/runs/{run}/{stage}/checkpoints.json",
-    log:
-        "<logs>/evaluate_checkpoints/{run}/{stage}.log",
-    benchmark:
-        "<benchmarks>/evaluate_checkpoints/runs/{run}/{stage}/checkpoints.tsv"
-    threads: plan.of_run("threads")
-    resources:
-        gpu=plan.one_gpu,
-        mem_mb=plan.of_run("mem_mb"),
-    params:
-        spider=command,
-        identity=lambda wildcards: plan.stage_of(wildcards).evaluation.checkpoint_scoring(),
-    shell:
-        "{params.spider} --log {log:q} evaluate-checkpoints {wildcards.run}/{wildcards.stage} --threads {threads}"
 
 
 rule sample:
@@ -204,7 +198,7 @@ rule compare:
         expand("<results>/foreign/{name}/evaluation.json", name=CONFIG.foreign),
     output:
         shown("report/table.md", "Comparison", "bits per byte, table"),
-        shown("report/bpb.svg", "Comparison", "bits per byte by stage"),
+        shown("report/bpb.svg", "Comparison", "bits per byte over bytes trained"),
         summary="<results>/report/summary.json",
     log:
         "<logs>/compare.log",

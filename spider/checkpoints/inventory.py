@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from spider.checkpoints.records import (
     NGRAM,
     Exported,
     Manifest,
+    Receipt,
     best,
     read_manifest,
     steps,
 )
 from spider.common.errors import CheckpointError
+from spider.common.files import read_json
 from spider.common.results import StageFolder
 
 
@@ -45,6 +48,24 @@ def below(path: Path) -> list[Path]:
     return saved
 
 
+def ranked(path: Path, *, quick: bool = False) -> list[dict[str, Any]]:
+    """Return `examine` of the checkpoints at or below a path, the best first, then those without a score."""
+    entries = [examine(one, quick=quick) for one in below(path)]
+    return sorted(entries, key=lambda one: math.inf if one["bpb"] is None else one["bpb"])
+
+
+def _scores(stage: Path) -> dict[int, dict[str, Any]]:
+    """Return the evaluations in the ``checkpoints.json`` of a stage, by step of the run."""
+    path = StageFolder(stage).checkpoint_scores
+    return {one["global_step"]: one for one in read_json(path)["scores"]} if path.is_file() else {}
+
+
+def _trained(stage: Path, first: int, own: int) -> int:
+    """Return the bytes of a run up to a checkpoint, which are ``own`` since step ``first`` of the run."""
+    receipts = [Receipt.read(path) for path in stage.parent.glob(f"*/{StageFolder(stage).receipt.name}")]
+    return own + sum(one.bytes for one in receipts if one.global_step <= first)
+
+
 def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     """Read the manifest of a checkpoint and check its files; ``quick`` compares only the sizes.
 
@@ -52,10 +73,11 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
 
         path, stage    path, and the names of run and stage
         step           the run's step
-        bytes          bytes of text that the stage had trained on
+        bytes, trained bytes of text that the stage, and the run, had trained on
         size           bytes on disk
         final          whether the stage ended with it
         best_loss      the lowest logged cross entropy of the stage, in nats per byte
+        bpb            bits per byte on the sample of the held-out text that all checkpoints are scored on
         val_bpb, best  bits per byte in its validation, and whether they are the lowest of the stage
         problems       what is wrong with its files, and ``good`` if nothing is
     """
@@ -76,15 +98,19 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
     step = known.get("global_step")
     validated = known.get("validated")
     chosen = best(path.resolve().parent) if validated else None
+    score = _scores(folder).get(step or 0, {})
+    weights = known.get("averaged_weights"), known.get("weights")
     files = [path] if compressed else path.glob("*")
     return {
         "path": str(path),
         "stage": "/".join(folder.parts[-2:]) + (", compressed" if compressed else ""),
         "step": known.get("step") if step is None else step,
         "bytes": known.get("bytes"),
+        "trained": None if step is None else _trained(folder, step - known["step"], known["bytes"] or 0),
         "size": sum(file.stat().st_size for file in files if file.is_file()),
         "final": compressed or bool(known.get("final")),
         "best_loss": known.get("best_loss"),
+        "bpb": score.get("bpb") if score.get("weights") in weights else None,
         "val_bpb": validated.bpb if validated else None,
         "best": chosen is not None and chosen[0] == path.resolve(),
         "problems": problems,
@@ -112,7 +138,7 @@ def render(entries: list[dict[str, Any]]) -> None:
     """Print a table with a line for each result of `examine`; at 80 columns only names of stages wrap."""
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", overflow="fold", min_width=12)
-    for title in ("step", "MB\ntrained", "MB on\ndisk", "best\nloss", "held-out\nbits/byte"):
+    for title in ("step", "MB\ntrained", "MB on\ndisk", "valida-\ntion", "sample\nbits/byte"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for entry in entries:
@@ -121,10 +147,9 @@ def render(entries: list[dict[str, Any]]) -> None:
         table.add_row(
             entry["stage"],
             _cell(entry["step"], ",.0f"),
-            _cell(entry["bytes"], ",.2f", 1e6),
+            _cell(entry["trained"], ",.2f", 1e6),
             _cell(entry["size"], ",.1f", 1e6),
-            _cell(entry["best_loss"], ".3f"),
-            "" if entry["val_bpb"] is None else f"{entry['val_bpb']:.4f}",
+            *("" if entry[name] is None else f"{entry[name]:.4f}" for name in ("val_bpb", "bpb")),
             state if entry["good"] else f"[red]{'not finite' if diverged else 'damaged'}[/]",
         )
     Console(highlight=False).print(table)

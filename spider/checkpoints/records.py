@@ -242,6 +242,36 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def parts_done(parts: int, progress: Any, hours: float | None) -> int:
+    """Return how many of the equal parts of a stage are done, of its steps or of its ``hours`` by the clock.
+
+    Args:
+        progress: a manifest, or `spider.training.state.Progress`.
+    """
+    of_steps = parts * progress.step // progress.end if progress.end else 0
+    spent = progress.seconds + progress.checkpoint_seconds + progress.validation_seconds
+    return min(parts, max(of_steps, int(parts * spent / (3600 * hours)) if hours else 0))
+
+
+def at_shares(root: Path, parts: int) -> list[Path]:
+    """Return the first checkpoint below ``root`` after each of the equal parts of its stage.
+
+    A damaged manifest is left out.
+    """
+    found: dict[int, Path] = {}
+    for path in steps(root) if parts else ():
+        with contextlib.suppress(CheckpointError):
+            manifest = Manifest.read(path / MANIFEST)
+            found.setdefault(parts_done(parts, manifest, manifest.spec["settings"].get("max_hours")), path)
+    return [path for done, path in found.items() if done]
+
+
+def to_keep(root: Path, parts: int, keep_every: int | None, began: int) -> list[Path]:
+    """Return the checkpoints `at_shares`, and those of each ``keep_every``-th step since step ``began``."""
+    regular = [path for path in steps(root) if keep_every and (step_of(path) - began) % keep_every == 0]
+    return at_shares(root, parts) + regular
+
+
 def best(root: Path) -> tuple[Path, Manifest] | None:
     """Return the checkpoint below ``root`` with the fewest bits per byte, the earliest of equals.
 

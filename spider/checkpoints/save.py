@@ -62,7 +62,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
-from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, Origin, best, step_of, steps
+from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, Origin, best, steps, to_keep
 from spider.common import files, sealed
 from spider.common.errors import CheckpointError, Diverged, TrainingError
 from spider.common.results import StageFolder
@@ -97,11 +97,13 @@ class Saver:
         newest: Checkpoint | None,
         world: World = ALONE,
         tokenizer: Path | None = None,
+        shares: int = 0,
     ) -> None:
         self.root = root
         self.newest = newest
         self.begun: int | None = newest.manifest.global_step if newest else None
         self._settings = settings
+        self._shares = shares
         self._world = world
         self._tokenizer = tokenizer
         self._copies: dict[str, Tensor] = {}
@@ -146,7 +148,7 @@ class Saver:
         seconds = time.perf_counter() - started
         log.info("checkpoint saved: %s, %.1f MB, %.1f s", saved.path, megabytes, seconds)
         began = record["global_step"] - record["step"]
-        retain(self.root, self._settings.keep_every, began)
+        retain(self.root, self._settings.keep_every, began, self._shares)
         return saved
 
     def settle(self, *, wait: bool = True) -> None:
@@ -234,14 +236,14 @@ def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
     return f"it needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} are free"
 
 
-def retain(root: Path, keep_every: int | None = None, began: int = 0) -> None:
-    """Delete checkpoints; keep the `NEWEST`, the best, and those of each ``keep_every``-th step.
+def retain(root: Path, keep_every: int | None = None, began: int = 0, shares: int = 0) -> None:
+    """Delete checkpoints; keep the `NEWEST`, the best, and those `to_keep`.
 
     Steps count from ``began``, the run's step at the beginning of the stage, as for saving.
     """
-    kept = link_best(root)
+    kept = {link_best(root), *to_keep(root, shares, keep_every, began)}
     for path in steps(root)[:-NEWEST]:
-        if path != kept and (not keep_every or (step_of(path) - began) % keep_every):
+        if path not in kept:
             sealed.remove(path)
 
 
@@ -263,7 +265,7 @@ def link_best(root: Path) -> Path | None:
             os.replace(beside, link)
     except OSError as error:
         log.warning(
-            "%s: cannot be linked (%s); `spider checkpoint ls` shows the best checkpoint",
+            "%s: cannot be linked (%s); `spider checkpoint list` shows the best checkpoint",
             link, error.strerror,
         )  # fmt: skip
     return path
@@ -395,7 +397,9 @@ def _retire(stage: StageFolder, identity: str, changed: list[str]) -> None:
     aside = next(path for path in candidates if not path.exists())
     aside.mkdir()
     # The origin is moved last, so that the next start after a kill in between moves the rest.
-    for path in (stage.checkpoints, stage.metrics, stage.samples, stage.receipt, stage.origin):
+    for path in (
+        stage.checkpoints, stage.scores, stage.metrics, stage.samples, stage.receipt, stage.origin
+    ):  # fmt: skip
         if path.exists():
             os.rename(path, aside / path.name)
     files.fsync(folder)

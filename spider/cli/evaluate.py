@@ -66,7 +66,7 @@ def check_settings(path: Path, spec: StageSpec) -> None:
 def evaluate(
     session: Session, stage: tuple[str, str] | None, threads: int | None, compressed: bool, model: str | None
 ) -> None:
-    """Score the last checkpoint of a stage in bits per byte, beside compressors.
+    """Score the last checkpoint of a stage in bits per byte, beside compressors, and those on the way.
 
     With --model, score that model on the text and the tasks of the stage (default: the last one of the first
     run). It becomes a row of the comparison.
@@ -75,7 +75,7 @@ def evaluate(
         return _evaluate_foreign(session, model, stage, threads)
     if stage is None or model is not None:
         raise ValueError("name a stage, RUN/STAGE, or a model of transformers, --model FOLDER")
-    from spider.evaluation.evaluate import evaluate
+    from spider.evaluation.evaluate import evaluate, evaluate_checkpoints
     from spider.evaluation.records import results_of
     from spider.evaluation.text import Overlap, learned_from
     from spider.report.summary import verdicts
@@ -94,6 +94,9 @@ def evaluate(
     text = "" if measured.lossless else " (of the decoded text)"
     for one in verdicts(measured, results_of(folder)):
         log.info("%s%s: %s %s", one.context, text, one.score, one.words)
+    if not compressed:
+        found = evaluate_checkpoints(folder, spec, _scored(session, spec))
+        log.info("%s: %d checkpoints", folder.checkpoint_scores, len(found.scores))
 
 
 @command("text")
@@ -164,18 +167,6 @@ def _evaluate_foreign(
     output = session.results.foreign(name).path
     measured = evaluate_foreign(name, folder, spec, _scored(session, spec), output)
     log.info("%s: %.4f bits per byte. %s", name, measured.bpb, measured.results["foreign"].notes[0])
-
-
-@command()
-@STAGE
-@THREADS
-def evaluate_checkpoints(session: Session, stage: tuple[str, str], threads: int | None) -> None:
-    """Score the kept checkpoints before the end of a stage in bits per byte."""
-    from spider.evaluation.evaluate import evaluate_checkpoints
-
-    spec, folder = _trained(session, stage, threads)
-    found = evaluate_checkpoints(folder, spec, _scored(session, spec))
-    log.info("%s: %d checkpoints", folder.checkpoint_scores, len(found.scores))
 
 
 @command()
@@ -280,7 +271,7 @@ def compare(session: Session, output: Path) -> None:
         benchmarks=results.root / "benchmarks",
         output=output.parent,
     )
-    figures.save([figures.by_stage(summary)], output.with_name("bpb.svg"), size=(10, 5))
+    figures.save(figures.over_bytes(summary), output.with_name("bpb.svg"), size=(8, 5))
 
 
 @command("run")

@@ -264,18 +264,20 @@ def checkpoint() -> None:
 _QUICK = click.option("--quick", is_flag=True, help="Compare sizes instead of the SHA-256 of every file.")
 
 
-@checkpoint.command("ls")
+@checkpoint.command("list")
 @MODEL
 @_QUICK
 @JSON
-def checkpoint_ls(path: Path, quick: bool, as_json: bool) -> None:
-    """List the checkpoints of MODEL and show which are damaged.
+@click.pass_obj
+def checkpoint_list(session: Session, path: Path, quick: bool, as_json: bool) -> None:
+    """List the checkpoints of MODEL, the best first, and show which are damaged.
 
-    MODEL is RUN/STAGE, or the path of a results folder, a run or a stage.
+    MODEL is RUN or RUN/STAGE, or the path of a results folder, a run or a stage.
     """
-    from spider.checkpoints.inventory import below, examine, render
+    from spider.checkpoints.inventory import ranked, render
 
-    entries = [examine(one, quick=quick) for one in below(path)]
+    is_run = str(path) == path.name and not path.exists()
+    entries = ranked(session.results.run(path.name) if is_run else path, quick=quick)
     if as_json:
         click.echo(json.dumps(entries, indent=2))
     else:

@@ -44,7 +44,7 @@ class StageFolder:
     checkpoints = _Inside("checkpoints")
     receipt = _Inside("train.json")
     evaluation = _Inside("evaluation.json")
-    checkpoint_scores = _Inside("checkpoints.json")  # of the checkpoints before the end of the stage
+    checkpoint_scores = _Inside("checkpoints.json")  # of checkpoints up to the end of the stage
     scores = _Inside("scores")  # of each of them, kept if the job is killed
     harness = _Inside("harness.json")
     baselines = _Inside("baselines.json")  # rates of compressors on the text that the stage is scored on

@@ -311,8 +311,8 @@ class StageSettings(Block):
     ckpt_minutes: Annotated[float, Field(gt=0)] | None = None
     """Minutes between checkpoints, instead of ``ckpt_every`` (null: ``ckpt_every`` steps)."""
     keep_every: Positive | None = None
-    """Keep, besides the two newest and the best, the checkpoints whose step is a multiple of this, which is a
-    multiple of ``ckpt_every``."""
+    """Keep, besides the two newest, the best and those to score, the checkpoints whose step is a multiple of
+    this, which is a multiple of ``ckpt_every``."""
     val_every: Annotated[int, Field(ge=0)] | None = None
     """Steps between validations, a multiple or a divisor of ``ckpt_every`` (null: so that validation costs
     1/400 of the training's FLOPs; 0: none)."""
@@ -435,9 +435,9 @@ class EvaluationConfig(Block):
     """Bytes of earlier held-out documents that a second score may look back on (0: no second score)."""
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (null: the stage's)."""
-    checkpoints: Literal["all"] | Positive | None = None
-    """Also score the kept checkpoints before the end of each stage: all, or every k-th of them (null: none).
-    ``keep_every`` decides which are kept."""
+    checkpoints: Annotated[int, Field(ge=0)] = 5
+    """Checkpoints of each stage to save, keep and score on a sample of the text, at equal shares of the stage
+    up to its end (0: none)."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
     """Bytes to score with each number of loops from 1 to twice the stage's, for a curve (0: no curve)."""
     training_bytes: Annotated[int, Field(ge=0)] | None = 4_000_000
@@ -463,11 +463,7 @@ class EvaluationConfig(Block):
 
     def scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide the scores."""
-        return self.changed(exclude={*self.SAMPLE, *self.BASELINES, "checkpoints"})
-
-    def checkpoint_scoring(self) -> dict[str, Any]:
-        """Return the changed keys that decide which checkpoints are scored, and their scores."""
-        return self.changed(include={*self.BPB, "checkpoints"})
+        return self.changed(exclude={*self.SAMPLE, *self.BASELINES})
 
     def foreign_scoring(self) -> dict[str, Any]:
         """Return the changed keys that decide the scores of foreign models."""

@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
+from safetensors import SafetensorError
 
 from spider.checkpoints.load import Checkpoint
-from spider.checkpoints.records import MANIFEST, Manifest, Receipt, steps
+from spider.checkpoints.records import MANIFEST, Manifest, Receipt, at_shares
 from spider.common.files import digest
 from spider.common.results import StageFolder
 from spider.config import StageSpec
@@ -32,7 +34,7 @@ from spider.evaluation.bpb import Score, score
 from spider.evaluation.measures import Subject
 from spider.evaluation.records import CheckpointScores, Evaluation, Training
 from spider.evaluation.result import Result
-from spider.evaluation.text import LearnedFrom, Overlap, Text, validation_stream
+from spider.evaluation.text import LearnedFrom, Overlap, Text, beginnings, validation_stream
 from spider.model import choose_kernels
 from spider.model.interface import Inspector, Model
 from spider.model.reading import Scoring
@@ -77,6 +79,13 @@ class HeldOut:
         device = device or available()
         tokens_N, digest = validation_stream(data, settings.max_bytes, tokens, settings.largest_group)
         return cls(spec, data, device, tokens_N, Text.of(tokens_N, tokens), digest)
+
+    def sample(self, tokens: Tokens) -> HeldOut:
+        """Return a sample of the text, which is in ids of ``tokens``; its documents are scored alone."""
+        tokens_N = beginnings(self.tokens_N, tokens, whole_ids=load_metadata(self.data).imported)
+        alone = self.spec.evaluation.model_copy(update={"carry_over": 0})
+        spec = self.spec.model_copy(update={"evaluation": alone})
+        return replace(self, spec=spec, tokens_N=tokens_N, text=Text.of(tokens_N, tokens))
 
     def reading(self, trained: Receipt) -> Scoring:
         """Return how a model reads each document alone."""
@@ -252,12 +261,13 @@ def evaluate_checkpoints(
     *,
     device: str | None = None,
 ) -> CheckpointScores:
-    """Score the checkpoints that ``evaluation.checkpoints`` chooses (null: all), and write checkpoints.json.
+    """Score the checkpoints `at_shares` of a stage, up to its end, on a sample; write checkpoints.json.
 
-    Only bits per byte are computed. Each score is one file in the stage's folder ``scores/``, so a killed job
-    scores no checkpoint twice. The name of the file is a digest of the checkpoint, the text and the settings.
+    Only bits per byte are computed. Each score is a file in the folder ``scores/``, named by the text, the
+    settings and the checkpoint. So a killed job scores no checkpoint twice, a second process waits for the
+    first, and a score outlives its checkpoint.
 
-    The file names each checkpoint that is damaged or whose loss is not finite, with the reason.
+    The file names each checkpoint that is damaged or gone, or whose loss is not finite, with the reason.
 
     Args:
         spec: The stage, which is trained.
@@ -269,57 +279,42 @@ def evaluate_checkpoints(
             missing, or the validation text is empty.
     """
     trained = Receipt.of_stage(folder.receipt, spec)
-    end = Checkpoint.at(folder.receipt)
-    held_out = HeldOut.of(spec, data, end.tokens, device)
-    scores: list[Evaluation] = []
+    scores: dict[int, Evaluation] = {}
     left_out: dict[str, str] = {}
-    for path in _chosen(folder, end.path, spec.evaluation.checkpoints):
-        try:
-            file = _scored(path, folder, held_out)
-        except ValueError as error:
-            log.warning("%s has no score: %s", path.name, error)
-            left_out[path.name] = str(error)
-            continue
-        scores.append(Evaluation.read(file))
-        log.info("%s: %.4f bits per byte", path.name, scores[-1].bpb)
+    if shares := spec.evaluation.checkpoints:
+        tokens = Checkpoint.at(folder.receipt).tokens
+        held_out = HeldOut.of(spec, data, tokens, device).sample(tokens)
+        settings = spec.evaluation.changed(include=set(spec.evaluation.BPB))
+        key = digest([Evaluation.FORMAT, held_out.data_digest, held_out.text.sha256, settings])
+        scores = {one.global_step: one for one in map(Evaluation.read, folder.scores.glob(f"{key}-*.json"))}
+        for path in at_shares(folder.checkpoints, shares):
+            try:
+                one = _scored(path, folder, held_out, key)
+            except (OSError, SafetensorError, ValueError) as error:
+                reason = str(error) if path.exists() else "it was removed while it was scored"
+                log.warning("%s has no score: %s", path.name, reason)
+                left_out[path.name] = reason
+            else:
+                scores[one.global_step] = one
+                log.info("%s: %.4f bits per byte", path.name, one.bpb)
     return CheckpointScores(
         format=CheckpointScores.FORMAT,
         weights=trained.averaged_weights or trained.weights,
-        scores=scores,
+        scores=[scores[step] for step in sorted(scores)],
         left_out=left_out,
     ).write(folder.checkpoint_scores)
 
 
-def _chosen(folder: StageFolder, end: Path, every: int | str | None) -> list[Path]:
-    """Return every k-th of the kept checkpoints before ``end``, or all, and log which ones."""
-    kept = [path for path in steps(folder.checkpoints) if path != end]
-    nth = every if isinstance(every, int) else 1
-    chosen = kept[nth - 1 :: nth]
-    if chosen:
-        names = ", ".join(path.name for path in chosen)
-        log.info("scoring %d of the %d checkpoints before %s: %s", len(chosen), len(kept), end.name, names)
-    else:
-        log.warning(
-            "%s: no checkpoint is scored, because %d are kept before %s and evaluation.checkpoints is %s. "
-            "Save and keep more (ckpt_every, keep_every) before the stage is trained, or lower it",
-            folder.checkpoints,
-            len(kept),
-            end.name,
-            every,
-        )
-    return chosen
-
-
-def _scored(path: Path, folder: StageFolder, held_out: HeldOut) -> Path:
-    """Score a checkpoint, unless its file exists, and return that file."""
-    settings = held_out.spec.evaluation.changed(include=set(held_out.spec.evaluation.BPB))
+def _scored(path: Path, folder: StageFolder, held_out: HeldOut, key: str) -> Evaluation:
+    """Return the score of a checkpoint, from its file if there is one."""
     manifest = Manifest.read(path / MANIFEST)
-    made_of = [Evaluation.FORMAT, manifest.digest, held_out.data_digest, settings]
-    file = folder.scores / f"{digest(made_of)}.json"
-    if not file.exists():
+    file = folder.scores / f"{key}-{manifest.digest}.json"
+    folder.scores.mkdir(exist_ok=True)
+    with filelock.FileLock(folder.scores / ".lock"):
+        if file.exists():
+            return Evaluation.read(file)
         # The receipt of the stage if it had ended with this checkpoint.
         receipt = Receipt.of(manifest, path.relative_to(folder.path).as_posix())
         model = Checkpoint.at(path).model(held_out.device)
-        scored, carried = held_out.score(model, held_out.reading(receipt))
-        held_out.evaluation(receipt, model, scored, carried).write(file)
-    return file
+        scored, _ = held_out.score(model, held_out.reading(receipt))
+        return held_out.evaluation(receipt, model, scored, None).write(file)

@@ -195,7 +195,7 @@ class Evaluation(Scored, Record):
 
 
 class CheckpointScores(Record):
-    """``checkpoints.json``: the scores of the kept checkpoints before the end of a stage."""
+    """``checkpoints.json``: the scores of checkpoints of a stage, up to its end, on a sample of its text."""
 
     FORMAT: ClassVar[int] = Evaluation.FORMAT
     WHAT: ClassVar[str] = "a file of scores of checkpoints"
@@ -209,12 +209,9 @@ class CheckpointScores(Record):
 
     @classmethod
     def of(cls, folder: StageFolder, end: Evaluation) -> list[Evaluation]:
-        """Return the scores in a stage's folder of the same training and text as its ``end``."""
-        if not folder.checkpoint_scores.exists():
-            return []
-        found = cls.read(folder.checkpoint_scores)
-        same = found.weights == end.weights
-        return [one for one in found.scores if same and one.text_sha256 == end.text_sha256]
+        """Return the scores in a stage's folder of the same training as its ``end``."""
+        found = cls.read(folder.checkpoint_scores) if folder.checkpoint_scores.exists() else None
+        return found.scores if found and found.weights == end.weights else []
 
 
 class HarnessResult(Record):

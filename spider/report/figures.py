@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from spider.common import files
-from spider.common.formatting import bits, printable
+from spider.common.formatting import printable
 from spider.evaluation import result
 from spider.evaluation.records import DAGGER
 from spider.evaluation.result import BITS, Plot, Series, baselines, shortened
@@ -179,12 +178,15 @@ def _plot(ax: Axes, one: Plot) -> None:
         ax.plot(x, y, **style, **looks[series.style])
     if not any(len(series.x) for series in one.series):
         return draw(ax, result.Note(title=one.title, text=one.instead))
-    for name, value in one.levels.items():
+    for value in one.levels.values():
         ax.axhline(value, color="0.5", ls=":", lw=1.2)
-        ax.text(1, value, _safe(name), ha="right", va="bottom", color="0.35", fontsize="small",
-                transform=ax.get_yaxis_transform())  # fmt: skip
     if one.top is not None:
         ax.set_ylim(top=one.top)
+    low, high = ax.get_ylim()
+    ranked = sorted(one.levels, key=one.levels.__getitem__)
+    for name, height in zip(ranked, _apart([*one.levels.values()], 0.05 * (high - low)), strict=True):
+        ax.text(1, height, _safe(name), ha="right", va="bottom", color="0.35", fontsize="small",
+                transform=ax.get_yaxis_transform())  # fmt: skip
     for axis, unit in ((ax.xaxis, one.x_unit), (ax.yaxis, one.y_unit)):
         if unit:
             axis.set_major_formatter(EngFormatter(unit))
@@ -211,17 +213,12 @@ def _thinned(x_S: np.ndarray) -> np.ndarray:
 def loss(
     logs: Sequence[Log], title: str = "Bits per byte", levels: Mapping[str, float] | None = None
 ) -> Plot:
-    """Return training loss over bytes trained, raw and smoothed, and held-out scores as dots at checkpoints.
+    """Return training loss over bytes trained, raw and smoothed, and a dot for the score of each stage.
 
     If the beginning of training would take most of the axis, the axis ends below it.
     """
     x_S, y_S = _points(logs, bits_per_byte)
-    dots = [mark for log in logs for mark in log.held_out]
-    joined = [
-        Series(x=[x for x, _ in log.held_out], y=[y for _, y in log.held_out], colour=1)
-        for log in logs
-        if len(log.held_out) > 1
-    ]
+    dots = [(log.end, log.held_out) for log in logs if log.held_out is not None]
     lines = [
         Series(x=x_S, y=y_S, style="faint"),
         Series(name="training", x=x_S, y=smoothed(np.array(y_S)).tolist()),
@@ -238,7 +235,7 @@ def loss(
         title=title,
         x="bytes trained" + (f"; begins at {max(y_S):.2f}" if steep else ""),
         y="bits per byte",
-        series=[*lines, *joined, *([scores] if dots else [])],
+        series=[*lines, *([scores] if dots else [])],
         log_y=True,
         x_unit="B",
         top=most * 1.02 if steep else None,
@@ -299,50 +296,48 @@ def training(logs: Sequence[Log], levels: Mapping[str, float]) -> list[Plot]:
 # ---------------------------------------------------------------------------------------------------- stages
 
 
-def by_stage(summary: Summary) -> Callable[[Axes], None]:
-    """Return a function that draws the scores of all runs after each stage, with baselines as dashed lines.
+def over_bytes(summary: Summary, run: str | None = None) -> list[Plot]:
+    """Return bits per byte over bytes trained, on the text of a run: after stages, and of scored checkpoints.
 
-    Of many runs, the best are drawn. One weak run does not decide the scale.
+    Of many runs, the best are drawn. One weak run does not decide the scale. Compressors are levels.
+
+    Args:
+        run: The run whose text it is (default: the first one).
     """
-    last = {name: run.last for name, run in summary.runs.items()}
+    text = summary.runs[run or next(iter(summary.runs))].last.text
+    last = {name: own.last for name, own in summary.runs.items() if own.last.text == text}
     score = leading(last.values())
-    best = sorted(last, key=lambda name: float(getattr(last[name], score)))[:_DRAWN_RUNS]
-    runs = [name for name in last if name in best]
-
-    def drawn(ax: Axes) -> None:
-        names: list[str] = []
-        values: list[float] = []
-        for run, marker, colour in zip(runs, cycle(_MARKERS), range(len(runs)), strict=False):
-            own = summary.runs[run]
-            y = [own.stages[name].bpb for name in own.order]
-            x = [len(names) + i for i in range(len(y))]
-            names += own.order
-            values += y
-            mark = "" if own.last.lossless else DAGGER
-            ax.plot(x, y, marker + "-", color=f"C{colour}", label=_safe(run + mark))
-            for at, value in zip(x, y, strict=True):
-                ax.annotate(bits(value), (at, value), xytext=(5, 5), textcoords="offset points", size="small")
-        rates = {
-            f"{row.label} {row.value:.3f}": row.value
-            for run in runs
-            for row in shortened(baselines(last[run].results))
-            if row.value is not None
-        }
-        lower, upper = np.quantile(values, (0.25, 0.75))
-        top = max([*rates.values(), *(value for value in values if value <= upper + 1.5 * (upper - lower))])
-        if max(values) > 1.5 * top:
-            ax.set_ylim(top=1.1 * top)
-        heights = _apart([*rates.values()], 0.045 * (top - min([*values, *rates.values()])))
-        for (name, value), height in zip(sorted(rates.items(), key=lambda one: one[1]), heights, strict=True):
-            ax.axhline(value, color="0.5", ls="--", lw=1)
-            ax.text(1.01, height, _safe(name), transform=ax.get_yaxis_transform(), va="center", size="small")
-        which = f", the best {len(runs)} of {len(last)} runs" if len(runs) < len(last) else ""
-        ax.set_title(f"Held-out text, each document alone{which}")
-        ax.set_xticks(range(len(names)), map(_safe, names), rotation=30 if len(names) > 8 else 0)
-        ax.set(xlabel="after stage", ylabel="bits per byte (lower is better)")
-        ax.legend()
-
-    return drawn
+    best = sorted(last, key=lambda name: (name != run, float(getattr(last[name], score))))[:_DRAWN_RUNS]
+    ends, sampled = list[Series](), list[Series]()
+    for colour, name in enumerate(name for name in last if name in best):
+        points: tuple[list[tuple[float, float]], ...] = ([], [])
+        begin = 0
+        for stage in summary.runs[name].stages.values():
+            points[1].extend((begin + one.bytes, one.bpb) for one in stage.checkpoints)
+            begin += stage.bytes
+            points[0].append((begin, stage.bpb))
+        label = name + ("" if last[name].lossless else DAGGER)
+        for found, series in zip(points, (ends, sampled), strict=True):
+            x, y = [x for x, _ in found], [y for _, y in found]
+            own: dict[str, Any] = {"name": label, "x": x, "y": y, "colour": colour}
+            series += [Series(style="line", **own), Series(style="dots", **own)] if x else []
+    rates = {
+        f"{row.label} {row.value:.3f}": row.value
+        for name in best
+        for row in shortened(baselines(last[name].results))
+        if row.value is not None
+    }
+    values = [y for series in ends for y in series.y]
+    lower, upper = np.quantile(values, (0.25, 0.75))
+    top = 1.1 * max([*rates.values(), *(value for value in values if value <= upper + 1.5 * (upper - lower))])
+    some = f", the best {len(best)} of {len(last)} runs" if len(best) < len(last) else ""
+    axes: dict[str, Any] = {"x": "bytes trained", "y": BITS, "x_unit": "B"}
+    plots = [
+        Plot(title=f"Held-out text, each document alone{some}", series=ends, levels=rates, **axes,
+             top=top if max(values) > 1.4 * top else None),
+        Plot(title=f"Checkpoints, on a sample of that text{some}", series=sampled, **axes),
+    ]  # fmt: skip
+    return [one for one in plots if one.series]
 
 
 def _apart(values: list[float], gap: float) -> list[float]:

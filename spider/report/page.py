@@ -29,7 +29,7 @@ from spider.common.results import Results, StageFolder
 from spider.config import Config
 from spider.config.spec import sources_of
 from spider.data.shards import Metadata
-from spider.evaluation.records import CheckpointScores, Evaluation
+from spider.evaluation.records import Evaluation
 from spider.evaluation.result import (
     SECONDS,
     SIZE,
@@ -72,7 +72,7 @@ def draw_stage(folder: StageFolder) -> list[Path]:
     measured = Evaluation.read(folder.evaluation)
     where = f"{measured.run}, stage {measured.stage}"
     loss, inside, text = [folder.path / name for name in FIGURES]
-    log = read_log(folder, 0, measured, CheckpointScores.of(folder, measured))
+    log = read_log(folder, 0, measured)
     figures.save([figures.loss([log], where)], loss, size=(8, 4.4))
     shown = [one for found in measured.results.values() for one in found.figures]
     drawn = [one for one in shown if one.kind in figures.DRAWN]
@@ -110,10 +110,11 @@ def render(config: Config, results: Results, run: str) -> str:
         badges={name: line.badges for name, line in own.lines.items()} if own else {},
         flops=sum(s.evaluation.flops_per_token * s.log.span.tokens for s in stages if s.evaluation),
         manifests=[stage.manifest for stage in stages if stage.manifest],
-        scores=_tables(summary, own) if summary and own else [],
+        scores=_tables(summary, run, own) if summary and own else [],
         legends=legends(one.results for one in own.lines.values()) if own else [],
         found=found,
-        curves=figures.training(logs, levels),
+        curves=figures.training(logs, levels)
+        + (figures.over_bytes(summary, run)[1:] if summary and own else []),
         samples={stage.name: stage.sample for stage in stages if stage.sample and stage.sample.text},
         **_made(config, results, run, stages),
     )
@@ -131,13 +132,14 @@ def _summary(config: Config, results: Results, stages: Sequence[StageRecord]) ->
     return join(there, foreign=results.foreign_scores) if there else None
 
 
-def _tables(summary: Summary, own: ComparedRun) -> list[Table]:
-    """Return tables of the run's stages on each text, their further scores, and of all runs."""
+def _tables(summary: Summary, run: str, own: ComparedRun) -> list[Table]:
+    """Return tables of the run's stages on each text, their further scores, checkpoints, and of all runs."""
     tables = []
     for lines in by_text(own.lines).values():
         tables.append(models(lines, short=True, places=(0, 1)))
         further = models(lines, short=True, places=(2,))
         tables += [further.model_copy(update={"title": "Further scores"})] if further.rows else []
+    tables += summary.checkpoints(run)
     others = {name: one.last for name, one in summary.runs.items()} | summary.others
     same = {name: line for name, line in others.items() if line.text == own.last.text}
     if len(same) > 1:

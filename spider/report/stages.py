@@ -52,8 +52,8 @@ class Log:
     """Steps, tokens and bytes that the stage has trained."""
     begin: float
     """Bytes of the run before this stage."""
-    held_out: Sequence[tuple[float, float]] = ()
-    """Bytes of the run and bits per byte of the held-out text, for each scored checkpoint of the stage."""
+    held_out: float | None = None
+    """Bits per byte of the held-out text at the end of the stage."""
 
     @property
     def end(self) -> float:
@@ -84,16 +84,10 @@ class Log:
         return self.begin + steps_S / max(1, self.span.steps) * self.span.bytes, value_S
 
 
-def read_log(folder: StageFolder, begin: float, end: Evaluation, earlier: Sequence[Evaluation] = ()) -> Log:
-    """Return the log of a finished stage, with the evaluations at its end and of earlier checkpoints."""
+def read_log(folder: StageFolder, begin: float, end: Evaluation) -> Log:
+    """Return the log of a finished stage, with the evaluation at its end."""
     receipt = Receipt.read(folder.receipt)
-    held_out = _held_out(begin, [*earlier, end])
-    return Log(receipt.run, receipt.stage, read_rows(folder.metrics), receipt, begin, held_out)
-
-
-def _held_out(begin: float, scored: Sequence[Evaluation]) -> list[tuple[float, float]]:
-    """Return bytes of the run and bits per byte of the evaluations of a stage that begins at ``begin``."""
-    return [(begin + one.training.bytes, one.bpb) for one in scored]
+    return Log(receipt.run, receipt.stage, read_rows(folder.metrics), receipt, begin, end.bpb)
 
 
 def smoothed(y_S: np.ndarray) -> np.ndarray:
@@ -175,8 +169,7 @@ class StageRecord:
         """The log of the training."""
         rows, end = read_rows(self.folder.metrics), self.evaluation if self.receipt else None
         span = self.receipt or _span(self.spec, self.manifest, rows, self.first)
-        scored = [*CheckpointScores.of(self.folder, end), end] if end else []
-        return Log(self.spec["run"], self.name, rows, span, self.begin, _held_out(self.begin, scored))
+        return Log(self.spec["run"], self.name, rows, span, self.begin, end.bpb if end else None)
 
     @property
     def data(self) -> str:

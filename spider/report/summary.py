@@ -76,7 +76,7 @@ class Line(Scored):
     """All results by name, without figures. Those on a decoded text have a mark."""
     compressed: Line | None = None
     checkpoints: tuple[Line, ...] = ()
-    """Scored checkpoints before the end of the stage, by rising step."""
+    """Scored checkpoints up to the end of the stage, by rising step, on a sample of its text."""
     prompt: str | None = None
     sample: str | None = None
 
@@ -99,11 +99,10 @@ class ComparedRun(BaseModel, frozen=True):
 
     @property
     def lines(self) -> dict[str, Line]:
-        """Return by name each stage, its scored checkpoints before it, and its compressed model after it."""
+        """Return by name each stage, and its compressed model after it."""
         found: dict[str, Line] = {}
         for name in self.order:
             stage = self.stages[name]
-            found |= {f"{name}, step {one.global_step:,}": one for one in stage.checkpoints}
             found[name] = stage
             if stage.compressed:
                 found[f"{name}, compressed"] = stage.compressed
@@ -166,6 +165,7 @@ class Summary(Record):
         """Return all tables: models on each text, their other results, results about runs, and seconds."""
         texts = by_text(self.lines).values()
         tables = [models(own, self.noise.get(next(iter(own.values())).text_sha256)) for own in texts]
+        tables += self.checkpoints(*self.runs)
         tables += measurements(self.lines)
         for one in self.results.values():
             tables += [one] if one.rows else []
@@ -178,6 +178,18 @@ class Summary(Record):
             title = "Wall time by rule, all jobs together"
             tables.append(Table(title=title, head="rule", value="time", rows=rows))
         return tables
+
+    def checkpoints(self, *runs: str) -> list[Table]:
+        """Return a table of the scored checkpoints of these runs on each sample, the best first."""
+        found = {
+            f"{run} / {name}, step {one.global_step:,}": one
+            for run in runs
+            for name, stage in self.runs[run].stages.items()
+            for one in stage.checkpoints
+        }
+        ranked = dict(sorted(found.items(), key=lambda item: item[1].bpb))
+        tables = [models(lines, places=(0, 1)) for lines in by_text(ranked).values()]
+        return [one.model_copy(update={"title": f"Checkpoints, best first: {one.title}"}) for one in tables]
 
     @property
     def notes(self) -> list[str]:
@@ -223,8 +235,9 @@ def join(
             beside: dict[str, Any] = {}
             if found := small.get((run, one.stage)):
                 beside["compressed"] = _line(*found, labels, before)
-            earlier = CheckpointScores.of(folder, one)
-            beside["checkpoints"] = tuple(_line(None, each, labels, before) for each in earlier)
+            scored = CheckpointScores.of(folder, one)
+            named = {each.text_sha256: f"a sample of {labels[one.text_sha256]}" for each in scored}
+            beside["checkpoints"] = tuple(_line(None, each, named, before) for each in scored)
             lines[one.stage] = _line(folder, one, labels, before, **beside)
             before = _sum(before, one.training)
         runs[run] = ComparedRun(order=[*lines], stages=lines)
@@ -279,7 +292,7 @@ def _line(
     before: Training | None,
     **beside: Any,
 ) -> Line:
-    """Return the line of an evaluation; a checkpoint before the end of a stage has no folder of its own."""
+    """Return the line of an evaluation; that of a checkpoint on a sample has no folder of its own."""
     found = results_of(folder, one.weights) if folder else one.all_results
     found = {"score": one.score, "facts": one.facts(before)} | found
     if folder and folder.sample.exists():

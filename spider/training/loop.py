@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.metrics import MetricsLog
-from spider.checkpoints.records import Warmup, step_of, steps
+from spider.checkpoints.records import Warmup, parts_done, step_of, steps
 from spider.checkpoints.save import Saver, set_aside
 from spider.common.errors import DamagedShard, Diverged, Preempted, TrainingError
 from spider.common.results import StageFolder
@@ -131,6 +131,7 @@ class Trainer:
         """Train to the stage's end. The first process returns the final checkpoint, the others None."""
         progress = self.progress
         self._saved = time.perf_counter()
+        self._parts = self._parts_done()
         owed = False  # a save that was due while steps were skipped
         window = Window()
         done_here = 0
@@ -393,11 +394,19 @@ class Trainer:
         raise Preempted(signum, self.progress.global_step)
 
     def _save_is_due(self) -> bool:
-        settings = self.settings
+        settings, before, self._parts = self.settings, self._parts, self._parts_done()
+        if self._parts > before:
+            return True
         if settings.ckpt_minutes is None:
             return self.progress.step % settings.ckpt_every == 0
         due = self._saved + 60 * settings.ckpt_minutes
         return self.world.from_first(lambda: time.perf_counter() >= due)
+
+    def _parts_done(self) -> int:
+        """Return how many of the equal parts of the stage that end with a scored checkpoint are done."""
+        hours = self.settings.max_hours
+        done = partial(parts_done, self.spec.evaluation.checkpoints, self.progress, hours)
+        return self.world.from_first(done) if hours else done()
 
     def _save(self, *, final: bool) -> None:
         began = time.perf_counter()
@@ -487,7 +496,7 @@ class Trainer:
         log.info("attention: %s within windows and documents, SDPA elsewhere", path)
         minutes, steps = self.settings.ckpt_minutes, self.settings.ckpt_every
         saved = f"{minutes:g} minutes, whatever ckpt_every is" if minutes else f"{steps} steps"
-        log.info("checkpoints: every %s", saved)
+        log.info("checkpoints: every %s, and %d at equal shares", saved, spec.evaluation.checkpoints)
         end = "max_hours" if self.progress.end is None else f"step {self.progress.end:,}"
         log.info("training from step %s to %s", f"{self.progress.step:,}", end)
 
@@ -567,7 +576,8 @@ class Trainer:
         learned = tokens.digest is not None
         self.metrics = MetricsLog(folder.metrics) if self.world.first else None
         tokenizer = data / TOKENIZER if learned else None
-        self.saver = Saver(folder.checkpoints, self.settings, self.good, self.world, tokenizer)
+        shares = self.spec.evaluation.checkpoints
+        self.saver = Saver(folder.checkpoints, self.settings, self.good, self.world, tokenizer, shares)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / self.world.size
         self.telemetry = Telemetry(self.device, self.precision.kind, flops, learned)
 

@@ -234,7 +234,8 @@ def _written(config: Config, results: Results, cost: Mapping[str, Any]) -> tuple
         if not results.stage(cost["run"], stage["stage"]).receipt.exists():
             parts = (stage["memory"].get(part, 0) for part in ("weights", "optimizer", "average"))
             least = max(least, checkpoint := shares * sum(parts))
-            likely += (NEWEST + 1) * checkpoint  # One more while it is written.
+            # The end is one of those to score; without them there is one more while it is written.
+            likely += (NEWEST + max(1, run.evaluation.checkpoints)) * checkpoint
     from spider.data.shards import load_metadata
 
     shards = results.shards(run.dataset)

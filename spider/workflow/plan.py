@@ -291,17 +291,13 @@ class Plan:
 
     def receipt(self, wildcards: Any) -> str:
         """Return the file that names the weights of a stage, or of its compressed model."""
-        name = "compressed/compress.json" if wildcards.compressed else "train.json"
+        name = "compressed/compress.json" if getattr(wildcards, "compressed", "") else "train.json"
         return f"<results>/runs/{wildcards.run}/{wildcards.stage}/{name}"
 
     def scored_data(self, wildcards: Any) -> list[str]:
         """Return the files that describe the datasets whose held-out text is scored."""
         data = self.stage_of(wildcards).evaluation.data
         return self.metadata(data, *self.config.sources(wildcards.run))
-
-    def scored_text(self, wildcards: Any) -> list[str]:
-        """Return the file that describes the dataset whose held-out text a stage is scored on."""
-        return self.metadata(self.stage_of(wildcards).evaluation.data)
 
     def texts_of(self, name_of: Callable[[Config, StageSpec], str]) -> Callable[[Any], list[str]]:
         """Return an input function: what describes a scored text, and the texts that its run learns from."""
@@ -377,9 +373,7 @@ class Plan:
         files = expand("{folder}/{name}", folder=self.model_folders(*runs), name=names)
         for run in runs:
             folders = self.stage_folders(run)
-            if self.config.runs[run].evaluation.checkpoints:
-                files += [f"{folder}/checkpoints.json" for folder in folders]
-            files += [f"{folder}/baselines.json" for folder in folders]
+            files += expand("{folder}/{name}.json", folder=folders, name=("checkpoints", "baselines"))
             files += [file for measured_by in self.measured_by for file in measured_by(run)]
         return files
 

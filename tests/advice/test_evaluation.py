@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spider.checkpoints.records import steps
 from spider.config import TTTConfig, load_config
 from spider.config.scored import overlap_name, stage_with
 from spider.config.tasks import JsonlTask
 from spider.data.shards import Shards, balanced
 from spider.evaluation.adapt import adapt
-from spider.evaluation.evaluate import _chosen
 from spider.evaluation.foreign import ForeignModel
 from spider.evaluation.golf_bytes import golf_bytes
 from spider.evaluation.measures import train_stream
@@ -99,14 +96,6 @@ def test_groups_are_recorded_and_even(tmp_path):
     with refused("data/shards.py", "or evaluation.max_bytes, or leave largest_group out"):
         balanced(few, 1000, 0.3)
     balanced(grouped("more", many, validation=0.7, **split), 1000, 0.3)
-
-
-def test_kept_checkpoints_are_scored_by_a_lower_number(stage, caplog):
-    kept = steps(stage.checkpoints)
-    with caplog.at_level(logging.WARNING):
-        assert not _chosen(stage, kept[-1], 5)
-    advised(caplog.text, "evaluation/evaluate.py", "keep_every) before the stage is trained, or lower it")
-    assert _chosen(stage, kept[-1], 1)
 
 
 def test_a_folder_of_transformers_gets_its_tokenizer(tmp_path):

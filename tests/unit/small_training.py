@@ -94,7 +94,7 @@ def make_spec() -> Callable[..., StageSpec]:
         **changes: Any,
     ):
         """Stage ``a`` or ``b`` of a run; a change to a run's key or a stage setting goes where it belongs."""
-        of_run = {"seed", "precision", "tf32", "compile", "kernels"}
+        of_run = {"seed", "precision", "tf32", "compile", "kernels", "evaluation"}
         run_keys = {k: changes.pop(k) for k in of_run & changes.keys()}
         config = load_config(
             {
@@ -107,6 +107,7 @@ def make_spec() -> Callable[..., StageSpec]:
                         "precision": "fp32",
                         "defaults": {**DEFAULTS, **changes},
                         "stages": [{"name": "a"}, {"name": "b"}],
+                        "evaluation": {"checkpoints": 0},
                         **run_keys,
                     }
                 },

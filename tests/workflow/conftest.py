@@ -54,7 +54,7 @@ SMALL = {
                 {"name": "first", "max_steps": 30, "schedule": "constant", "warmup_steps": 5},
                 {"name": "second", "max_steps": 30, "schedule": "linear", "warmup_steps": 0},
             ],
-            "evaluation": {"max_bytes": 4000, "loops_bytes": 500, "sample_bytes": 20},
+            "evaluation": {"max_bytes": 4000, "loops_bytes": 500, "sample_bytes": 20, "checkpoints": 0},
             "resources": {"threads": 1},
         }
     },

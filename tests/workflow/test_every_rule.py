@@ -88,7 +88,7 @@ def finished(tmp_path_factory):
         made.config["foreign"] = {"gpt2": "a gpt2"}
         runs["bytes"]["data"] = {"mix": {"text": 4, "words": 1}}
         runs["bytes"]["model"] = runs["bytes"]["model"] | {"ngram": NGRAM}
-        runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}, "checkpoints": "all"}
+        runs["bpe"]["evaluation"] = runs["bpe"]["evaluation"] | {"ttt": {"chunk": 64}, "checkpoints": 2}
         runs["bpe"]["defaults"] = runs["bpe"]["defaults"] | {"ckpt_every": 5}
         runs["bytes"]["evaluation"] = runs["bytes"]["evaluation"] | {"data": "text"}
         yield made, made(PATH=str(programs))

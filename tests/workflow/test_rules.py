@@ -15,7 +15,7 @@ from .conftest import ROOT, SNAKEMAKE, Workflow
 PROFILE = ROOT / "profiles/slurm"
 
 #: Rules whose command runs a model. The others request no GPU.
-WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_checkpoints", "sample", "harness", "compress"}
+WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_compressed", "sample", "harness", "compress"}
 WITH_A_MODEL |= {"evaluate_foreign", "audit"}
 #: Rules of about a second, which run where Snakemake runs.
 LOCAL = {"draw", "compare", "report", "claim_forecast", "forecast", "ladders"}

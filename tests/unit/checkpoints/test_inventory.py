@@ -1,4 +1,4 @@
-"""`spider checkpoint ls` and `verify`: every checkpoint below a folder, and what is wrong with it."""
+"""`spider checkpoint list` and `verify`: every checkpoint below a folder, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from spider.checkpoints.save import save
 from spider.cli import cli
 from spider.common.errors import CheckpointError
-from tests.unit.records import saved
+from spider.common.files import write_json
+from tests.unit.records import receipt, saved
 
 
 def write(root, step, **record):
@@ -43,14 +44,31 @@ def say(*arguments):
     return CliRunner().invoke(cli, ["checkpoint", *map(str, arguments)])
 
 
-def test_ls_shows_each_checkpoint_below_a_folder_with_its_state(results):
-    said = say("ls", results)
+def test_list_shows_each_checkpoint_below_a_folder_with_its_state(results):
+    said = say("list", results)
     lines = [line.split() for line in said.output.splitlines()]
     assert said.exit_code == 0
     assert [line[0] for line in lines[2:]] == ["demo/anneal", "demo/main", "demo/main", "other/main"]
-    assert lines[2][1:] == ["150", "0.15", "0.0", "1.500", "damaged"]
-    assert lines[4][1:] == ["100", "0.10", "0.0", "1.500", "good,", "final"]
-    assert lines[5][1:] == ["?", "?", "0.0", "?", "damaged"]
+    assert lines[2][1:] == ["150", "0.15", "0.0", "damaged"]
+    assert lines[4][1:] == ["100", "0.10", "0.0", "good,", "final"]
+    assert lines[5][1:] == ["?", "?", "0.0", "damaged"]
+
+
+def test_list_ranks_scored_checkpoints_over_all_bytes_of_the_run(results):
+    run = results / "runs/demo"
+    given = receipt(stage="main", global_step=100, bytes=100_000)
+    write_json(run / "main/train.json", given)
+    late = write(run / "anneal/checkpoints", 60, global_step=160)
+    weights = json.loads((late / "manifest.json").read_text())["weights"]
+    scores = [
+        {"run": "demo", "stage": "anneal", "global_step": step, "bpb": bpb, "weights": weights,
+         "training": {"steps": own, "bytes": 1000 * own}}
+        for step, own, bpb in [(160, 60, 1.25), (130, 30, 1.5)]
+    ]  # fmt: skip
+    write_json(run / "anneal/checkpoints.json", {"scores": scores})
+    lines = [line.split() for line in say("list", run).output.splitlines()[2:]]
+    assert lines[0] == ["demo/anneal", "160", "0.16", "0.0", "1.2500", "good"]
+    assert [line[1] for line in lines[1:]] == ["150", "50", "100"]
 
 
 def test_verify_names_every_damaged_file_and_fails(results):
@@ -76,11 +94,11 @@ def test_weights_that_are_not_finite_are_said_to_be_so(tmp_path):
     verified = say("verify", tmp_path)
     assert verified.exit_code == 1
     assert verified.output.startswith(f"{path}/model-00001-of-00001.safetensors: not finite: model.w; ")
-    assert "not finite" in say("ls", tmp_path).output
+    assert "not finite" in say("list", tmp_path).output
 
 
 def test_ls_as_json_has_what_the_table_has_and_the_reasons(results):
-    entries = json.loads(say("ls", results / "runs/demo", "--json").output)
+    entries = json.loads(say("list", results / "runs/demo", "--json").output)
     assert [(e["stage"], e["step"], e["good"]) for e in entries] == [
         ("demo/anneal", 150, False),
         ("demo/main", 50, True),
@@ -90,6 +108,6 @@ def test_ls_as_json_has_what_the_table_has_and_the_reasons(results):
     last = entries[2]
     assert last["size"] == sum(f.stat().st_size for f in Path(last["path"]).iterdir())
     assert (last["bytes"], last["final"], last["best_loss"]) == (100_000, True, 1.5)
-    quick = json.loads(say("ls", results / "runs/demo/anneal", "--json", "--quick").output)
+    quick = json.loads(say("list", results / "runs/demo/anneal", "--json", "--quick").output)
     assert len(quick[0]["problems"]) == 1, "a missing file is seen, and a flipped bit is not"
-    assert isinstance(say("ls", results / "nowhere").exception, CheckpointError)
+    assert isinstance(say("list", results / "nowhere").exception, CheckpointError)

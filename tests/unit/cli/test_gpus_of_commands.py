@@ -25,7 +25,6 @@ COMMANDS = [
     "evaluate r/a",
     "evaluate r/a --compressed",
     "evaluate --model foreign r/a",
-    "evaluate-checkpoints r/a",
     "sample r/a",
     "compress r/a",
     "verify r",

@@ -56,6 +56,7 @@ class Project:
                     "precision": "fp32",
                     "defaults": {**DEFAULTS, "max_steps": 6, "ckpt_every": 3},
                     "stages": [{"name": "a"}, {"name": "b"}],
+                    "evaluation": {"checkpoints": 0},
                 }
             },
         }

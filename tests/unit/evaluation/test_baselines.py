@@ -242,7 +242,7 @@ def test_a_change_of_the_settings_measures_again_and_scores_nothing():
     pinned = {4: ["7z PPMd, order 24", "xz -9", "zstd --ultra -22", "brotli -q 11", "zpaq -m511"]}
     assert pinned == {scored.COMPRESSORS: [*COMPRESSORS.values()]}
     settings = EvaluationConfig(zpaq=True, training_bytes=1000)
-    assert not settings.scoring() and not settings.checkpoint_scoring() and not settings.sampling()
+    assert not settings.scoring() and not settings.sampling()
 
 
 def test_documents_run_together_only_where_all_bytes_occur(folder, only_labels):

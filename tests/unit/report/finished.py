@@ -70,7 +70,7 @@ def config_of(results: Path) -> dict[str, Any]:
         {"name": "second", "max_steps": 10, "schedule": "linear", "warmup_steps": 0},
     ]
     run["evaluation"] = {"max_bytes": 2000, "loops_bytes": 300, "sample_bytes": 20, "prompts": [HOSTILE]}
-    run["evaluation"] |= {"seq_len": 256, "ttt": {"chunk": 512}}
+    run["evaluation"] |= {"seq_len": 256, "ttt": {"chunk": 512}, "checkpoints": 0}
     dataset = {"source": {"kind": "local", "files": ["text.parquet"]}, "validation": 0.3}
     return {"results": str(results), "datasets": {"text": dataset}, "runs": {"small": run}}
 

@@ -29,7 +29,7 @@ OFF = Note(title="Load", text="experts are switched off:\none dense layer instea
 def log(run="demo", stage="main", begin=0.0, n=50, held_out: float | None = 2.2):
     rows = [Row(i + 1, 0.0, {"train/bpb": 2 + 3 * math.exp(-(begin + i * 1e6 / n) / 4e5)}) for i in range(n)]
     span = Training(steps=n, global_step=n, tokens=10**6, bytes=10**6, seconds=0)
-    return Log(run, stage, rows, span, begin, [] if held_out is None else [(begin + span.bytes, held_out)])
+    return Log(run, stage, rows, span, begin, held_out)
 
 
 def validated(one: Log) -> Log:
@@ -70,11 +70,11 @@ def test_the_scores_after_each_stage_stand_beside_the_baselines(tmp_path):
     """Of many runs, the best are drawn, and one weak run does not decide the scale."""
     paths = [path for i in range(12) for path in demo(tmp_path / "runs", f"run{i}", shift=-i / 100)]
     summary = join(paths)
-    found = texts(figures.save([figures.by_stage(summary)]))
+    found = texts(figures.save(figures.over_bytes(summary)))
     assert [f"run{i}" in found for i in range(12)] == [i >= 5 for i in range(12)]
     assert "Held-out text, each document alone, the best 7 of 12 runs" in found
-    assert {"1.940", "bz2 2.310"} <= {*found}
+    assert {"bytes trained", "bz2 2.310"} <= {*found}
     weak = join([*paths[:12], *demo(tmp_path / "runs", "weak", shift=9, lossless=False)])
     ax = Figure().subplots()
-    figures.by_stage(weak)(ax)
+    figures.draw(ax, figures.over_bytes(weak)[0])
     assert ax.get_ylim()[1] < 5 and "weak†" in [text.get_text() for text in ax.get_legend().get_texts()]
