@@ -44,12 +44,12 @@ def code_lines(path: Path) -> int:
 
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
-    "checkpoints": 1665,
-    "cli": 1423,
+    "checkpoints": 1698,
+    "cli": 1420,
     "common": 454,
-    "config": 2272,
+    "config": 2270,
     "data": 5227,
-    "evaluation": 3243,
+    "evaluation": 3248,
     "extras/lab": 1706,
     "extras/trust": 1933,
     "hf": 441,
@@ -58,13 +58,13 @@ MOST = {
     "processes": 739,
     "provenance": 976,
     "publish": 342,
-    "report": 1501,
+    "report": 1504,
     "spider": 15,
     "tokens": 478,
     "tracking": 1357,
-    "training": 2609,
+    "training": 2617,
     "verify": 338,
-    "workflow": 1204,
+    "workflow": 1200,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
