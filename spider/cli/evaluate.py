@@ -326,4 +326,4 @@ def ui(session: Session, port: int) -> None:
     answer = sync(session.results, session.config, timeout=60)
     if answer.error:
         log.warning("%s", answer)
-    serve(session.results, session.config.tracking, port, answer.experiment)
+    serve(session.results, session.config.tracking, port, answer.experiments)

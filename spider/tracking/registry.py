@@ -53,7 +53,9 @@ class Registry:
         self._seen: dict[str, object] = {}
 
     def items(self) -> Iterator[Item]:
-        """Yield the runs with a finished stage."""
+        """Yield the runs with a finished stage, if the store has models."""
+        if not self.store.has_models:
+            return
         summary = self.results.report / "summary.json"
         compared = Summary.read(summary).runs if summary.is_file() else {}
         for run in self.results.runs:

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from spider.common.files import read_json, write_json
 from spider.common.formatting import redact
 from spider.common.results import Results
 from spider.config.run import TrackingConfig
-from spider.tracking.pages import TAG, comparison
+from spider.tracking.pages import TAG, VIEWS, comparison
 from spider.tracking.target import (
     ARTIFACTS,
     check_database,
@@ -49,8 +50,6 @@ _STATE = "spider.state"
 ARTIFACT_LIMIT = 10 << 20
 #: Metrics that rank checkpoints, without a prefix.
 RANKING = ("bpb", "bpb_strict")
-#: Name of the curve of bits per byte over training steps, through all scored checkpoints of a run.
-HELD_OUT = "heldout/bpb"
 #: Tags of a model whose weights lie elsewhere.
 _EXTERNAL = {"mlflow.model.isExternal": "true", "mlflow.source.type": "LOCAL"}
 #: The tag that MLflow shows as a description.
@@ -59,6 +58,8 @@ _NOTE = "mlflow.note.content"
 _ABOUT = {
     "Training": "Each row is one training run of Spider, with the curves of all its stages. Its figures are "
     "bits per byte on held-out text, parameters, and bytes and seconds of training.",
+    "Checkpoints": "Each row is one scored checkpoint. Its figures are bits per byte on a sample of "
+    "held-out text, the same for all runs on a dataset, and the bytes and steps of training.",
     "Pipeline": "Each row is one invocation of Spider's workflow, and the rows below it (click the +) are "
     "its jobs. A job has its parameters, the digests of its inputs and outputs, its time and memory, and the "
     "error if it failed.",
@@ -83,7 +84,7 @@ class Shown:
 
 
 class Store:
-    """A connection to the MLflow store of a results folder, with the two experiments of Spider.
+    """A connection to the MLflow store of a results folder, with the experiments of Spider.
 
     Without a server, artifacts are copied beside the SQLite file or into the results folder, because a
     database cannot hold them.
@@ -149,8 +150,8 @@ class Store:
                 "to that address), or log to another: `tracking: {experiment: NAME}`"
             )
         tags = {_NOTE: _ABOUT[kind]}
-        if kind == "Training":
-            tags[TAG] = comparison(experiment.creation_time or 0)
+        if kind in VIEWS:
+            tags[TAG] = comparison(kind, experiment.creation_time or 0)
         for tag, value in tags.items():
             if tag not in experiment.tags:
                 self.client.set_experiment_tag(experiment.experiment_id, tag, value)
@@ -273,6 +274,21 @@ class Store:
         else:
             self.client.log_text(run_id, redact(text), f"{under}/{path.name}".lstrip("/"))
 
+    @cached_property
+    def has_models(self) -> bool:
+        """Whether the store has logged models. Servers before MLflow 3 have none."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.search_logged_models([self.experiments["Training"]], max_results=1)
+        except MlflowException as error:
+            if error.get_http_status_code() not in (404, 405):
+                raise
+            told = "the server has no logged models and gets metrics alone; update MLflow there to 3 or later"
+            log.warning("%s: %s, then run `spider track sync`", redact(self.uri), told)
+            return False
+        return True
+
     def find_model(self, identity: str) -> LoggedModel | None:
         """Return the model of a checkpoint, or None."""
         tagged = f"tags.`{IDENTITY}` = '{self.folder}/{identity}'"
@@ -287,8 +303,13 @@ class Store:
         step: int,
         tags: dict[str, str],
         params: Mapping[str, Any],
-    ) -> LoggedModel:
-        """Create the model of a checkpoint, without its weights, as an output of its training run."""
+    ) -> LoggedModel | None:
+        """Create the model of a checkpoint, without its weights, as an output of its training run.
+
+        Return None if the store does not have models.
+        """
+        if not self.has_models:
+            return None
         from mlflow.entities import LoggedModelOutput
 
         model = self.find_model(identity)

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -45,8 +45,8 @@ class Report(NamedTuple):
 
     sent: dict[str, int] = {}
     error: str | None = None
-    experiment: str | None = None
-    """Id of the experiment *Training*; None if the store was not reached."""
+    experiments: Mapping[str, str] = {}
+    """Ids of the experiments by name; none if the store was not reached."""
 
     def __str__(self) -> str:
         sent = ", ".join(f"{n} {kind}" for kind, n in self.sent.items()) or "nothing"
@@ -140,8 +140,8 @@ class Syncer:
         except Exception as failure:  # no error of a store may stop a workflow
             self._store = None
             error = str(redact(explain(failure, uri)))
-        experiment = self._store.experiments["Training"] if self._store else None
-        return Report({kind: n for kind, n in sent.items() if n}, error, experiment)
+        experiments = self._store.experiments if self._store else {}
+        return Report({kind: n for kind, n in sent.items() if n}, error, experiments)
 
     def _items(self) -> Iterator[Item]:
         for view in self._views:

@@ -1,4 +1,4 @@
-"""Show trainings, their curves, checkpoints and scores in MLflow's experiment *Training*.
+"""Show trainings, their curves, checkpoints and scores in MLflow's experiments *Training* and *Checkpoints*.
 
 A run of the store shows all stages of a run. A stage that is trained again, by whatever settings, has another
 first row in its ``metrics.jsonl``. Its curve would then have two values at a step, so the run of the store is
@@ -37,7 +37,8 @@ from spider.evaluation.records import CheckpointScores, Evaluation, results_of
 from spider.evaluation.result import Result, all_rows, curves, metrics
 from spider.provenance.made import Job, Made, Stat, flatten, made_path, relative, stat_of, workflows
 from spider.tracking.jobs import SHOWN, Item
-from spider.tracking.store import ARTIFACT_LIMIT, HELD_OUT, RANKING, Point, Shown, Store
+from spider.tracking.pages import CURVE
+from spider.tracking.store import ARTIFACT_LIMIT, RANKING, Point, Shown, Store
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +301,7 @@ class Trainings:
             folder, sent = model.folder, f"spider.sent.{model.where}"
             files = _files(folder)
             hashes = [(path.name, _sha256(path, stat_of(path))) for path in files]
-            state = digest([model.receipt.weights, *hashes])
+            state = digest([model.receipt.weights, *hashes]) + " without model" * (not self.store.has_models)
             measured = folder.evaluation if folder.evaluation.is_file() else folder.receipt
             times = [self._time(path) for path in (measured, folder.checkpoint_scores) if path.is_file()]
             if None in times or shown.tags.get(sent) == state:
@@ -311,12 +312,10 @@ class Trainings:
             name = f"{receipt.run}-{model.where.replace('/', '-')}"
             until = stages[: stages.index(stage) + 1]
             self._scores(shown, _at_the_end(model, until, times[0] or 0.0), name, model.identity, params)
-            if folder.checkpoint_scores.is_file():  # checkpoints before the end of the stage
+            if folder.checkpoint_scores.is_file():
+                begin = sum(one.models[0].receipt.bytes for one in until[:-1] if one.models)
                 for one in CheckpointScores.read(folder.checkpoint_scores).scores:
-                    identity = digest([one.run, one.stage, one.weights, one.global_step])
-                    params = one.model_dump(include={"run", "stage", "weights", "checkpoint"})
-                    name = f"{one.run}-{one.stage}-step-{one.global_step}"
-                    self._scores(shown, Scores.of(one, one.stage, times[1] or 0.0), name, identity, params)
+                    self._on_the_way(shown, one, model, begin + one.training.bytes, times[1] or 0.0)
             for path in files:
                 self.store.upload(shown.run_id, path, under=model.where)
             self.store.note(shown, {sent: state})
@@ -335,7 +334,24 @@ class Trainings:
         model = self.store.show_model(
             identity, shown.run_id, name=name, step=scores.step, tags=tags, params=params
         )
-        self._log(shown, scores, str(model.model_id))
+        self._log(shown, scores, str(model.model_id) if model else None)
+
+    def _on_the_way(self, shown: Shown, one: Evaluation, end: Model, trained: int, time: float) -> None:
+        """Show a scored checkpoint as a point of its run's curve, a model, and a run of *Checkpoints*."""
+        params = one.model_dump(include={"run", "stage", "weights", "checkpoint", "global_step"})
+        identity, name = digest([*params.values()]), f"{one.run}-{one.stage}-step-{one.global_step}"
+        job = self._job(end.folder.receipt)
+        tags = {**self._tags(one.run, one.stage, job, ""), "spider.kind": "checkpoint"}
+        row = self.store.show("Checkpoints", identity, name=name, start=time, tags=tags, params=params)
+        if row.deleted:
+            return
+        figures = {CURVE: one.bpb, "bytes": trained, "step": one.global_step}
+        self._log(row, Scores(one.stage, trained, time, {}, figures, evaluation=one))
+        self.store.set_status(row, "finished", time)
+        if one.global_step == end.receipt.global_step:
+            identity, name = end.identity, f"{one.run}-{one.stage}"
+        curve = Scores(one.stage, trained, time, {}, {CURVE: one.bpb}, evaluation=one)
+        self._scores(shown, curve, name, identity, params)
 
     def _log(self, shown: Shown, scores: Scores, model: str | None = None) -> None:
         """Log scores for a run, and for the model with this id, with the text.
@@ -353,8 +369,6 @@ class Trainings:
                 on |= {"dataset_name": one.data, "dataset_digest": one.data_digest[:36]}
         when = int(scores.time * 1000)
         named = {key if key in RANKING else f"val/{key}": value for key, value in scores.values.items()}
-        if model and "bpb" in named:
-            named[HELD_OUT] = named["bpb"]
         points = [(key, value, when, scores.step) for key, value in {**named, **scores.costs}.items()]
         for name, steps in scores.curves.items():
             points += [(f"val/{name}/{scores.where}", value, when, step) for step, value in steps]

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,6 +22,7 @@ from spider.common.results import Results
 from spider.config.run import TrackingConfig
 from spider.tracking.pages import serve
 from spider.tracking.target import explain, reach, store_uri
+from tests.forkserver import python
 from tests.servers import postgresql
 from tests.unit.tracking.conftest import (  # noqa: F401 (fixtures)
     empty_database,
@@ -27,6 +30,7 @@ from tests.unit.tracking.conftest import (  # noqa: F401 (fixtures)
     no_tracking_environment,
     results,
 )
+from tests.unit.tracking.test_checkpoints_shown import scored  # noqa: F401 (fixture)
 from tests.unit.tracking.test_registry import demo, versions, weights  # noqa: F401 (fixtures)
 
 from .followed import advised, refused
@@ -147,4 +151,59 @@ def test_another_port_is_named(tmp_path, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with refused("tracking/pages.py", "name another: spider track ui --port {}"):
-            serve(Results(tmp_path), TrackingConfig(), taken.getsockname()[1], None)
+            serve(Results(tmp_path), TrackingConfig(), taken.getsockname()[1], {})
+
+
+#: MLflow's own server, without what those before MLflow 3 lack while a file is there.
+SERVER = """\
+import sys
+from pathlib import Path
+from flask import abort, request
+from mlflow.server import app
+
+@app.before_request
+def without_models():
+    if "logged-models" in request.path and Path(sys.argv[2]).exists():
+        abort(404)
+
+app.run(port=int(sys.argv[1]))
+"""
+
+
+def test_a_server_without_models_is_updated(scored, caplog, tmp_path):  # noqa: F811
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (old := tmp_path / "old").touch()
+    server = {"_MLFLOW_SERVER_FILE_STORE": scored.uri, "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true"}
+    server["_MLFLOW_SERVER_ARTIFACT_DESTINATION"] = str(scored.root / "served")
+    server["_MLFLOW_SERVER_ARTIFACT_ROOT"] = "mlflow-artifacts:/"
+    command = [python(), "-c", SERVER, str(port), str(old)]
+    process = subprocess.Popen(command, env=os.environ | server, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        assert scored.sync(uri=address).error is None
+        advised(
+            caplog.text,
+            "tracking/store.py",
+            "update MLflow there to 3 or later",
+            ", then run `spider track sync`",
+        )
+        assert caplog.text.count("update MLflow") == 1
+        runs = {one.info.run_name: one for one in scored.shown("Training")}
+        assert len(scored.history(runs["demo"], "sample_bpb")) == 4
+        assert len(scored.shown("Checkpoints")) == 6
+        training = [runs["demo"].info.experiment_id]
+        assert scored.client.search_logged_models(training) == []
+        old.unlink()
+        assert scored.sync(uri=address).error is None
+        assert len(scored.client.search_logged_models(training)) == 6
+    finally:
+        process.kill()
+        process.wait()

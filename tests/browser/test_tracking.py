@@ -29,6 +29,7 @@ SPIDER = Path(sys.executable).parent / "spider"
 SECRETS = {"database": "sesame-of-the-database", "ada": "sesame-of-ada-4711"}
 SECRETS["hub"] = "hf_SesameSesameSesame4711"
 RUNS = ("deep", "shallow")
+CHECKPOINTS = 4
 
 OF_STAGES = ("draw", "evaluate", "sample", "stage_baselines", "train")
 JOBS = ["compare", "download text/000", "encode text/000", "index text", *(f"report {run}" for run in RUNS)]
@@ -70,6 +71,7 @@ def small_run(as_ada, tmp_path_factory):
     config = copy.deepcopy(SMALL)
     run = config["runs"].pop("small") | {"stages": [{"name": "only", "max_steps": 20}]}
     run["defaults"] |= {"warmup_steps": 5, "val_every": 5}
+    run["evaluation"]["checkpoints"] = CHECKPOINTS
     shallow = copy.deepcopy(run)
     shallow["model"]["recurrence"]["loops"] = 1
     config |= {"runs": {"deep": run, "shallow": shallow}, "tracking": {"experiment": "lab"}}
@@ -149,7 +151,8 @@ def check_complete(client, results, experiment="lab"):
     assert [rule for rule in rules if rule in BY_DIGEST] == BY_DIGEST
     assert {r.info.status for r in (*jobs, workflow, *trainings)} == {"FINISHED"}
     assert {r.data.tags.get("mlflow.parentRunId") for r in jobs} == {workflow.info.run_id}
-    assert sorted(r.info.run_name for r in trainings) == sorted(RUNS) and len(models) == len(RUNS)
+    assert sorted(r.info.run_name for r in trainings) == sorted(RUNS)
+    assert len(models) == CHECKPOINTS * len(RUNS)
     for training in trainings:
         run = training.info.run_name
         for key in ("train/bpb", "system/rss_mb", "system/cpu_percent"):
@@ -285,7 +288,7 @@ def pages(small_run):
 
 def test_the_printed_addresses_open_on_the_comparison(pages, browser, small_run):
     printed = (small_run.parent / "ui.log").read_text()
-    charts, table = re.findall(r"comparison of all runs: (\S+)[\s\S]*as a table: (\S+)", printed)[0]
+    charts, table, scored = re.findall(r": (http\S+over-bytes\S+)", printed)
     best_first = sorted(RUNS, key=lambda run: figures(small_run, run)["bpb"])
     page = browser.new_page(viewport={"width": 1500, "height": 950})
     page.set_default_timeout(90_000)
@@ -295,7 +298,7 @@ def test_the_printed_addresses_open_on_the_comparison(pages, browser, small_run)
     lines = cards.first.locator(".scatterlayer .trace path.js-line")
     lines.nth(1).wait_for(state="attached")
     drawn = {line.get_attribute("d") for line in lines.all()}
-    assert len(drawn) == 2 and all(path.count("L") == 3 for path in drawn)  # four validations
+    assert len(drawn) == 2 and all(path.count("L") == CHECKPOINTS - 1 for path in drawn)
     titles = [card.inner_text().split("\n")[0] for card in cards.all()]
     assert titles[: len(COLUMNS) + 1] == [CURVE, *COLUMNS]
     for name, card in zip(COLUMNS, cards.all()[1:], strict=False):
@@ -317,6 +320,12 @@ def test_the_printed_addresses_open_on_the_comparison(pages, browser, small_run)
         cells = page.locator(f"[role=gridcell][col-id='metrics.`{name}`']").all()
         values = sorted(float(cell.inner_text()) for cell in cells)
         assert values == pytest.approx(sorted(figures(small_run, run)[name] for run in RUNS), rel=1e-3)
+
+    page.goto(scored)
+    page.locator("[role=columnheader][col-id='metrics.`sample_bpb`']").wait_for()
+    listed = spider(small_run, "checkpoint", "list", "results", "--json", environment=clean_environment())
+    best_first = [f"{one['stage'].replace('/', '-')}-step-{one['step']}" for one in json.loads(listed.stdout)]
+    assert runs_in_order(page) == best_first
     page.close()
 
 

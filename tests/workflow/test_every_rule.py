@@ -269,38 +269,37 @@ def test_what_cleaning_left_out_is_on_the_page_in_the_card_and_in_mlflow(everyth
     assert sum(left_out.items() <= rows.get("left_out", {}).items() for rows in sent) == 2
 
 
-def test_a_checkpoint_before_the_end_is_a_row_and_a_point_in_mlflow(everything, store):
+def test_checkpoints_on_the_way_are_rows_and_points_in_mlflow(everything, store):
     folder = everything.results / "runs/bpe"
-    scored = read_json(folder / "first/checkpoints.json")["scores"]
-    ends = [read_json(folder / name / "evaluation.json") for name in ("first", "packed")]
-    assert [one["global_step"] for one in scored] == [5] and scored[0]["bpb"] > ends[0]["bpb"]
-    assert read_json(folder / "packed/checkpoints.json")["scores"] == []
-    printed = (everything.results / "logs/evaluate_checkpoints/bpe/packed.log").read_text()
-    assert "no checkpoint is scored, because 0 are kept before step-00000015" in printed
-    row = f"| bpe / first, step 5 | {scored[0]['bpb']:.4f}"
-    assert row in (everything.results / "report/table.md").read_text()
-    assert "<th>first, step 5</th>" in (everything.results / "report/runs/bpe.html").read_text()
+    scored = {name: read_json(folder / name / "checkpoints.json")["scores"] for name in ("first", "packed")}
+    steps = {name: [one["global_step"] for one in found] for name, found in scored.items()}
+    assert steps == {"first": [5, 10], "packed": [13, 15]}
+    both = [*scored["first"], *scored["packed"]]
+    table = (everything.results / "report/table.md").read_text()
+    best = min(both, key=lambda one: one["bpb"])
+    assert f"| **bpe / {best['stage']}, step {best['global_step']}** | **{best['bpb']:.4f}**" in table
+    assert "<th>bpe / first, step 5</th>" in (everything.results / "report/runs/bpe.html").read_text()
 
     client, _, training = store
     (run,) = client.search_runs([training], "tags.`spider.run` = 'bpe'")
 
     def curve() -> list[tuple[int, float]]:
-        points = client.get_metric_history(run.info.run_id, "heldout/bpb")
+        points = client.get_metric_history(run.info.run_id, "sample_bpb")
         return sorted((point.step, point.value) for point in points)
 
-    expected = [(one["global_step"], one["bpb"]) for one in (*scored, *ends)]
-    assert curve() == expected and run.data.metrics["bpb"] == ends[1]["bpb"]
-    assert model_in(store, "bpe-first-step-5")["bpb"] == scored[0]["bpb"]
+    before = {"first": 0, "packed": read_json(folder / "first/train.json")["bytes"]}
+    expected = [(before[one["stage"]] + one["training"]["bytes"], one["bpb"]) for one in both]
+    assert curve() == expected
+    assert model_in(store, "bpe-first-step-5")["sample_bpb"] == both[0]["bpb"]
     versions = client.search_model_versions("name = 'bpe'")
     assert sorted(one.tags["spider.stage"] for one in versions) == ["first", "packed", "packed/compressed"]
 
-    # Scoring again scores nothing and adds no point.
-    (file,) = (folder / "first/scores").iterdir()
-    written = file.stat().st_mtime_ns
-    spider("evaluate-checkpoints", "bpe/first")
+    # Scoring again scores no checkpoint and adds no point.
+    written = {file: file.stat().st_mtime_ns for file in (folder / "first/scores").glob("*.json")}
+    spider("evaluate", "bpe/first")
     sync = [forkserver.spider(), "track", "sync"]
     subprocess.run(sync, env={**os.environ, "SPIDER_TRACKING": "on"}, check=True, capture_output=True)
-    assert file.stat().st_mtime_ns == written and curve() == expected
+    assert {file: file.stat().st_mtime_ns for file in written} == written and curve() == expected
 
 
 def test_a_foreign_model_is_a_row_of_the_comparison_and_a_run_in_mlflow(finished, everything, store):

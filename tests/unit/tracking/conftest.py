@@ -93,8 +93,12 @@ class Folder(Results):
         return sync(self, self.config(**tracking))
 
     @property
+    def uri(self) -> str:
+        return f"sqlite:///{self.root}/mlflow.db"
+
+    @property
     def client(self) -> mlflow.MlflowClient:
-        return mlflow.MlflowClient(f"sqlite:///{self.root}/mlflow.db")
+        return mlflow.MlflowClient(self.uri)
 
     def shown(self, experiment: str, filter_string: str = "") -> list[mlflow.entities.Run]:
         """Return the runs of an experiment, the oldest first."""

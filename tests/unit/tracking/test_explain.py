@@ -96,13 +96,14 @@ def test_the_configuration_names_the_store_and_the_experiment(tmp_path):
 
 @pytest.mark.parametrize(
     ("experiment", "page"),
-    [(None, "?workflowType=machine_learning"), ("7", "/7/runs?viewStateShareKey=comparison&")],
+    [(None, "?workflowType=machine_learning"), ("7", "/7/runs?viewStateShareKey=over-bytes&")],
 )
 def test_the_address_of_a_server_is_logged_without_its_password(
     results, monkeypatch, caplog, experiment, page
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ada:sesame@tracker.example/")
     with caplog.at_level(logging.INFO):
-        serve(results, results.config().tracking, 5000, experiment)
+        ids = {"Training": experiment, "Checkpoints": "8"} if experiment else {}
+        serve(results, results.config().tracking, 5000, ids)
     assert f"https://***@tracker.example/#/experiments{page}" in caplog.text
     assert "sesame" not in caplog.text
