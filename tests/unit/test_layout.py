@@ -61,7 +61,7 @@ MOST = {
     "report": 1504,
     "spider": 15,
     "tokens": 478,
-    "tracking": 1357,
+    "tracking": 1391,
     "training": 2617,
     "verify": 338,
     "workflow": 1200,
