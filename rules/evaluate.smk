@@ -170,28 +170,6 @@ rule draw:
         "{params.spider} --log {log:q} report draw {wildcards.run}/{wildcards.stage}"
 
 
-rule harness:
-    input:
-        receipt="<results>/runs/{run}/{stage}/train.json",
-        ngram=plan.indexes("full"),
-        tasks=plan.harness_files,
-    output:
-        "<results>/runs/{run}/{stage}/harness.json",
-    log:
-        "<logs>/harness/{run}/{stage}.log",
-    benchmark:
-        "<benchmarks>/harness/runs/{run}/{stage}/harness.tsv"
-    threads: plan.of_run("threads")
-    resources:
-        gpu=plan.one_gpu,
-        mem_mb=plan.of_run("mem_mb"),
-    params:
-        spider=command,
-        options=plan.harness_options,
-    shell:
-        "{params.spider} --log {log:q} harness {input.receipt:q} {params.options} --threads {threads} --output {output:q}"
-
-
 rule compare:
     input:
         lambda wildcards: plan.scores(*CONFIG.shown),

@@ -46,7 +46,6 @@ class StageFolder:
     evaluation = _Inside("evaluation.json")
     checkpoint_scores = _Inside("checkpoints.json")  # of checkpoints up to the end of the stage
     scores = _Inside("scores")  # of each of them, kept if the job is killed
-    harness = _Inside("harness.json")
     baselines = _Inside("baselines.json")  # rates of compressors on the text that the stage is scored on
     sample = _Inside("sample.json")
     sample_text = _Inside("sample.txt")

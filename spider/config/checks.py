@@ -89,7 +89,7 @@ def _chat_problems(datasets: Datasets, run: Run) -> Iterator[str]:
     if not names <= datasets.keys() or any(datasets[one].format == "chat" for one in names):
         return
     keys = [f"evaluation.tasks.{key}" for key, task in run.evaluation.tasks.items() if in_chat_form(task)]
-    for key in keys + ["harness"] * bool(run.harness and run.harness.chat):
+    for key in keys:
         remedy = "train a stage on data of format: chat, or leave it out"
         yield f"{key}.chat: no stage of the run learns from conversations; {remedy}"
 

@@ -17,4 +17,3 @@ from spider.config.run import (
 )
 from spider.config.schema import Config, Given, load_config, with_settings
 from spider.config.spec import StageSpec
-from spider.config.tasks import HarnessConfig

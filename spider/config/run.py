@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from spider.config.block import Block, Fraction, Name, Positive, is_count, must_be, none_such, wrong_key
 from spider.config.model import AnyModel, ModelConfig, merged, model_block
-from spider.config.tasks import HarnessConfig, TaskConfig
+from spider.config.tasks import TaskConfig
 
 
 def _no_bool(plain: Any) -> Any:
@@ -535,8 +535,6 @@ class Run(RunSettings):
     """Settings that the stages share."""
     stages: Annotated[list[Stage], Field(min_length=1)]
     """Stages in the order of training."""
-    harness: HarnessConfig | None = None
-    """Tasks of lm-evaluation-harness for the last checkpoint (null: none)."""
     compress: CompressConfig | None = None
     """Compress the last checkpoint into one file, and evaluate that (null: no)."""
     resources: Resources = Resources()

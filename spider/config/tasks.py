@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -92,46 +92,6 @@ class CoreTask(Block):
         path = self.root() / "core.yaml"
         with reported(f"{path}: must be YAML with the key icl_tasks, a list of tasks"):
             return _Bundle.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).icl_tasks
-
-
-class HarnessConfig(Block):
-    """Tasks of lm-evaluation-harness for the last checkpoint of a run; needs ``spider-lm[harness]``."""
-
-    #: The tasks that H-Net reports.
-    SEVEN: ClassVar = (
-        "lambada_openai",
-        "hellaswag",
-        "piqa",
-        "arc_easy",
-        "arc_challenge",
-        "winogrande",
-        "openbookqa",
-    )
-
-    tasks: Annotated[list[str], Field(min_length=1)] = list(SEVEN)
-    """Names of tasks of the harness, or of those in ``include``."""
-    include: str | None = None
-    """Folder with your own tasks, in the harness's YAML format."""
-    items: Positive | None = None
-    """Number of items of each task, from the first on (null: all)."""
-    chat: bool = False
-    """Ask as a user's turn, with shots as earlier turns; for a run that learned from conversations."""
-
-    def files(self) -> list[str]:
-        """Return the files of your own tasks; the model is scored again after an edit of one.
-
-        Hidden files and compiled Python are left out. The path of a missing folder is returned as it is.
-        """
-        if not self.include or not Path(self.include).is_dir():
-            return [self.include] if self.include else []
-        folder = Path(self.include)
-        inside = [path for path in folder.rglob("*") if path.is_file()]
-        parts = [(path, path.relative_to(folder).parts) for path in inside]
-        return sorted(
-            str(path)
-            for path, names in parts
-            if "__pycache__" not in names and not any(one.startswith(".") for one in names)
-        )
 
 
 def _task(value: Any) -> Any:

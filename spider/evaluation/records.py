@@ -214,23 +214,6 @@ class CheckpointScores(Record):
         return found.scores if found and found.weights == end.weights else []
 
 
-class HarnessResult(Record):
-    """``harness.json``: the result of lm-evaluation-harness for one checkpoint."""
-
-    FORMAT: ClassVar[int] = 2
-    WHAT: ClassVar[str] = "a result of the harness"
-
-    label: str
-    """Name of the model, such as its run and stage."""
-    weights: str
-    """Digest of the model's weights."""
-    versions: dict[str, str]
-    """Versions of lm_eval and of the tasks."""
-    window: int
-    overlap: float
-    result: Result
-
-
 class Baselines(Record):
     """``baselines.json`` of a stage, and ``baselines/NAME.json`` of a text: rates of compressors."""
 

@@ -10,7 +10,6 @@ again.
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -19,7 +18,7 @@ from typing import Any
 
 from snakemake.io import ancient, contains_wildcard, expand, flag, local
 
-from spider.config import CompressConfig, Config, Dataset, HarnessConfig, StageSpec
+from spider.config import CompressConfig, Config, Dataset, StageSpec
 from spider.config.data import Cleaning
 from spider.config.requests import Requests
 from spider.config.schema import model_files
@@ -337,23 +336,6 @@ class Plan:
         folder = Path(self.config.foreign[wildcards.run])
         return self.existing(f"foreign.{wildcards.run}", [*map(str, model_files(folder))])
 
-    def harness(self, wildcards: Any) -> HarnessConfig:
-        """Return the block of a run. A target may name any stage of any run."""
-        return self.config.runs[wildcards.run].harness or HarnessConfig()
-
-    def harness_files(self, wildcards: Any) -> list[Any]:
-        """Return the files that the user's own tasks are read from."""
-        return self.existing(f"runs.{wildcards.run}.harness.include", self.harness(wildcards).files())
-
-    def harness_options(self, wildcards: Any) -> str:
-        """Return the options of the command for a run."""
-        block = self.harness(wildcards)
-        batch = self.config.runs[wildcards.run].evaluation.batch
-        words = ["--tasks", ",".join(block.tasks), "--batch", str(batch)]
-        for option, value in (("include", block.include), ("items", block.items)):
-            words += [f"--{option}", str(value)] if value is not None else []
-        return shlex.join(words + ["--chat"] * block.chat)
-
     # ------------------------------------------------------------------------------------------- targets
 
     def stage_folders(self, *runs: str) -> list[str]:
@@ -381,9 +363,7 @@ class Plan:
         """Return all that is measured, written and drawn of these runs."""
         figures = ("loss.svg", "inside.svg", "boundaries.html")
         drawn = expand("{folder}/{name}", folder=self.stage_folders(*runs), name=figures)
-        answered = [run for run in runs if self.config.runs[run].harness]
-        answers = [f"{self.stage_folders(run)[-1]}/harness.json" for run in answered]
-        return self.scores(*runs) + drawn + answers
+        return self.scores(*runs) + drawn
 
     # ---------------------------------------------------------------------------------------- resources
 

@@ -9,7 +9,6 @@ NOT_ADVICE: dict[str, tuple[str, ...]] = {
     "cli/train.py": ("%s: set in the environment and ignored, %s",),
     "checkpoints/compress/pipeline.py": ("loaded = {name: getattr(m, ",),
     "evaluation/baselines.py": ("Compressors coded the same bytes",),
-    "evaluation/harness.py": ("Run on {} by lm-evaluation-harness {}",),
     "evaluation/records.py": (
         "Bits per byte: nats of the predicted bytes",
         "{} of decoded text: the tokenizer does not keep newlines",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from spider.config import TTTConfig, load_config
 from spider.config.scored import overlap_name, stage_with
@@ -23,11 +20,9 @@ from spider.tokens import BYTES
 from spider.training.rollouts import Prompts
 from tests.transformers_models import byte_level, gpt2
 from tests.unit.evaluation.test_adapt import TOKENS, toy
-from tests.unit.hf.small_exports import exported
 from tests.unit.model.small_gpt import build_gpt
 
 from .followed import advised, refused
-from .test_commands import refusal, spider
 from .test_configuration import BASE
 from .test_training import encoded
 
@@ -118,29 +113,3 @@ def test_questions_are_exported_as_utf_8(tmp_path):
         [*tasks("t", task)]
     file.write_text(row, encoding="utf-8")
     assert len(next(tasks("t", task)).questions) == 1
-
-
-def test_tasks_of_ones_own_are_included_and_asked_without_turns(tmp_path, monkeypatch):
-    pytest.importorskip("lm_eval")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = [{"query": f"q {i}", "choices": ["one", "two"], "gold": i % 2} for i in range(4)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "choose.yaml").write_text(
-        f"""
-task: choose
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: query
-doc_to_choice: choices
-doc_to_target: gold
-metric_list: [metric: acc]
-"""
-    )
-    stage = exported(build_gpt(), tmp_path / "toy")
-    words = ("harness", stage, "--tasks", "choose", "--output", tmp_path / "harness.json")
-    advised(refusal(*words), "evaluation/harness.py", "name --include DIR")
-    said = refusal(*words, "--include", tmp_path, "--chat")
-    advised(said, "cli/evaluate.py", "the model was never trained on conversations; leave --chat out")
-    spider(*words, "--include", tmp_path)

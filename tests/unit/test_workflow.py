@@ -64,10 +64,8 @@ def test_braces_in_a_path_are_no_wildcard_and_the_file_is_still_known():
 
 def test_a_missing_file_of_a_key_ends_snakemake_with_the_key(plan):
     tasks = {"mine": {"file": "none.jsonl"}}
-    run = RUN | {"harness": {"tasks": ["mine"], "include": "nowhere"}, "evaluation": {"tasks": tasks}}
+    run = RUN | {"evaluation": {"tasks": tasks}}
     made = plan(runs={"r": run})
-    with pytest.raises(SystemExit, match=r"error: runs.r.harness.include: nowhere: no such file or folder"):
-        made.harness_files(of(run="r"))
     with pytest.raises(SystemExit, match=r"error: runs.r.evaluation.tasks.mine: none.jsonl: no such file"):
         made.task_files(of(run="r", stage="one"))
 
@@ -106,7 +104,7 @@ def test_targets_of_a_run_are_its_scores_figures_and_what_extras_measure(plan):
     stage = "<results>/runs/r/two"
     wanted = ("evaluation.json", "compressed/sample.txt", "checkpoints.json", "baselines.json", "loss.svg")
     assert {f"{stage}/{name}" for name in wanted} | {"<results>/runs/r/extra.json"} <= set(found)
-    assert len(found) == len(set(found)) and not [file for file in found if "harness" in file]
+    assert len(found) == len(set(found))
     assert made.scores("r") == [file for file in found if not file.endswith(("svg", "html"))]
 
 

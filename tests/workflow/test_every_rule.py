@@ -16,7 +16,6 @@ from pathlib import Path
 
 import mlflow
 import pytest
-import yaml
 from click.testing import CliRunner
 from mlflow import MlflowClient
 
@@ -59,7 +58,6 @@ def add_tokens(workflow):
     workflow.config["runs"] = {"bytes": run, "bpe": {**run, "data": "text-bpe", "stages": [first, packed]}}
     workflow.config["runs"]["bpe"] |= {"compress": {"cap": 1_000_000}}
     workflow.config["audit"] = {"bpe": "quick", "bytes": True}
-    workflow.config["runs"]["bpe"]["harness"] = {"tasks": ["mine"], "include": standard_task(workflow.folder)}
     return workflow
 
 
@@ -136,19 +134,6 @@ def model_in(store, name):
     return {one.key: one.value for one in model.metrics}
 
 
-def standard_task(folder):
-    """Return a folder with a task as lm-evaluation-harness describes one."""
-    own = folder / "own"
-    own.mkdir()
-    rows = [{"query": f"Document {i} is", "choices": ["short", "long"], "gold": i % 2} for i in range(6)]
-    (own / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    task = {"task": "mine", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
-    task |= {"dataset_kwargs": {"data_files": {"test": str(own / "rows.jsonl")}}}
-    task |= {"doc_to_text": "query", "doc_to_choice": "choices", "doc_to_target": "gold"}
-    (own / "mine.yaml").write_text(yaml.safe_dump(task | {"metric_list": [{"metric": "acc_bytes"}]}))
-    return str(own)
-
-
 def spider(*words, status=0):
     """Return what a command prints. It runs in this process, which has imported torch and the family."""
     done = CliRunner().invoke(cli, list(map(str, words)))
@@ -205,8 +190,6 @@ def test_a_compressed_model_and_a_task_are_on_the_page_in_the_table_and_in_mlflo
     sent = model_in(store, "bpe-packed-compressed")
     expected = scored["results"]["adapt"]["rows"][0]["carried"]["value"]
     assert sent["val/compressed/ttt/bpb_carried"] == expected and sent["val/compressed/bytes"] > 0
-    (row, *_) = read_json(results / "runs/bpe/packed/harness.json")["result"]["rows"]
-    assert row["columns"]["items"]["value"] == 6 and 0 <= row["value"] <= 1 and "Standard tasks" in page
 
 
 def test_a_source_and_a_measurement_in_a_file_are_in_the_table_the_page_the_card_and_mlflow(
@@ -493,7 +476,7 @@ def test_the_record_of_every_job_says_what_snakemake_says(everything):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(workflow, tmp_path, monkeypatch):
-    """This run has a tokenizer, packed rows, the harness and a compressed model."""
+    """This run has a tokenizer, packed rows and a compressed model."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     two = add_tokens(workflow)
     del two.config["runs"]["bytes"], two.config["audit"]["bytes"]
@@ -513,7 +496,7 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(workflo
     once = ["download", "tokenizer", "encode", "index", "pack"]
     assert [rule for rule in run if rule in once] == once
     assert run.count("train") == run.count("evaluate") - 1 == 2
-    assert {"harness", "compress", "sample", "draw"} < set(run) and "--compressed" in listed
+    assert {"compress", "sample", "draw"} < set(run) and "--compressed" in listed
     path = f"{Path(forkserver.spider()).parent}:{os.environ['PATH']}"
     for line in lines:
         subprocess.run(
@@ -528,6 +511,6 @@ def test_the_configuration_and_the_commands_on_a_page_make_the_run_again(workflo
         assert before["weights"] == after["weights"]
     figures = re.findall(r"<th>(\w+)</th><td>(\d+)</td>", page.split('id="costs"')[1].split("</table>")[0])
     expected = {rule: str(run.count(rule)) for rule in once} | {"warmup": "1", "train": "2", "draw": "2"}
-    expected |= {"evaluate": "3", "sample": "3", "harness": "1", "compress": "1", "audit": "2"}
+    expected |= {"evaluate": "3", "sample": "3", "compress": "1", "audit": "2"}
     expected |= {"overlap": "1", "baselines": "1", "stage_baselines": "2"}
     assert dict(figures) == expected | {"all": str(len(lines))}

@@ -15,7 +15,7 @@ from .conftest import ROOT, SNAKEMAKE, Workflow
 PROFILE = ROOT / "profiles/slurm"
 
 #: Rules whose command runs a model. The others request no GPU.
-WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_compressed", "sample", "harness", "compress"}
+WITH_A_MODEL = {"warmup", "train", "evaluate", "evaluate_compressed", "sample", "compress"}
 WITH_A_MODEL |= {"evaluate_foreign", "audit"}
 #: Rules of about a second, which run where Snakemake runs.
 LOCAL = {"draw", "compare", "report", "claim_forecast", "forecast", "ladders"}
@@ -34,7 +34,7 @@ def with_every_rule(workflow: Workflow) -> None:
     del small["stages"][1]
     small["resources"] |= {"gpus": 1}
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
-    small |= {"harness": {}, "compress": {}}
+    small["compress"] = {}
     small["evaluation"] |= {"checkpoints": "all"}
     indexed["data"] = "indexed"
     indexed["model"]["ngram"] = {}

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +30,6 @@ COMMANDS = [
     "generate model",
     "chat model",
     "boundaries model text",
-    "harness model --output answers.json",
 ]
 
 
@@ -53,8 +51,6 @@ class Reached(Exception):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_sees_what_it_takes(monkeypatch, gpus, command):
-    if command.startswith("harness"):
-        pytest.importorskip("lm_eval")
     found = []
 
     def require_gpus(asked):
@@ -92,7 +88,6 @@ def test_a_model_of_another_configuration_gets_a_gpu_if_there_is_one(monkeypatch
 #: What commands import before they take their GPUs.
 IMPORTED = ["checkpoints.load", "evaluation.evaluate", "evaluation.generate", "verify.score"]
 IMPORTED += ["checkpoints.compress.pipeline", "processes.launch", "training.stage", "training.warmup"]
-IMPORTED += ["evaluation.harness"] * bool(find_spec("lm_eval"))
 
 #: Imports modules, and ends if one of them asks torch for GPUs.
 IMPORTS = """

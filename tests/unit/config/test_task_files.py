@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spider.config import HarnessConfig
 from spider.config.tasks import CoreTask
 from spider.evaluation.questions import tasks
 
@@ -54,13 +53,3 @@ def test_a_zip_of_a_bundle_is_read_as_it_is(tmp_path):
     Path(zipped).write_bytes(b"cut")
     with pytest.raises(ValueError, match=r"bundle.zip: must be a zip with core.yaml in it"):
         next(tasks("core", task))
-
-
-def test_tasks_for_the_harness_are_the_files_of_their_folder(tmp_path):
-    for name in ("own/a.yaml", "own/b/utils.py", "own/b/__pycache__/utils.pyc", "own/.hidden"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    files = [str(tmp_path / "own/a.yaml"), str(tmp_path / "own/b/utils.py")]
-    assert HarnessConfig(include=str(tmp_path / "own")).files() == files
-    assert HarnessConfig(include=str(tmp_path / "none")).files() == [str(tmp_path / "none")]
-    assert HarnessConfig().files() == []

@@ -177,20 +177,20 @@ def test_scores_of_other_weights_do_not_stand_in_it(results, tmp_path):
     assert not {"Scores", "Tasks"} & {*sections(card)} and "2.1250" not in card
 
 
-def test_decoded_text_and_the_harness_and_names_that_would_be_markup(results, tmp_path):
+def test_decoded_text_and_other_results_and_names_that_would_be_markup(results, tmp_path):
     score(results, "b", lossless=False, names={"zlib": HOSTILE})
     weights = files.read_json(results.stage("small", "b").receipt)["weights"]
     columns, hub = {"items": Number(value=7)}, {"hub_metric": "acc", "hub_dataset": HOSTILE}
-    row = Row(name="harness/x", label=f"{HOSTILE}, acc", value=0.5, error=0.1, columns=columns, **hub)
-    found = Result(title="Standard tasks", rows=[row], notes=["Run on `x` by lm-evaluation-harness."])
+    row = Row(name="mine/x", label=f"{HOSTILE}, acc", value=0.5, error=0.1, columns=columns, **hub)
+    found = Result(title="Standard tasks", rows=[row], notes=["Run on `x`."])
     plain = {"weights": weights, "result": found.model_dump()}
-    files.write_json(results.stage("small", "b").harness, plain)
+    files.write_json(results.stage("small", "b").path / "mine.json", plain)
     export(stage(results), tmp_path / "out")
     card = text(tmp_path / "out")
     assert "| **this model** | **2.1250†** | 2.0250† |" in card and "† of decoded text" in card
     shown = "&lt;/table>&lt;img src=x> \\| 'a' \\\\ �[31m line"
     assert f"| {shown}, acc | 0.5000 ± 0.1000 | 7 |" in card and f"| {shown} | 2.7000†" in card
-    assert "Run on 'x' by lm-evaluation-harness." in card
+    assert "Run on 'x'." in card
     results_read = model_index_to_eval_results(yaml.safe_load(card.split("---\n")[1])["model-index"])[1]
     assert results_read[-1].metric_type == "acc" and not problems_of_card(card)
 
