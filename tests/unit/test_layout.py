@@ -45,11 +45,11 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1698,
-    "cli": 1420,
-    "common": 454,
-    "config": 2270,
+    "cli": 1366,
+    "common": 453,
+    "config": 2242,
     "data": 5227,
-    "evaluation": 3248,
+    "evaluation": 3029,
     "extras/lab": 1706,
     "extras/trust": 1933,
     "hf": 441,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2617,
     "verify": 338,
-    "workflow": 1200,
+    "workflow": 1186,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
