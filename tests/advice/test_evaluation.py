@@ -22,7 +22,7 @@ from tests.transformers_models import byte_level, gpt2
 from tests.unit.evaluation.test_adapt import TOKENS, toy
 from tests.unit.model.small_gpt import build_gpt
 
-from .followed import advised, refused
+from .followed import refused
 from .test_configuration import BASE
 from .test_training import encoded
 
