@@ -98,7 +98,7 @@ use rule evaluate as evaluate_compressed with:
     benchmark:
         "<benchmarks>/evaluate/runs/{run}/{stage}{compressed}/evaluation.tsv"
     wildcard_constraints:
-        compressed="/compressed",
+        compressed="[/]compressed",
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).evaluation.scoring(),
