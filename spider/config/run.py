@@ -435,7 +435,7 @@ class EvaluationConfig(Block):
     """Bytes of earlier held-out documents that a second score may look back on (0: no second score)."""
     n_loops: Positive | None = None
     """Loops of the model's recurrent part (null: the stage's)."""
-    checkpoints: Annotated[int, Field(ge=0)] = 5
+    checkpoints: Annotated[int, Field(ge=0)] = 4
     """Checkpoints of each stage to save, keep and score on a sample of the text, at equal shares of the stage
     up to its end (0: none)."""
     loops_bytes: Annotated[int, Field(ge=0)] = 50_000
