@@ -5,6 +5,10 @@
 A job of one thread that computes uses a second of processor time in a second. In the rest of its time it
 waits for a lock, a disk or another job. Other programs take processor time as well, so the machine has to be
 quiet.
+
+``--scored A B`` also prints what scoring checkpoints costs: two runs of the workflow have the same settings,
+but B has ``evaluation: {checkpoints: 0}``. It is the processor time of the jobs train and evaluate of A
+beyond that of B, as a share of the training of B.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("results", type=Path)
     options.add_argument("--slots", type=int, default=2, help="jobs of one thread at once (default: 2)")
+    options.add_argument(
+        "--scored", nargs=2, metavar=("A", "B"), help="a run that scores checkpoints, and one without"
+    )
     options = options.parse_args()
     ended = [job for job in jobs(options.results) if job.ended is not None]
     last = [job for job in ended if job.workflow == ended[-1].workflow]
@@ -45,6 +52,20 @@ def main() -> None:
     rows = [["seconds of the workflow", f"{span:.0f}"]]
     rows += [[name, f"{share:.1%}"] for name, share in list(figures.items())[1:]]
     rows += [[f"waiting {rule}", f"{s:.1f} s"] for rule, s in sorted(waited.items(), key=lambda x: -x[1])[:5]]
+    if options.scored:
+        cost = {
+            (rule, run): sum(
+                attempts(path)[-1]["cpu_time"]
+                for path in options.results.glob(f"benchmarks/{rule}/runs/{run}/*/*.tsv")
+            )
+            for rule in ("train", "evaluate")
+            for run in options.scored
+        }
+        one, other = options.scored
+        for rule in ("train", "evaluate"):
+            more = (cost[rule, one] - cost[rule, other]) / cost["train", other]
+            figures[f"scoring checkpoints, {rule}"] = more
+            rows.append([f"scoring checkpoints, {rule}", f"{more:.1%} of the training"])
     report("Slots of a workflow", ["", "of all slots"], rows, figures, options)
 
 
