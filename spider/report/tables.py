@@ -77,8 +77,12 @@ class Invocation:
     tracked: bool = True
     """Whether runs are recorded in an MLflow store."""
 
-    def commands(self, folder: Path, best: str) -> dict[str, str]:
-        """Return the next steps and their commands; ``folder`` holds the summary, ``best`` is a run."""
+    def commands(self, folder: Path, best: str, stage: str) -> dict[str, str]:
+        """Return the next steps and their commands, for the last stage of the run ``best``.
+
+        Args:
+            folder: The folder of the summary.
+        """
         config = self.config or (self.snakefile and Path("config.yaml"))
         words = f" --config {_quoted(config)}" if config else ""
         spider = f".venv/bin/spider{words}" if self.snakefile is None else f"spider{words}"
@@ -88,7 +92,7 @@ class Invocation:
         return steps | {
             f"The page of {best}": _quoted(folder / f"runs/{best}.html"),
             "All tables": _quoted(folder / "table.md"),
-            f"Text of {best}": f"{spider} generate {best}",
+            f"Text of {best}": f"{spider} generate {best}/{stage}",
         }
 
 
@@ -115,7 +119,8 @@ def terminal_summary(
     grid = RichTable.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    steps = (started or Invocation()).commands(path.parent.resolve(), ranked[0][0])
+    best = ranked[0][0]
+    steps = (started or Invocation()).commands(path.parent.resolve(), best, summary.runs[best].order[-1])
     for step, command in steps.items():
         grid.add_row(step, Text(command, style="cyan"))
     console.print(grid, width=width)

@@ -45,7 +45,7 @@ def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
         "bz2     2.310 ██████    2.260\n",
         "demo writes: The function returns the [value] of the",  # brackets are text, not markup
         "make ui\n",
-        ".venv/bin/spider generate demo\n",
+        ".venv/bin/spider generate demo/anneal\n",
     ):
         assert needed in re.sub(" *\n", "\n", text) or needed in " ".join(text.split()), needed
     table = (tmp_path / "report/table.md").read_text()
@@ -73,23 +73,23 @@ def test_each_model_is_compared_with_what_was_given_the_same_text(tmp_path):
 @pytest.mark.parametrize(
     ("started", "commands"),
     [
-        (Invocation(), ["make ui", ".venv/bin/spider generate a"]),
-        (Invocation(tracked=False), [".venv/bin/spider generate a"]),
+        (Invocation(), ["make ui", ".venv/bin/spider generate a/b"]),
+        (Invocation(tracked=False), [".venv/bin/spider generate a/b"]),
         (
             Invocation(config=Path.cwd() / "presets/my own.yaml"),
             [
                 "make ui CONFIG='presets/my own.yaml'",
-                ".venv/bin/spider --config 'presets/my own.yaml' generate a",
+                ".venv/bin/spider --config 'presets/my own.yaml' generate a/b",
             ],
         ),
         (
             Invocation(config=Path("/a/b.yaml"), snakefile=Path("/c/Snakefile")),
-            ["spider --config /a/b.yaml track ui", "spider --config /a/b.yaml generate a"],
+            ["spider --config /a/b.yaml track ui", "spider --config /a/b.yaml generate a/b"],
         ),
     ],
 )
 def test_the_last_lines_name_commands_for_the_same_configuration(started, commands):
-    named = [*started.commands(Path("/results/report"), "a").values()]
+    named = [*started.commands(Path("/results/report"), "a", "b").values()]
     assert [one for one in named if one.startswith(("make", "spider", ".venv"))] == commands
     assert "/results/report/runs/a.html" in named
 
