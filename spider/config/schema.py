@@ -49,8 +49,8 @@ class Config(Block):
     tokenizers: dict[Name, TokenizerConfig] = {}
     """Tokenizers by name, which datasets may name."""
     downloads: dict[str, Annotated[str, _an_origin]] = {}
-    """Where files that others publish come from, by the place where this configuration names them: a folder
-    of files of a repository, or one file. The workflow downloads a file before a job reads it."""
+    """Addresses of files that others publish, by the place where this configuration names them. A place is a
+    folder of the files of a repository, or one file. The workflow downloads a file before a job reads it."""
     runs: Annotated[dict[Name, Run], Field(min_length=1)] = {}
     """Runs by name. There must be one, or a block of an extra that makes one."""
     foreign: dict[Name, str] = {}
