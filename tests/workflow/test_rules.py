@@ -35,7 +35,6 @@ def with_every_rule(workflow: Workflow) -> None:
     small["resources"] |= {"gpus": 1}
     indexed, packed, swept = (copy.deepcopy(small) for _ in range(3))
     small["compress"] = {}
-    small["evaluation"] |= {"checkpoints": "all"}
     indexed["data"] = "indexed"
     indexed["model"]["ngram"] = {}
     packed |= {"data": "text-bpe", "model": {"preset": "gpt-cpu", "hidden": 32, "layers": 2, "heads": 2}}
