@@ -263,7 +263,9 @@ def _bookless(spec: StageSpec, last: int) -> StageSpec:
     }
     if spec.settings.max_hours is not None:
         changes["max_hours"] = 1e9  # the end is that of the checkpoint
-    return spec.model_copy(update={"settings": spec.settings.model_copy(update=changes)})
+    unscored = spec.evaluation.model_copy(update={"checkpoints": 0})
+    settings = spec.settings.model_copy(update=changes)
+    return spec.model_copy(update={"settings": settings, "evaluation": unscored})
 
 
 def _train_to(trainer: Trainer, last: int) -> None:

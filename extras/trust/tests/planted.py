@@ -45,7 +45,8 @@ RUN: Config = {
         "val_every": 0,
     },
     "stages": [{"name": "main", "max_steps": 12}],
-    "evaluation": {"max_bytes": 16_000, "loops_bytes": 0, "sample_bytes": 0, "carry_over": 0, "batch": 32},
+    "evaluation": {"max_bytes": 16_000, "loops_bytes": 0, "sample_bytes": 0, "carry_over": 0, "batch": 32,
+                   "checkpoints": 0},
     "resources": {"threads": 1},
 }  # fmt: skip
 NGRAM = {"contexts": [1, 2, 4, 6], "rare": 5, "matches": [2, 4], "hidden": 8, "state": 8}
