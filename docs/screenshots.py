@@ -1,6 +1,6 @@
 """Make the pictures of MLflow for docs/tracking.md and of the model card for docs/checkpoints.md.
 
-    python docs/screenshots.py RESULTS [FOLDER] [--only card]
+    python docs/screenshots.py RESULTS [FOLDER] [--only card] [--width 700]
 
 Run it in the folder from which the workflow of RESULTS ran. `spider track ui` serves the pages, and a
 headless Chromium takes the screenshots. The card is that of an export of the last stage of the first run,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from spider.tracking.pages import COLUMNS, opening  # noqa: E402
+from spider.tracking.pages import COLUMNS, VIEWS, opening  # noqa: E402
 from tests.chromium import chromium  # noqa: E402 (tests/ is not part of the package)
 
 PORT = 5077
@@ -82,10 +82,15 @@ def table(page: Page, address: str, ids: dict[str, str]) -> None:
 
 
 def checkpoints(page: Page, address: str, ids: dict[str, str]) -> None:
-    """Show all checkpoints by their bits per byte."""
-    page.goto(f"{address}/#/experiments/{ids['Training']}/models?viewMode=CHART&{MODE}")
-    page.get_by_placeholder("Search metric charts").fill("bpb")
-    page.locator(".barlayer path").first.wait_for(state="attached")
+    """Show all checkpoints, the best first."""
+    page.goto(address + opening(ids["Checkpoints"], charts=False))
+    page.locator("[role=columnheader][col-id^='metrics.']").nth(len(VIEWS["Checkpoints"]) - 1).wait_for()
+
+
+def models(page: Page, address: str, ids: dict[str, str]) -> None:
+    """Show the checkpoints as models."""
+    page.goto(f"{address}/#/experiments/{ids['Training']}/models?{MODE}")
+    page.get_by_text("-step-").first.wait_for()
 
 
 def jobs(page: Page, address: str, ids: dict[str, str]) -> None:
@@ -132,7 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs/img")
-    parser.add_argument("--only", help="one of card, comparison, table, checkpoints, jobs, registry")
+    parser.add_argument("--only", help="card, page, comparison, table, checkpoints, models, jobs or registry")
+    parser.add_argument("--width", type=int, default=1500, help="of the page of the first run, in pixels")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
@@ -140,7 +146,11 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1360, "height": 720})
             page.set_content(model_card(options.results))
             shoot(page, options.folder / "model-card.png", full_page=True)
-        if options.only != "card":
+        if options.only == "page":
+            page = browser.new_page(viewport={"width": options.width, "height": 900})
+            page.goto(next((options.results / "report/runs").glob("*.html")).resolve().as_uri())
+            shoot(page, options.folder / f"page-{options.width}.png", full_page=True)
+        elif options.only != "card":
             tracking(browser, options.results, options.folder, options.only)
 
 
@@ -149,8 +159,8 @@ def tracking(browser: Browser, results: Path, folder: Path, only: str | None) ->
     with pages(results) as address:
         client = MlflowClient(address)
         ids = {e.name.split("/")[-1]: e.experiment_id for e in client.search_experiments()}
-        for show in (comparison, table, checkpoints, jobs, registry):
-            if only not in (None, show.__name__):
+        for show in (comparison, table, checkpoints, jobs, registry, models):
+            if show.__name__ != only and (only or show is models):
                 continue
             page = browser.new_page(viewport={"width": 1500, "height": 720})
             page.set_default_timeout(120_000)
