@@ -51,7 +51,7 @@ MOST = {
     "data": 5227,
     "evaluation": 3029,
     "extras/lab": 1706,
-    "extras/trust": 1933,
+    "extras/trust": 1935,
     "hf": 441,
     "kernels": 1454,
     "model": 2521,
