@@ -87,6 +87,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         n_loops: int | None = None,
         return_dict: bool | None = None,
+        context: int | None = None,
     ) -> Any:
         """Return the logits (B, T, V), or with ``past_key_values`` those of the next id, (B, 1, V).
 
@@ -96,8 +97,10 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
             labels: (B, T), the same ids; -100 where a label does not count.
             past_key_values: the readers of these rows in generation.
             n_loops: how often a looped part runs; `ValueError` for a model without loops.
+            context: how many ids the model reads at a time in generation, if more than the window.
         """
-        self.model.window = self.config.window  # it may have been set after loading
+        assert self.config.window is not None, "the configuration always sets a window"
+        self.model.window = max(self.config.window, context or 0)  # it may have been set after loading
         if past_key_values is not None:
             rows = [ids[mask].tolist() for ids, mask in _rows(input_ids, attention_mask)]
             output = CausalLMOutputWithPast(logits=past_key_values.extend(rows)[:, None])
@@ -164,21 +167,23 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
         is_first_iteration: bool = False,
         use_cache: bool | None = None,
         n_loops: int | None = None,
+        context: int | None = None,
         **_: Any,
     ) -> dict[str, Any]:
         """Return the arguments of `forward` for one step.
 
         Raises:
-            ValueError: a prompt is longer than the window.
+            ValueError: a prompt is longer than the context, which is the window by default.
         """
-        context = self.config.window
+        context = context or self.config.window
         n_loops = n_loops or self.config.n_loops
         assert context is not None, "the configuration always sets a window"
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if is_first_iteration and (longest := int(mask.sum(1).max())) > context:
             raise ValueError(
                 f"the prompt is {longest:,} ids and the model reads {context:,} at most: give only its end "
-                "(a tokenizer's truncation_side='left', truncation=True), or set model.config.window"
+                "(a tokenizer's truncation_side='left', truncation=True), or "
+                f"generate(..., context={2 * longest})"
             )
         if use_cache:
             past_key_values = past_key_values or Readers(self.model, context, n_loops)
@@ -191,6 +196,7 @@ class SpiderForCausalLM(PreTrainedModel, GenerationMixin):
             "attention_mask": mask,
             "past_key_values": past_key_values,
             "n_loops": n_loops,
+            "context": context,
         }
 
     # ------------------------------------------------------------------------------ loading and saving

@@ -147,12 +147,11 @@ def test_an_export_of_another_version_is_replaced_by_a_new_folder(stage, tmp_pat
     spider.load_model(tmp_path / "old")
 
 
-def test_a_long_prompt_is_shortened_or_read_in_a_larger_window(stage, tmp_path):
+def test_a_long_prompt_is_shortened_or_read_in_a_larger_context(stage, tmp_path):
     export(stage.path, tmp_path / "own")
     model = SpiderForCausalLM.from_pretrained(tmp_path / "own")
     ids = torch.full((1, 40), 97)
-    with refused("hf/modeling.py", "truncation_side='left', truncation=True), or set model.config.window"):
+    with refused("hf/modeling.py", "truncation_side='left', truncation=True), or generate(..., context=80)"):
         model.generate(ids, max_new_tokens=2)
     model.generate(ids[:, -20:], max_new_tokens=2)
-    model.config.window = 64
-    model.generate(ids, max_new_tokens=2)
+    model.generate(ids, max_new_tokens=2, context=80)

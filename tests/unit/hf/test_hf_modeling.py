@@ -30,7 +30,8 @@ def loaded(exports):
 
 
 def written(ours, prompt, count, **how):
-    return list(generate(ours, prompt, max_bytes=count, temperature=0, seed=0, context=WINDOW, **how))
+    how = {"context": WINDOW} | how
+    return list(generate(ours, prompt, max_bytes=count, temperature=0, seed=0, **how))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -135,6 +136,16 @@ def test_beams_and_samples_are_the_same_without_the_cache(loaded):
     assert torch.equal(*drawn)
     special = set(BYTES.specials.values()) & set(drawn[0][:, 7:].flatten().tolist())
     assert special <= {BYTES.eos, BYTES.pad}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_longer_context_takes_a_longer_prompt(exports, loaded, name):
+    """The prompt fills the window twice, and the text the context; a new one then begins."""
+    ours, x = exports[name][0], ids(1, 2 * WINDOW)
+    expected = written(ours, x[0].numpy(), 40, context=50)
+    for cached in (True, False):
+        made = loaded[name].generate(x, max_new_tokens=30, do_sample=False, context=50, use_cache=cached)
+        assert made[0, 2 * WINDOW :].tolist()[: len(expected)] == expected[:30] and len(expected) > 10
 
 
 def test_a_prompt_longer_than_the_window_is_refused(loaded):
