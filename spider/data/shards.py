@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, PrivateAttr
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
@@ -480,26 +479,14 @@ class Shards:
         The split is a ring: its last token is followed by its first.
         """
         rows = np.empty((len(starts), length), DTYPE)
-        if rows.size == 0:
-            return rows
         shards = np.searchsorted(self.borders, starts, side="right") - 1
         offsets = starts - self.borders[shards]
-        inside = starts + length <= self.borders[shards + 1]
-        for s in np.unique(shards[inside]).tolist():
-            chosen = np.flatnonzero(inside & (shards == s))
-            for begin in offsets[chosen].tolist():
-                self.within(s, begin, begin + length)
-            # Indexing the view of all windows copies whole rows without (n, length) indices.
-            rows[chosen] = sliding_window_view(self.maps[s], length)[offsets[chosen]]
-        for i in np.flatnonzero(~inside).tolist():
-            s = int(shards[i])
-            filled = 0
-            while filled < length:
-                begin = int(offsets[i]) if filled == 0 else 0
-                piece = self.within(s % len(self.maps), begin, begin + length - filled)
-                rows[i, filled : filled + len(piece)] = piece
-                filled += len(piece)
-                s += 1
+        for row, s, begin in zip(rows, shards.tolist(), offsets.tolist(), strict=True):
+            left = row
+            while len(left):
+                piece = self.within(s % len(self.maps), begin, begin + len(left))
+                left[: len(piece)] = piece
+                left, s, begin = left[len(piece) :], s + 1, 0
         return rows
 
 

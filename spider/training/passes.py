@@ -68,19 +68,18 @@ def inputs_of(micro: Batch, device: torch.device, pad: int, spec: StageSpec) -> 
     wanted = {"rows_BT1", "learned_BT", "candidates_BTW", "advantage_B"}
     wanted |= {"document_BT"} if spec.settings.attend == "document" else set()
     moved = {name: _copied(array, device) for name, array in micro.arrays().items() if name in wanted}
-    rows_BT1 = moved.pop("rows_BT1").long()
-    labels_BT = rows_BT1[:, 1:]
-    learned_BT = moved.pop("learned_BT") if "learned_BT" in moved else labels_BT != pad
-    inputs = {
-        "tokens_BT": rows_BT1[:, :-1],
-        "labels_BT": labels_BT.masked_fill(~learned_BT, IGNORED),
-        **moved,
-    }
+    rows_BT1 = moved.pop("rows_BT1")
+    labels_BT = rows_BT1[:, 1:].long()
+    if "learned_BT" in moved:
+        labels_BT.masked_fill_(~moved.pop("learned_BT"), IGNORED)
+    elif pad in micro.rows_BT1:  # seldom, and the host finds out sooner
+        labels_BT.masked_fill_(labels_BT == pad, IGNORED)
+    inputs = {"tokens_BT": rows_BT1[:, :-1].long(), "labels_BT": labels_BT, **moved}
     if "document_BT" in moved:
         inputs["document_BT"] = moved["document_BT"].long()
     if "advantage_B" in moved:
         assert micro.learned_BT is not None, "answers say which of their tokens are learned"
-        inputs["learned"] = rows_BT1.new_full((), max(1, int(micro.learned_BT.sum())), dtype=torch.float32)
+        inputs["learned"] = labels_BT.new_full((), max(1, int(micro.learned_BT.sum())), dtype=torch.float32)
     return {name: tensor.contiguous() for name, tensor in inputs.items()}
 
 
