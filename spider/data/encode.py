@@ -4,16 +4,15 @@ Arrow gives a batch of documents as one contiguous UTF-8 buffer and an array of 
 buffer widened to uint16, with BOS and EOS spliced around every document:
 
     texts    |T h e   c a t|A   d o g|          one uint8 buffer, offsets [0, 7, 12]
-    joined   |. T h e   c a t .|. A   d o g .|  Arrow puts a placeholder byte before and after each document
-    tokens   |B T h e   c a t E|B A   d o g E|  widened in one pass; BOS and EOS replace the placeholders
+    tokens   |B T h e   c a t E|B A   d o g E|  each slice widened into its place; then BOS and EOS
 
 With a tokenizer (`spider.tokens.stored`), and in conversations (`spider.data.chat`), each document is encoded
-separately, which is much slower. For bytes, Python handles single documents only to hash their ids for the
-split, and to truncate long ones (`spider.data.documents`). A repeated id is kept (every copy falls into the
-same split), counted and reported by a warning.
+separately, which is much slower. For bytes, Python handles single documents only to copy their bytes, to hash
+their ids for the split, and to truncate long ones (`spider.data.documents`). A repeated id is kept (every
+copy falls into the same split), counted and reported by a warning.
 
-Memory is constant: about a megabyte of text is decoded at a time, then widened in pieces that stay in the
-cache. Only a single document larger than that takes more (about four times its size).
+Memory is constant: about four megabytes of text are decoded at a time, so that the constant cost of a batch
+is small. Only a single document larger than that takes more (about three times its size).
 
 Trade-off: the index job makes the SHA-256 of the shards (`spider.data.shards.build_metadata`), not this
 module. One core hashes 0.9 GB/s of text and the rest of this module processes 0.4 GB/s, so this would cost a
@@ -36,12 +35,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spider.common.files import replacing, write_bytes, write_json
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.documents import RemoteParquet, as_bytes, placed_documents, row_counts, truncate
+from spider.data.documents import BATCH_BYTES, RemoteParquet, as_bytes, placed_documents, row_counts, truncate
 from spider.data.shards import BLOCKS_KEY, COUNTS, DTYPE, MOST_DOCUMENTS, NAME_BYTES, BlockWriter
 from spider.tokens import BYTES, Tokens
 
@@ -50,8 +48,6 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 DUPLICATE_ROWS = 1 << 24
 """Rows at the beginning of a part that are searched for repeated ids (8 bytes each)."""
-PIECE = 1 << 18
-"""Bytes widened and written at a time."""
 FLUSH_BYTES = 1 << 23
 """Written bytes after which the kernel is asked to write them to disk."""
 
@@ -81,9 +77,8 @@ def encode_part(
     with writing(folder, part, dataset, tokens) as shards:
         for documents, masks, id_hashes, groups in placed_documents(parquet, dataset, rows, removed):
             for split, writer in shards.writers.items():
-                chosen = documents.filter(masks[split])
-                writer.append(chosen.texts, encode)
-                writer.rows.append(chosen.rows)
+                writer.append(documents.texts, masks[split], encode)
+                writer.rows.append(documents.rows[masks[split]])
             if rows["read"] <= DUPLICATE_ROWS:
                 hashes.append(id_hashes)
             if len(shards.groups) < MOST_DOCUMENTS:
@@ -148,39 +143,41 @@ class ShardWriter:
         temporary = [files.enter_context(replacing(name.with_suffix(suffix))) for suffix in (".bin", ".idx")]
         opened = [files.enter_context(path.open("wb")) for path in temporary]
         self._tokens_file, self._index_file = map(BlockWriter, opened)
-        self._piece = np.empty(PIECE, DTYPE)
+        self._buffer = np.empty(2 * BATCH_BYTES, DTYPE)
         self._flushed = 0
 
     def write(self, ids: np.ndarray, begins: np.ndarray) -> None:
         """Append tokens, among which documents begin at the given positions."""
-        self._tokens_file.write(ids.astype(DTYPE, copy=False))
-        self._count(len(ids), begins, int(self._vocabulary.bytes_of[ids].sum()))
+        self._write(ids, begins, int(self._vocabulary.bytes_of[ids].sum()))
 
-    def append(self, texts: pa.Array, encode: Callable[[bytes], np.ndarray] | None) -> None:
-        """Append documents, none of them null, by their encoding; None copies their bytes."""
-        if not len(texts):
+    def append(
+        self, texts: pa.Array, chosen: np.ndarray, encode: Callable[[bytes], np.ndarray] | None
+    ) -> None:
+        """Append the documents of a mask, none of them null, by their encoding; None copies their bytes."""
+        if not chosen.any():
             return
         if encode is not None:
-            ids = [encode(text) for text in as_bytes(texts)]
+            ids = [encode(text) for text in as_bytes(texts.filter(pa.array(chosen)))]
             lengths = np.array([len(document) for document in ids])
             self.write(np.concatenate(ids), np.cumsum(lengths) - lengths)
             return
-        empty, placeholder = pa.scalar("", texts.type), pa.scalar("\0", texts.type)
-        _, ends, joined = pc.binary_join_element_wise(empty, texts, empty, placeholder).buffers()
-        offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
-        for piece in BYTES.splice(np.frombuffer(joined, np.uint8), offsets, self._piece):
-            self._tokens_file.write(piece)
-        self._count(int(offsets[-1]), offsets[:-1], int(offsets[-1]) - 2 * len(texts))
+        _, offsets, data = texts.buffers()
+        bounds = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
+        text = np.frombuffer(data, np.uint8)
+        ids, begins = BYTES.splice(text, bounds[:-1][chosen], bounds[1:][chosen], self._buffer)
+        self._write(ids, begins, len(ids) - 2 * len(begins))
 
     @property
     def digests(self) -> dict[str, str]:
         """Digests of the blocks of both files (`spider.data.shards`)."""
         return {"bin": "".join(self._tokens_file.digests), "idx": "".join(self._index_file.digests)}
 
-    def _count(self, tokens: int, begins: np.ndarray, size: int) -> None:
+    def _write(self, ids: np.ndarray, begins: np.ndarray, size: int) -> None:
+        """Append tokens that stand for so many bytes."""
+        self._tokens_file.write(ids.astype(DTYPE, copy=False))
         first = (begins + self.tokens).astype("<u8")
         self._index_file.write(first * np.uint64(DTYPE.itemsize))
-        self.tokens += tokens
+        self.tokens += len(ids)
         self.documents += len(begins)
         self.bytes += size
         # The kernel writes new pages to disk while we decode, so that the final fsync finds few. DONTNEED

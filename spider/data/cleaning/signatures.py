@@ -189,8 +189,8 @@ SCHEMA = pa.schema(
 #: Columns of the bands: those of a document's own text, then those of its whole text.
 COLUMNS = [f"{text}{band}" for text in ("own", "whole") for band in range(BANDS)]
 _NEAR = pa.schema([*SCHEMA, *((name, pa.uint32()) for name in COLUMNS)])
-#: Batches of documents in a row group, about a megabyte of text each.
-GROUP = 250
+#: Batches of documents in a row group, about four megabytes of text each.
+GROUP = 64
 _TEMPLATES = b"templates"
 
 

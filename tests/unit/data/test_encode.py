@@ -78,7 +78,7 @@ IDS = [f"<urn:{i}>" for i in range(500)]
 @pytest.mark.parametrize("batch_bytes", [1, 100, documents.BATCH_BYTES])
 def test_documents_become_bos_bytes_eos(tmp_path, monkeypatch, batch_bytes):
     monkeypatch.setattr(documents, "BATCH_BYTES", batch_bytes)
-    large = ["é" * (2 * encode.PIECE + 1), "x" * (3 << 20)]  # larger than a piece and than a batch
+    large = ["é" * (1 << 19), "x" * (9 << 20)]  # larger than a block of the file, and than a writer's buffer
     texts, ids = [*MANY, *large, "the last"], [*IDS, "large", "larger", "last"]
     file = write(tmp_path / "a.parquet", texts, ids, row_group_size=77)
     encode_part(file, tmp_path / "out", "000", dataset(validation=0.2))
