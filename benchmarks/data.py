@@ -1,6 +1,6 @@
 """Measure the cleaning of a dataset: which duplicates it finds, what it removes wrongly, and what it costs.
 
-    python benchmarks/data.py [--documents 1000000] [--folder FOLDER] [--quick] [--json FILE]
+    python benchmarks/data.py [--peers] [--documents 1000000] [--folder FOLDER] [--quick] [--json FILE]
 
 The workflow cleans the synthetic text of `benchmarks/corpus.py`, whose truth is known. A removal is right if
 the document is a copy of the one that was kept, or of its original. It is right as well if the kept document
@@ -8,17 +8,24 @@ contains its word 5-grams outside templates up to the threshold, by brute force.
 The evidence is compared for several numbers of parts and of jobs at a time. Speeds are those of single
 commands, in text per processor second beyond those for a part with one document.
 
+With `--peers` nothing is cleaned. Encoding, the loader and the learning of merges stand beside the plainest
+code for the same work, on the embedded corpus in one process. Rows are ratios of processor time, medians of
+pairs in turn.
+
 FOLDER keeps the text and the results for another look; what is there is not made again.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -259,9 +266,85 @@ def synthetic(folder: Path, documents: int, quick: bool, table: Table) -> None:
     same_evidence(folder, 2000 if quick else 20_000, quick, table)
 
 
+# Beside plain code
+
+
+def beside(ours: Callable[[], Any], plain: Callable[[], Any], pairs: int = 5) -> float:
+    """Return the processor time of ``ours`` as a multiple of that of ``plain``, the median of pairs."""
+    ratios = []
+    for _ in range(pairs):
+        times = [time.process_time()]
+        for run in (ours, plain):
+            run()
+            times.append(time.process_time())
+        ratios.append((times[1] - times[0]) / (times[2] - times[1]))
+    return statistics.median(ratios)
+
+
+def peers(folder: Path, quick: bool, table: Table) -> None:
+    """Add the ratios to plain code."""
+    import rustbpe
+    import torch
+
+    from spider.config import Dataset, TokenizerConfig
+    from spider.data.encode import encode_part
+    from spider.data.loader import Loader
+    from spider.data.shards import Shards, build_metadata
+    from spider.data.sources.pydocs import write_pydocs
+    from spider.data.tokenizer import learn
+    from spider.tokens import BYTES
+    from spider.tokens.stored import PATTERN
+    from spider.training.passes import inputs_of
+
+    torch.set_num_threads(1)
+    small, large, shards = folder / "text.parquet", folder / "large.parquet", folder / "shards"
+    write_pydocs(0, 8 if quick else 1, small)
+    text = pq.read_table(small, columns=["text", "id"])
+    pq.write_table(pa.concat_tables([text] * 7), large, row_group_size=1000)
+    spec = Dataset(source={"kind": "local", "files": [str(large)]}, validation=0.005)
+
+    def copy() -> None:
+        with (folder / "copy.bin").open("wb") as file:
+            for batch in pq.ParquetFile(large).iter_batches(330, columns=["text", "id"], use_threads=False):
+                _, ends, data = batch["text"].buffers()
+                bounds = np.frombuffer(ends, np.int32, len(batch) + 1)
+                file.write(np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].astype(np.uint16).data)
+            os.fsync(file.fileno())
+
+    ratio = beside(lambda: encode_part(large, shards, "000", spec), copy)
+    table.add("encode bytes, beside decode, widen, write", ratio, ".2f", "<= 1.2")
+    build_metadata(shards, "text", spec, source={}, parts=["000"])
+    train, tokens = Shards(shards, "train"), np.memmap(shards / "train/000.bin", np.uint16, mode="r")
+    settings, cpu = SimpleNamespace(settings=SimpleNamespace(attend="all")), torch.device("cpu")
+    for length in (256, 2048):
+        loader, random = Loader(train, seq_len=length, rows=32, seed=0), np.random.default_rng(0)
+
+        def load(loader: Loader = loader) -> None:
+            for _ in range(320):
+                inputs_of(next(loader), cpu, BYTES.pad, settings)
+
+        def gather(length: int = length, random: np.random.Generator = random) -> None:
+            for _ in range(320):
+                starts = random.integers(0, len(tokens) - length - 1, 32).tolist()
+                torch.from_numpy(np.stack([tokens[at : at + length + 1] for at in starts])).long()
+
+        table.add(f"loader at {length}, beside a memmap, stack, long", beside(load, gather), ".2f", "<= 1")
+        loader.close()
+    for size in (700,) if quick else (4096, 32768):
+        config, output = TokenizerConfig(data="text", vocab_size=size), folder / "tokenizer.json"
+
+        def plain(size: int = size) -> None:
+            texts = iter(pq.read_table(small, columns=["text"])["text"].to_pylist())
+            rustbpe.Tokenizer().train_from_iterator(texts, size - 16, pattern=PATTERN)
+
+        ratio = beside(lambda c=config, o=output: learn([small], o, "t", c, spec), plain)
+        table.add(f"learn {size} ids, beside rustbpe", ratio, ".2f", "<= 1.1")
+
+
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--documents", type=int, help="of the synthetic text (default: a million)")
+    arguments.add_argument("--peers", action="store_true", help="measure speeds beside plain code")
     arguments.add_argument("--folder", type=Path, help="keep the text and the results here")
     options = arguments.parse_args()
     documents = options.documents or (20_000 if options.quick else 1_000_000)
@@ -269,9 +352,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="data-", ignore_cleanup_errors=True) as scratch:
         folder = (options.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        synthetic(folder, documents, options.quick, table)
+        if options.peers:
+            peers(folder, options.quick, table)
+        else:
+            synthetic(folder, documents, options.quick, table)
     report(
-        "Cleaning",
+        "Beside plain code" if options.peers else "Cleaning",
         ["", "measured", "goal"],
         table.rows,
         table.figures,
