@@ -157,9 +157,9 @@ class ShardWriter:
         if not chosen.any():
             return
         if encode is not None:
-            ids = [encode(text) for text in as_bytes(texts.filter(pa.array(chosen)))]
-            lengths = np.array([len(document) for document in ids])
-            self.write(np.concatenate(ids), np.cumsum(lengths) - lengths)
+            documents = [encode(text) for text in as_bytes(texts.filter(pa.array(chosen)))]
+            lengths = np.array([len(document) for document in documents])
+            self.write(np.concatenate(documents), np.cumsum(lengths) - lengths)
             return
         _, offsets, data = texts.buffers()
         bounds = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
