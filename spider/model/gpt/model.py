@@ -57,6 +57,7 @@ from spider.model.interface import ModelOutput, ParameterGroup, Reader
 from spider.model.layers import (
     Linear,
     Rope,
+    capped,
     compute_dtype,
     cross_entropy,
     recomputing,
@@ -460,7 +461,7 @@ class GPT(interface.Model):
         z_BTV = wide(z_BTV[..., : self.vocabulary])
         cap = self.config.softcap
         if cap is not None:
-            z_BTV = cap * (z_BTV / cap).tanh()
+            z_BTV = capped(z_BTV, cap)
         return self.with_ngrams(z_BTV, h_BTD, candidates_BTW)
 
     def predict(
