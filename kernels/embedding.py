@@ -72,10 +72,12 @@ def embedding(ids: Tensor | Sorted, table_VD: Tensor) -> Tensor:
 
 
 def embedding_sum(ids: Tensor, table_VD: Tensor) -> Tensor:
-    """Return the sums (..., D) of the rows of ``table_VD`` at ``ids`` (..., O), added in their order."""
-    if table_VD.device.type != "cpu" or table_VD.dtype != torch.float32 or torch.compiler.is_compiling():
+    """Return the sums (..., D) of the rows of ``table_VD`` at ``ids`` (..., O), as ``sum(-2)`` adds them."""
+    # torch adds features by 64 in the order of the rows, and what is left over in another.
+    in_order = table_VD.dtype == torch.float32 and table_VD.shape[1] % 64 == 0
+    if table_VD.device.type != "cpu" or not in_order or torch.compiler.is_compiling():
         return embedding(ids, table_VD).sum(-2)
-    # The same bits in one pass, and nothing as large as the rows is kept for the gradient.
+    # One pass, and nothing as large as the rows is kept for the gradient.
     sum_ND = F.embedding_bag(ids.flatten(0, -2), table_VD, mode="sum", sparse=_few(ids, table_VD))
     return sum_ND.view(*ids.shape[:-1], -1)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from spider.model.layers import rope_table, rotate
+from spider.model import layers
+from spider.model.layers import causal_attention, rope_table, rotate
 from spider.model.spider.attention import LatentAttention
 from spider.model.spider.config import AttentionConfig
 
@@ -35,3 +37,16 @@ def test_equals_the_equation_written_out():
         scores = (q @ k.T / 10**0.5).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
         heads.append(scores.softmax(-1) @ v)
     torch.testing.assert_close(module(x, rope)[0], module.out(torch.cat(heads, -1)))
+
+
+@pytest.mark.parametrize("T", [64, 91, 256])
+def test_the_two_halves_of_a_window_attend_as_the_whole_does(T, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, T, 8, dtype=torch.bfloat16) for _ in range(3))
+    whole = causal_attention(q, k, v)
+    monkeypatch.setattr(layers, "_SMALL_SCORES", 0)
+    k[:, :, T // 2 :] *= torch.linspace(1, 2, T - T // 2, dtype=torch.bfloat16)[:, None]
+    halves = causal_attention(q, k, v)
+    torch.testing.assert_close(halves[:, :, : T // 2], whole[:, :, : T // 2], rtol=0, atol=0.02)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), is_causal=True)
+    torch.testing.assert_close(halves.double(), exact, rtol=0, atol=0.03)

@@ -5,11 +5,15 @@ The text decides the cuts. Halting and the choice of experts are steps: a case t
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from spider.model.layers import capped, cross_entropy, rms_norm
 from spider.model.spider.chunking import Chunker
 from spider.model.spider.config import BoundaryConfig
+from spider.tokens import IGNORED
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -28,3 +32,16 @@ def test_boundary_loss(share, sign):
     assert torch.autograd.gradcheck(lambda b: part._rate_loss(b)[0], (b,))
     (slope,) = torch.autograd.grad(part._rate_loss(b)[0], b)
     assert (slope.sign() == sign).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [rms_norm, partial(capped, cap=2.0), lambda x: cross_entropy(x, torch.tensor([[3, IGNORED], [0, 6]]))],
+    ids=["rms_norm", "capped", "cross_entropy"],
+)
+def test_a_gradient_by_hand_is_that_of_the_function_which_evaluation_computes(function):
+    x = torch.randn(2, 2, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, x)
+    trained = function(x)
+    with torch.no_grad():
+        torch.testing.assert_close(trained, function(x), rtol=0, atol=0)
