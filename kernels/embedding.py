@@ -64,11 +64,10 @@ def embedding(ids: Tensor | Sorted, table_VD: Tensor) -> Tensor:
     table."""
     if isinstance(ids, Sorted):
         return _embedding(ids.ids, table_VD, *ids[1:])
-    return (
-        _embedding(ids, table_VD)
-        if _is_on_gpu(table_VD)
-        else F.embedding(ids, table_VD, sparse=_few(ids, table_VD))
-    )
+    if _is_on_gpu(table_VD):
+        return _embedding(ids, table_VD)
+    few = _few(ids, table_VD)
+    return F.embedding(ids.clone() if few else ids, table_VD, sparse=few)  # a sparse gradient keeps the ids
 
 
 def embedding_sum(ids: Tensor, table_VD: Tensor) -> Tensor:
@@ -78,7 +77,8 @@ def embedding_sum(ids: Tensor, table_VD: Tensor) -> Tensor:
     if table_VD.device.type != "cpu" or not in_order or torch.compiler.is_compiling():
         return embedding(ids, table_VD).sum(-2)
     # One pass, and nothing as large as the rows is kept for the gradient.
-    sum_ND = F.embedding_bag(ids.flatten(0, -2), table_VD, mode="sum", sparse=_few(ids, table_VD))
+    few, ids_NO = _few(ids, table_VD), ids.flatten(0, -2)
+    sum_ND = F.embedding_bag(ids_NO.clone() if few else ids_NO, table_VD, mode="sum", sparse=few)
     return sum_ND.view(*ids.shape[:-1], -1)
 
 

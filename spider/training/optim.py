@@ -117,7 +117,7 @@ class Optimizer:
                 names = ("momentum",) if group["muon"] else ("exp_avg", "exp_avg_sq")
                 dtype = torch.promote_types(p.dtype, torch.float32)
                 self.state[p] = {name: torch.zeros_like(p, dtype=dtype) for name in names}
-                p.by_rows = not (dense or group["muon"])  # type: ignore[attr-defined]
+                p.by_rows = not (dense or group["muon"] or p.is_cuda)  # type: ignore[attr-defined]
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 elif group["beta2"] is not None:
@@ -142,12 +142,12 @@ class Optimizer:
         return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
     def zero_grad(self, *, free: bool = True) -> None:
-        """Remove the gradients, or else fill them with zeros in place."""
-        if not free:
-            torch._foreach_zero_([p.grad for p in self._parameters() if p.grad is not None])
-            return
+        """Remove the gradients; or else, but for those that may be sparse, fill them with zeros in place."""
         for p in self._parameters():
-            p.grad = None
+            if free or getattr(p, "by_rows", False):
+                p.grad = None
+        if kept := [p.grad for p in self._parameters() if p.grad is not None]:
+            torch._foreach_zero_(kept)
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of each parameter that has one; of a sparse one the rows, each id once."""
