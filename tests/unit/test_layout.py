@@ -54,7 +54,7 @@ MOST = {
     "extras/trust": 1935,
     "hf": 446,
     "kernels": 1454,
-    "model": 2521,
+    "model": 2554,
     "processes": 739,
     "provenance": 976,
     "publish": 342,
