@@ -187,6 +187,8 @@ def _plot(ax: Axes, one: Plot) -> None:
     for name, height in zip(ranked, _apart([*one.levels.values()], 0.05 * (high - low)), strict=True):
         ax.text(1, height, _safe(name), ha="right", va="bottom", color="0.35", fontsize="small",
                 transform=ax.get_yaxis_transform())  # fmt: skip
+    if not one.log_x:
+        ax.xaxis.set_major_locator(MaxNLocator(6))
     for axis, unit in ((ax.xaxis, one.x_unit), (ax.yaxis, one.y_unit)):
         if unit:
             axis.set_major_formatter(EngFormatter(unit))
@@ -335,7 +337,7 @@ def over_bytes(summary: Summary, run: str | None = None) -> list[Plot]:
     plots = [
         Plot(title=f"Held-out text, each document alone{some}", series=ends, levels=rates, **axes,
              top=top if max(values) > 1.4 * top else None),
-        Plot(title=f"Checkpoints, on a sample of that text{some}", series=sampled, **axes),
+        Plot(title=f"Checkpoints, on a sample of held-out text{some}", series=sampled, **axes),
     ]  # fmt: skip
     return [one for one in plots if one.series]
 

@@ -189,7 +189,8 @@ class Summary(Record):
         }
         ranked = dict(sorted(found.items(), key=lambda item: item[1].bpb))
         tables = [models(lines, places=(0, 1)) for lines in by_text(ranked).values()]
-        return [one.model_copy(update={"title": f"Checkpoints, best first: {one.title}"}) for one in tables]
+        titles = (one.title.replace("Held-out text of", "Checkpoints, best first, on") for one in tables)
+        return [one.model_copy(update={"title": title}) for one, title in zip(tables, titles, strict=True)]
 
     @property
     def notes(self) -> list[str]:

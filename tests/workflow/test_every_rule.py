@@ -259,7 +259,7 @@ def test_checkpoints_on_the_way_are_rows_and_points_in_mlflow(everything, store)
     assert steps == {"first": [5, 10], "packed": [13, 15]}
     both = [*scored["first"], *scored["packed"]]
     table = (everything.results / "report/table.md").read_text()
-    listed = table.split("## Checkpoints, best first")[1].replace("*", "").split("| bpe / ")
+    listed = table.split("## Checkpoints, best first, on")[1].replace("*", "").split("| bpe / ")
     ranked = sorted(both, key=lambda one: one["bpb"])
     rows = [f"{one['stage']}, step {one['global_step']} | {one['bpb']:.4f}" for one in ranked]
     assert [row.startswith(own) for row, own in zip(listed[1:], rows, strict=False)] == [True] * 4

@@ -206,7 +206,7 @@ def test_a_checkpoint_without_a_score_is_named_and_a_score_outlives_its_checkpoi
     # The page has the table, best first, and the curve.
     page = html.unescape(render(config, trained, "small"))
     rows = re.findall(r"<th>small / first, step (\d+)</th>", page)
-    assert rows == ["20", "5"] and "Checkpoints, on a sample of that text" in page
+    assert rows == ["20", "5"] and "Checkpoints, on a sample of held-out text" in page
     svg = figures.save(figures.over_bytes(join([folder.evaluation]))[1:])
     assert "bytes trained" in svg and "small" not in svg, "one run needs no legend"
 
