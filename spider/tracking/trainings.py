@@ -303,7 +303,8 @@ class Trainings:
             hashes = [(path.name, _sha256(path, stat_of(path))) for path in files]
             state = digest([model.receipt.weights, *hashes]) + " without model" * (not self.store.has_models)
             measured = folder.evaluation if folder.evaluation.is_file() else folder.receipt
-            times = [self._time(path) for path in (measured, folder.checkpoint_scores) if path.is_file()]
+            # Checkpoints have the time of the training, so scoring again adds no point to a curve.
+            times = [self._time(path) for path in (measured, folder.receipt)]
             if None in times or shown.tags.get(sent) == state:
                 continue
             receipt = model.receipt
