@@ -58,7 +58,7 @@ MOST = {
     "processes": 739,
     "provenance": 976,
     "publish": 342,
-    "report": 1505,
+    "report": 1508,
     "spider": 15,
     "tokens": 478,
     "tracking": 1391,
