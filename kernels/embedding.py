@@ -4,7 +4,8 @@
 
 torch's own gradient on a GPU sorts the ids and adds the rows of each id in a fixed order. ``torch.compile``
 decomposes it into ``tl.atomic_add`` on floats, whose order, and so whose rounding, differs between runs. A
-custom op is not decomposed. On a CPU torch's own lookup is used.
+custom op is not decomposed. On a CPU torch's own lookup is used. There the gradient of a table that its
+optimizer updates ``by_rows`` holds only the rows that were looked up, if they are few (`FEW`): it is sparse.
 
 Where the same ids look up several tables, `sort_once` sorts them for all (torch sorts them for each). Equal
 ids are then neighbours in the order. They are cut into pieces of at most `PIECE`, so no program adds many
@@ -25,6 +26,8 @@ from kernels.switch import use_triton
 
 PIECE = 32
 """Most rows that one program adds."""
+FEW = 4
+"""A table has more than so many rows for each id of a lookup whose gradient is sparse."""
 
 
 class Sorted(NamedTuple):
@@ -61,7 +64,27 @@ def embedding(ids: Tensor | Sorted, table_VD: Tensor) -> Tensor:
     table."""
     if isinstance(ids, Sorted):
         return _embedding(ids.ids, table_VD, *ids[1:])
-    return _embedding(ids, table_VD) if _is_on_gpu(table_VD) else F.embedding(ids, table_VD)
+    if _is_on_gpu(table_VD):
+        return _embedding(ids, table_VD)
+    few = _few(ids, table_VD)
+    return F.embedding(ids.clone() if few else ids, table_VD, sparse=few)  # a sparse gradient keeps the ids
+
+
+def embedding_sum(ids: Tensor, table_VD: Tensor) -> Tensor:
+    """Return the sums (..., D) of the rows of ``table_VD`` at ``ids`` (..., O), as ``sum(-2)`` adds them."""
+    # torch adds features by 64 in the order of the rows, and what is left over in another.
+    in_order = table_VD.dtype == torch.float32 and table_VD.shape[1] % 64 == 0
+    if table_VD.device.type != "cpu" or not in_order or torch.compiler.is_compiling():
+        return embedding(ids, table_VD).sum(-2)
+    # One pass, and nothing as large as the rows is kept for the gradient.
+    few, ids_NO = _few(ids, table_VD), ids.flatten(0, -2)
+    sum_ND = F.embedding_bag(ids_NO.clone() if few else ids_NO, table_VD, mode="sum", sparse=few)
+    return sum_ND.view(*ids.shape[:-1], -1)
+
+
+def _few(ids: Tensor, table_VD: Tensor) -> bool:
+    by_rows = getattr(table_VD, "by_rows", False) and not torch.compiler.is_compiling()
+    return by_rows and len(table_VD) > FEW * ids.numel()
 
 
 def _is_on_gpu(table_VD: Tensor) -> bool:

@@ -220,12 +220,14 @@ def grow_segments() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Set glibc to reuse freed CPU memory in this process. Other C libraries stay as they are.
+    """Set glibc to reuse freed CPU memory in this process, and torch to ask Linux for large pages of it.
 
     A training step allocates and frees the same gradients and activations every time. By default glibc
     returns large blocks to the kernel at once, and the kernel clears every page again at its first access.
-    With a model of some megabytes that takes a sixth of the step.
+    With a model of some megabytes that takes a sixth of the step. A page of 2 MB takes one entry of the
+    processor's table of pages in place of 512. Other C libraries and systems stay as they are.
     """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read when torch first allocates on the CPU
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)  # never

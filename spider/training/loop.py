@@ -215,15 +215,13 @@ class Trainer:
             )
         window.bytes += bytes_
 
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
             measured = self._forward_backward(batch, counted_B, targets)
             if batch.reward_B is not None:
                 reward = batch.reward_B.mean() / self.world.size
                 measured["reward"] = torch.full((), reward, dtype=torch.float64, device=self.device)
             measured = self.world.sum_tensors(measured)
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            norm = full_tensor(nn.utils.get_total_norm(gradients))
+            norm = full_tensor(nn.utils.get_total_norm(self.optimizer.gradients()))
             measured["grad_norm"] = norm
             finite = torch.isfinite(norm) & torch.isfinite(measured["loss"])
             self._update(finite, norm)

@@ -110,11 +110,14 @@ class Optimizer:
         self.param_groups = groups
         self.world = world
         self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._spread: dict[Tensor, Tensor] = {}  # zeros in the shape of a table, but during its update
+        dense = world.size > 1 or any(group["decay"] == "l2" for group in groups)
         for group in groups:
             for p in group["params"]:
                 names = ("momentum",) if group["muon"] else ("exp_avg", "exp_avg_sq")
                 dtype = torch.promote_types(p.dtype, torch.float32)
                 self.state[p] = {name: torch.zeros_like(p, dtype=dtype) for name in names}
+                p.by_rows = not (dense or group["muon"] or p.is_cuda)  # type: ignore[attr-defined]
                 if not group["muon"]:
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 elif group["beta2"] is not None:
@@ -139,12 +142,20 @@ class Optimizer:
         return {f"{name}.{key}": t for name, p in named for key, t in self.state.get(p, {}).items()}
 
     def zero_grad(self, *, free: bool = True) -> None:
-        """Remove the gradients, or else fill them with zeros in place."""
-        if not free:
-            torch._foreach_zero_([p.grad for p in self._parameters() if p.grad is not None])
-            return
+        """Remove the gradients; or else, but for those that may be sparse, fill them with zeros in place."""
         for p in self._parameters():
-            p.grad = None
+            if free or getattr(p, "by_rows", False):
+                p.grad = None
+        if kept := [p.grad for p in self._parameters() if p.grad is not None]:
+            torch._foreach_zero_(kept)
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradient of each parameter that has one; of a sparse one the rows, each id once."""
+        parameters = [p for p in self._parameters() if p.grad is not None]
+        for p in parameters:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.coalesce()
+        return [p.grad.values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -168,6 +179,8 @@ class Optimizer:
         """
         if finite is None:
             finite = torch.ones((), dtype=torch.bool, device=self._parameters()[0].device)
+        if not (finite.is_cuda or finite):  # nothing waits
+            return
         if factor is not None and any(group["decay"] == "l2" for group in self.param_groups):
             torch._foreach_mul_(_gradients(self._parameters()), factor)
             factor = None
@@ -188,7 +201,7 @@ class Optimizer:
         exact = [_widened(w) for w in weights]
         adamw(
             exact,
-            [_widened(g) for g in _gradients(params)],
+            [_widened(self._in_full(p, g)) for p, g in zip(params, _gradients(params), strict=True)],
             [local(s["exp_avg"]) for s in states],
             [local(s["exp_avg_sq"]) for s in states],
             [],
@@ -207,6 +220,18 @@ class Optimizer:
         for weight, new in zip(weights, exact, strict=True):
             if weight is not new:
                 weight.copy_(new)
+        for p in params:
+            if p.grad is not None and p.grad.is_sparse:
+                self._spread[p].index_fill_(0, p.grad.coalesce().indices()[0], 0)
+
+    def _in_full(self, p: Tensor, gradient: Tensor) -> Tensor:
+        """Return a gradient; a sparse one with zeros in the rows that it leaves out."""
+        if not gradient.is_sparse:
+            return gradient
+        rows = gradient.coalesce()
+        if p not in self._spread:
+            self._spread[p] = torch.zeros_like(p)
+        return self._spread[p].index_copy_(0, rows.indices()[0], rows.values())
 
     def _muon(
         self, group: dict[str, Any], params: list[Tensor], finite: Tensor, factor: Tensor | None
@@ -253,8 +278,8 @@ class Optimizer:
         momenta = [local(self.state[p]["momentum"]) for p in params]
         if factor is not None:
             grads = list(torch._foreach_mul(grads, factor))
-        # A momentum that moves towards itself stays as it is.
-        grads = [torch.where(finite, g, m) for g, m in zip(grads, momenta, strict=True)]
+        if finite.is_cuda:  # A momentum that moves towards itself stays as it is.
+            grads = [torch.where(finite, g, m) for g, m in zip(grads, momenta, strict=True)]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         steps = torch._foreach_lerp(grads, momenta, group["momentum"])
         if params[0].ndim == 3:

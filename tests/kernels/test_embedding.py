@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import embedding as module
-from kernels.embedding import PIECE, embedding, sort_once
+from kernels.embedding import PIECE, embedding, embedding_sum, sort_once
 from tests.kernels.twins import Pair
 
 
@@ -92,3 +92,11 @@ def test_ids_are_sorted_only_where_a_gpu_needs_them_for_a_gradient(on_gpu, monke
         assert sort_once(ids, table_VD) is ids
     monkeypatch.setattr(module, "_is_on_gpu", lambda table: False)
     assert sort_once(ids, table_VD) is ids
+
+
+@pytest.mark.parametrize(("orders", "D"), [(1, 5), (5, 192), (17, 128), (8, 40)])
+def test_sums_of_rows_have_the_bits_of_rows_that_are_added(orders, D):
+    generator = torch.Generator().manual_seed(0)
+    table_VD = torch.randn(50, D, generator=generator)
+    ids = torch.randint(0, 50, (2, 9, orders), generator=generator)
+    assert torch.equal(embedding_sum(ids, table_VD), embedding(ids, table_VD).sum(-2))

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kernels.embedding import embedding
+from kernels.embedding import embedding, embedding_sum
 from kernels.engram_conv import engram_conv, engram_conv_torch
 from kernels.engram_gate import engram_gate, engram_gate_torch
 from kernels.engram_hash import engram_hash, engram_hash_torch
@@ -98,8 +98,8 @@ class NgramEmbedding(nn.Module):
         self.tables = Tables(orders, primes, dim, std=0.0)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        rows_BTOD = self.tables(self.tables.rows(tokens_BT))
-        return rows_BTOD.sum(-2) * rows_BTOD.shape[-1] ** 0.5
+        sum_BTD = embedding_sum(self.tables.rows(tokens_BT), self.tables.weight)
+        return sum_BTD * sum_BTD.shape[-1] ** 0.5
 
 
 class Retrieved(NamedTuple):

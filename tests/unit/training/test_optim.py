@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from kernels.embedding import embedding, embedding_sum
 from spider.config import OptimizerConfig
 from spider.model import build_model
 from spider.model.interface import ParameterGroup
@@ -162,6 +163,30 @@ def test_rows_without_a_gradient_do_not_move(group, rows):
     p.grad[:rows] = 1.0
     Optimizer([muon_group([p], **group)]).step()
     assert torch.equal(p[rows:], torch.ones(8 - rows, 4)) and (p[:rows] < 1).all()
+
+
+@pytest.mark.parametrize("lookup", [embedding, embedding_sum])
+def test_a_table_gets_the_update_of_its_full_gradient_from_the_rows_of_a_batch(lookup):
+    torch.manual_seed(0)
+    rows = nn.Parameter(torch.randn(300, 64))
+    full = nn.Parameter(rows.detach().clone())
+    config = OptimizerConfig(kind="adamw", weight_decay=0.1)
+    a, b = (build_optimizer(Net(w=one), config, lr=1e-2) for one in (rows, full))
+    full.by_rows = False
+    for step in range(4):
+        # Few of the rows, an id twice, and two micro-batches.
+        for ids in torch.randint(0, 40, (2, 8, 3)) + 17 * step:
+            for table in (rows, full):
+                lookup(ids, table).sin().sum().backward()
+        assert rows.grad.is_sparse and not full.grad.is_sparse
+        norms = [torch.nn.utils.get_total_norm(one.gradients()) for one in (a, b)]
+        torch.testing.assert_close(*norms)
+        finite = torch.tensor(step != 2)
+        for optimizer in (a, b):
+            optimizer.step(finite, torch.tensor(0.5))
+            optimizer.zero_grad()
+        torch.testing.assert_close(rows, full, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(list(a.state[rows].values()), list(b.state[full].values()))
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "adamw8bit"])
