@@ -305,7 +305,7 @@ def peers(folder: Path, quick: bool, table: Table) -> None:
 
     def copy() -> None:
         with (folder / "copy.bin").open("wb") as file:
-            for batch in pq.ParquetFile(large).iter_batches(330, columns=["text", "id"], use_threads=False):
+            for batch in pq.ParquetFile(large).iter_batches(100, columns=["text", "id"], use_threads=False):
                 _, ends, data = batch["text"].buffers()
                 bounds = np.frombuffer(ends, np.int32, len(batch) + 1)
                 file.write(np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].astype(np.uint16).data)
