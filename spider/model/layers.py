@@ -87,10 +87,29 @@ def wide(x: Tensor) -> Tensor:
 def cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross entropies in nats, (B, T) with 0 where a label is `IGNORED`, and the mean of the
     others."""
-    nats_BT = F.cross_entropy(
-        wide(logits_BTV).flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORED, reduction="none"
-    ).view_as(labels_BT)
+    arguments = wide(logits_BTV).flatten(0, 1), labels_BT.flatten()
+    nats_N = _CrossEntropy.apply(*arguments) if _by_hand(logits_BTV) else _cross_entropy(*arguments)
+    nats_BT = nats_N.view_as(labels_BT)
     return nats_BT, nats_BT.sum() / (labels_BT != IGNORED).sum().clamp(min=1)
+
+
+def _cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="none")
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        log_NV = logits_NV.log_softmax(-1)
+        ctx.save_for_backward(log_NV, labels_N)
+        return F.nll_loss(log_NV, labels_N, ignore_index=IGNORED, reduction="none")
+
+    @staticmethod
+    def backward(ctx: Any, d_N: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        log_NV, labels_N = ctx.saved_tensors
+        d_N1 = d_N.masked_fill(labels_N == IGNORED, 0)[:, None]
+        d_NV = log_NV.exp().mul_(d_N1)
+        return d_NV.scatter_add_(1, labels_N.clamp(min=0)[:, None], -d_N1), None
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
