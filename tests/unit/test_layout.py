@@ -54,7 +54,7 @@ MOST = {
     "extras/trust": 1935,
     "hf": 446,
     "kernels": 1468,
-    "model": 2554,
+    "model": 2568,
     "processes": 739,
     "provenance": 976,
     "publish": 342,
