@@ -266,12 +266,6 @@ def at_shares(root: Path, parts: int) -> list[Path]:
     return [path for done, path in found.items() if done]
 
 
-def to_keep(root: Path, parts: int, keep_every: int | None, began: int) -> list[Path]:
-    """Return the checkpoints `at_shares`, and those of each ``keep_every``-th step since step ``began``."""
-    regular = [path for path in steps(root) if keep_every and (step_of(path) - began) % keep_every == 0]
-    return at_shares(root, parts) + regular
-
-
 def best(root: Path) -> tuple[Path, Manifest] | None:
     """Return the checkpoint below ``root`` with the fewest bits per byte, the earliest of equals.
 

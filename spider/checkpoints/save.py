@@ -62,11 +62,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
-from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, Origin, best, steps, to_keep
+from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, Origin, at_shares, best, steps
 from spider.common import files, sealed
 from spider.common.errors import CheckpointError, Diverged, TrainingError
 from spider.common.results import StageFolder
-from spider.config import StageSettings, StageSpec
+from spider.config import StageSpec
 from spider.config.spec import recut
 from spider.model.interface import weights_digest
 from spider.processes.parallel import full_tensor
@@ -79,7 +79,7 @@ _FILE_BYTES = 2 << 30
 
 
 class Saver:
-    """Save checkpoints into ``root`` in the background, and delete those that ``settings`` does not keep.
+    """Save checkpoints into ``root`` in the background, and delete those that `retain` does not keep.
 
     Of several processes the first one writes, and the others take part in gathering the tensors that they
     hold. At most one save is in progress. Its error is raised at the next step after its end. A kill before
@@ -93,7 +93,6 @@ class Saver:
     def __init__(
         self,
         root: Path,
-        settings: StageSettings,
         newest: Checkpoint | None,
         world: World = ALONE,
         tokenizer: Path | None = None,
@@ -102,7 +101,6 @@ class Saver:
         self.root = root
         self.newest = newest
         self.begun: int | None = newest.manifest.global_step if newest else None
-        self._settings = settings
         self._shares = shares
         self._world = world
         self._tokenizer = tokenizer
@@ -147,8 +145,7 @@ class Saver:
         megabytes = sum(file.stat().st_size for file in saved.path.iterdir()) / 1e6
         seconds = time.perf_counter() - started
         log.info("checkpoint saved: %s, %.1f MB, %.1f s", saved.path, megabytes, seconds)
-        began = record["global_step"] - record["step"]
-        retain(self.root, self._settings.keep_every, began, self._shares)
+        retain(self.root, self._shares)
         return saved
 
     def settle(self, *, wait: bool = True) -> None:
@@ -236,12 +233,9 @@ def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
     return f"it needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} are free"
 
 
-def retain(root: Path, keep_every: int | None = None, began: int = 0, shares: int = 0) -> None:
-    """Delete checkpoints; keep the `NEWEST`, the best, and those `to_keep`.
-
-    Steps count from ``began``, the run's step at the beginning of the stage, as for saving.
-    """
-    kept = {link_best(root), *to_keep(root, shares, keep_every, began)}
+def retain(root: Path, shares: int = 0) -> None:
+    """Delete checkpoints; keep the `NEWEST`, the best, and those `at_shares` of the stage."""
+    kept = {link_best(root), *at_shares(root, shares)}
     for path in steps(root)[:-NEWEST]:
         if path not in kept:
             sealed.remove(path)

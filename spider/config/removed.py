@@ -12,6 +12,7 @@ _REMOVE = "leave it out; such documents are removed, and `spider data removed` s
 _REINFORCED = (
     "leave it out; a stage with `rollouts: {}` learns by reinforcement, any other to predict the text"
 )
+_KEPT = "leave it out; evaluation.checkpoints are kept at equal shares of a stage, besides the two newest"
 _LOOPED = "write both as `layers: [FIRST, LAST]`"
 
 #: The remedy for each removed key, by the end of its path, in which * stands for any name.
@@ -61,7 +62,8 @@ REMOVED = {
     "master_weights": "set weights of the group, `groups: {matrices: {weights: bf16}}`",
     "warmup_share": "write the share as warmup_steps, a number below 1",
     "tasks_items": _ONE.format("500"),
-    "keep_last": "leave it out, and set keep_every to keep more than the two newest",
+    "keep_last": _KEPT,
+    "keep_every": _KEPT,
     "max_epochs": "leave it out, and end the dataset by `switches:`",
     "switches.sample": "write the sample as the key, `switches: {SAMPLE: {NAME: WEIGHT}}`",
     "evaluation.tasks.*.kind": "leave it out; `file` or `folder` says it",

@@ -310,9 +310,6 @@ class StageSettings(Block):
     """Steps between checkpoints."""
     ckpt_minutes: Annotated[float, Field(gt=0)] | None = None
     """Minutes between checkpoints, instead of ``ckpt_every`` (null: ``ckpt_every`` steps)."""
-    keep_every: Positive | None = None
-    """Keep, besides the two newest, the best and those to score, the checkpoints whose step is a multiple of
-    this, which is a multiple of ``ckpt_every``."""
     val_every: Annotated[int, Field(ge=0)] | None = None
     """Steps between validations, a multiple or a divisor of ``ckpt_every`` (null: so that validation costs
     1/400 of the training's FLOPs; 0: none)."""
@@ -326,7 +323,7 @@ class StageSettings(Block):
 
     #: Settings that do not affect the weights and may change in the middle of a stage.
     BOOKKEEPING: ClassVar = frozenset(
-        {"log_every", "ckpt_every", "ckpt_minutes", "keep_every", "stall_minutes"}
+        {"log_every", "ckpt_every", "ckpt_minutes", "stall_minutes"}
         | {"val_every", "val_bytes", "tasks_every", "samples_every"}
     )
 

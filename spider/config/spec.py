@@ -115,11 +115,6 @@ class StageSpec(RunSettings):
             self.micro_batch(self.processes)
         except ConfigError as error:
             yield f": {error}"
-        if s.keep_every and s.ckpt_minutes:
-            yield ".keep_every: counts steps, and ckpt_minutes saves by the clock; leave one of them out"
-        elif s.keep_every and s.keep_every % s.ckpt_every:
-            got = f"(got {s.keep_every}, ckpt_every is {s.ckpt_every})"
-            yield f".keep_every: must be a multiple of ckpt_every, because only saved steps can be kept {got}"
         yield from dict.fromkeys(one for name in used for one in self._validation_problems(name, used[name]))
         if self.stream and self.evaluation.train_bytes:
             yield f": evaluation.train_bytes: {self.data} is a stream, without a train split; leave it out"

@@ -575,7 +575,7 @@ class Trainer:
         self.metrics = MetricsLog(folder.metrics) if self.world.first else None
         tokenizer = data / TOKENIZER if learned else None
         shares = self.spec.evaluation.checkpoints
-        self.saver = Saver(folder.checkpoints, self.settings, self.good, self.world, tokenizer, shares)
+        self.saver = Saver(folder.checkpoints, self.good, self.world, tokenizer, shares)
         flops = self.model.flops_per_token(self.settings.seq_len, self.settings.n_loops) / self.world.size
         self.telemetry = Telemetry(self.device, self.precision.kind, flops, learned)
 

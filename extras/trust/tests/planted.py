@@ -41,12 +41,12 @@ RUN: Config = {
     "model": {"preset": "gpt-cpu", "hidden": 32, "heads": 2, "layers": 2},
     "precision": "fp32",
     "defaults": {
-        "seq_len": 32, "micro_batch": 4, "lr": 3e-3, "warmup_steps": 0, "ckpt_every": 4, "keep_every": 4,
+        "seq_len": 32, "micro_batch": 4, "lr": 3e-3, "warmup_steps": 0, "ckpt_every": 4,
         "val_every": 0,
     },
     "stages": [{"name": "main", "max_steps": 12}],
     "evaluation": {"max_bytes": 16_000, "loops_bytes": 0, "sample_bytes": 0, "carry_over": 0, "batch": 32,
-                   "checkpoints": 0},
+                   "checkpoints": 3},
     "resources": {"threads": 1},
 }  # fmt: skip
 NGRAM = {"contexts": [1, 2, 4, 6], "rare": 5, "matches": [2, 4], "hidden": 8, "state": 8}

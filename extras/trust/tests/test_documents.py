@@ -23,7 +23,8 @@ from tests.unit.small_training import DEFAULTS, MODEL
 def trained(tmp_path, shards):
     """The configuration of a finished run, whose stages have other windows and batches."""
     run = {"data": "toy", "model": MODEL, "precision": "fp32"}
-    run["defaults"] = {**DEFAULTS, "max_steps": 6, "ckpt_every": 1, "keep_every": 1}
+    run["defaults"] = {**DEFAULTS, "max_steps": 6, "ckpt_every": 1}
+    run["evaluation"] = {"checkpoints": 6}
     run["stages"] = [{"name": "a"}, {"name": "b", "seq_len": 48, "micro_batch": 2}]
     toy = {"source": {"kind": "pydocs"}, "validation": 0.1}
     written = {"results": str(tmp_path / "results"), "datasets": {"toy": toy}, "runs": {"r": run}}

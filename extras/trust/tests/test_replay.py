@@ -24,9 +24,9 @@ def claimed(root, stage, **changes):
         "model": MODEL,
         "optimizer": {"kind": "muon"},
         "precision": "fp32",
-        "defaults": {**DEFAULTS, "max_steps": 12, "ckpt_every": 4, "keep_every": 4, **changes},
+        "defaults": {**DEFAULTS, "max_steps": 12, "ckpt_every": 4, **changes},
         "stages": [{"name": "a"}, {"name": "b", "ema": {"decay": 0.9, "start_step": 2}}],
-        "evaluation": {"checkpoints": 0},
+        "evaluation": {"checkpoints": 3},
     }
     datasets = {"toy": {"source": {"kind": "pydocs"}}}
     config = load_config({"results": str(root), "datasets": datasets, "runs": {"r": run}})

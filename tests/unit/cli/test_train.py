@@ -221,7 +221,6 @@ def test_a_setting_of_a_stage_goes_before_the_file_whatever_the_file_sets_it_in(
         ("lr=fast", "lr=fast: must be a number (got 'fast')"),
         ("model.hidden=-1", "model.hidden=-1: must be positive (got -1)"),
         ('ema={"decay":2}', 'ema={"decay":2}.decay: must be below 1.0'),
-        ("keep_every=4", "keep_every=4: must be a multiple of ckpt_every"),
         ("r/a lr 4", "unexpected lr, 4; a setting is written PATH=VALUE"),
         ("--precision int3", "--precision: must be one of 'auto', 'fp8', 'bf16' or 'fp32' (got 'int3')"),
         ("--resume nowhere", "nowhere: neither a checkpoint, nor a stage folder"),

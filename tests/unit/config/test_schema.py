@@ -148,7 +148,6 @@ def test_identity_sees_what_decides_the_weights_and_nothing_else():
     for path, value, same in [
         ("runs.demo.defaults.ema", {"decay": 0.99}, False),
         ("runs.demo.defaults.ckpt_every", 3, True),
-        ("runs.demo.defaults.keep_every", 100, True),
         ("runs.demo.evaluation", {"max_bytes": 5}, True),
         ("runs.demo.evaluation", {"ttt": {"chunk": 128}}, True),
         ("runs.demo.stages.1.lr", 5e-3, True),
