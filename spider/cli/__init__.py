@@ -19,7 +19,6 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import click
 
@@ -39,20 +38,15 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for module in self.MODULES:
             if cmd_name not in self.commands:
-                self._add_commands_of(import_module(f"spider.cli.{module}"))
+                found = vars(import_module(f"spider.cli.{module}")).values()
+                own = [one for one in found if isinstance(one, click.Command)]
+                inside = [one for group in own for one in getattr(group, "commands", {}).values()]
+                self.commands |= {str(one.name): one for one in own if one not in inside}
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self.get_command(ctx, "")  # imports all modules
         return super().list_commands(ctx)
-
-    def _add_commands_of(self, module: ModuleType) -> None:
-        """Add the commands and the groups of a module, without the commands of these groups."""
-        own = [one for one in vars(module).values() if isinstance(one, click.Command)]
-        inside = [one for group in own if isinstance(group, click.Group) for one in group.commands.values()]
-        for one in own:
-            if one not in inside:
-                self.add_command(one)
 
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -154,14 +154,13 @@ def other_code(root: Path) -> dict[str, tuple[str, list[str]]]:
 def by_rule(made: Iterable[tuple[str, list[str]]]) -> list[str]:
     """Return a line for each rule: ``encode: made by other code (spider/data/encode.py)``.
 
-    A line has at most three modules, and the number of the others.
+    A line names at most three modules.
     """
     rules: dict[str, dict[str, None]] = {}
     for rule, modules in made:
         rules.setdefault(rule, {}).update(dict.fromkeys(modules))
-    named = {rule: ", ".join([*modules][:3]) for rule, modules in rules.items()}
-    others = {rule: f" and {len(modules) - 3} more" * (len(modules) > 3) for rule, modules in rules.items()}
-    return [f"{rule}: made by other code ({named[rule]}{others[rule]})" for rule in rules]
+    named = {rule: [*modules][:3] + ["..."] * (len(modules) > 3) for rule, modules in rules.items()}
+    return [f"{rule}: made by other code ({', '.join(modules)})" for rule, modules in named.items()]
 
 
 def result_of(folder: Path) -> Path:
