@@ -41,7 +41,7 @@ class Commands(Group):
                 found = vars(import_module(f"spider.cli.{module}")).values()
                 own = [one for one in found if isinstance(one, click.Command)]
                 inside = [one for group in own for one in getattr(group, "commands", {}).values()]
-                self.commands |= {str(one.name): one for one in own if one not in inside}
+                self.commands.update({str(one.name): one for one in own if one not in inside})
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

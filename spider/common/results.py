@@ -182,11 +182,7 @@ def root_of(path: Path) -> Path | None:
 
 def snapshot(root: Path, config: dict[str, Any]) -> Path:
     """Return the path of a configuration's copy in a results folder. Its name is a digest of the text."""
-    return _copy(root, _text(config))
-
-
-def _copy(root: Path, text: str) -> Path:
-    return root / "configs" / f"{digest(text)}.yaml"
+    return root / "configs" / f"{digest(_text(config))}.yaml"
 
 
 def write_config(root: Path, config: dict[str, Any]) -> Path:
@@ -199,8 +195,7 @@ def write_config(root: Path, config: dict[str, Any]) -> Path:
         ValueError: another version of Spider wrote the folder, or the folder cannot be written.
     """
     check_root(root)
-    text = _text(config)
-    copy = _copy(root, text)
+    text, copy = _text(config), snapshot(root, config)
     try:
         if not (root / MARK).exists():
             write_json(root / MARK, {"format": FORMAT, "spider": VERSION})

@@ -90,8 +90,9 @@ _PLAIN = ("--no-ext-diff", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 
 def packages() -> dict[str, str]:
     """Return the versions of Python and of all installed packages."""
-    described = (one.metadata for one in distributions())  # parsed at each access
-    return {"Python": platform.python_version()} | {one["Name"]: one["Version"] for one in described}
+    # The metadata are parsed at each access.
+    found = {one["Name"]: one["Version"] for one in (package.metadata for package in distributions())}
+    return {"Python": platform.python_version()} | found
 
 
 def patch() -> str:
