@@ -53,7 +53,7 @@ folder = Results(Path(config.results)).stage(run, stage)
 outputs = {
     "warmup": lambda: [Results(Path(config.results)).warmup(run, config.stage(run, stage).shape)],
     "train": lambda: [folder.receipt],
-    "evaluate": lambda: [folder.evaluation],
+    "evaluate": lambda: [folder.evaluation, folder.checkpoint_scores],
     "sample": lambda: [folder.sample, folder.sample_text],
 }[command]()
 gpus = config.runs[run].resources.gpus
