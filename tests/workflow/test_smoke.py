@@ -105,7 +105,8 @@ def test_mlflow_holds_the_whole_run(smoke):
     mlflow.set_tracking_uri(f"sqlite:///{smoke[0] / 'mlflow.db'}")
     models = mlflow.search_logged_models(experiment_ids=[ids["Training"]], output_format="list")
     scored = {m.name: [x.value for x in m.metrics if x.key == "bpb"] for m in models}
-    assert set(scored) == {"smoke-warmup", "smoke-main", "smoke-anneal"} and all(scored.values())
+    ends = {name for name, values in scored.items() if values}
+    assert ends == {"smoke-warmup", "smoke-main", "smoke-anneal"} and len(scored) > len(ends)
     assert client.get_model_version_by_alias("smoke", "best").tags["spider.stage"] == "anneal"
     loaded = mlflow.pyfunc.load_model("models:/smoke@best")
     (row,) = loaded.predict(["The model"], params={"max_bytes": 10}).to_dict("records")
