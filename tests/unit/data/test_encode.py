@@ -232,7 +232,7 @@ def test_a_failed_encode_leaves_no_old_record(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc")
 def test_memory_is_constant_and_torch_is_not_imported(tmp_path):
-    """A row group of 200 MB, with a document of 20 MB, is 600 MB with its ids; the peak is below half of that."""
+    """A row group of 200 MB, with a document of 20 MB, is 600 MB with its ids; the peak is below half."""
     texts = ["".join(map(str, range(5000)))] * 9000 + ["y" * 20_000_000]
     write(tmp_path / "a.parquet", texts, compression="zstd", use_dictionary=False)
     code = f"""
