@@ -277,8 +277,20 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
 
 
-#: PyYAML may be built without its C part, which is ten times faster.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses a key that a mapping has twice, where `yaml` and Snakemake take the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for name, _ in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.tag != "tag:yaml.org,2002:merge":
+                key, line = self.construct_object(name), name.start_mark.line + 1
+                if key in lines:
+                    both = f"line {lines[key]} and again in line {line}"
+                    raise ConfigError(f"the key {key!r} is given in {both}; remove or rename one")
+                lines[key] = line
+        return node
 
 
 def _parsed(text: str) -> Any:
@@ -286,30 +298,7 @@ def _parsed(text: str) -> Any:
     with suppress(ValueError):
         json.loads(text)
         text = text.replace("\t", " ")  # Tabs may stand between the tokens of JSON, and not of YAML.
-    loader = _Loader(text)
-    node = loader.get_single_node()
-    for mapping in _mappings(node, set()):
-        lines: dict[Any, int] = {}
-        for name, _ in mapping.value:
-            if isinstance(name, yaml.ScalarNode) and name.tag != "tag:yaml.org,2002:merge":
-                key, line = loader.construct_object(name), name.start_mark.line + 1
-                if key in lines:
-                    both = f"line {lines[key]} and again in line {line}"
-                    raise ConfigError(f"the key {key!r} is given in {both}; remove or rename one")
-                lines[key] = line
-    return loader.construct_document(node) if node else None
-
-
-def _mappings(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.MappingNode]:
-    """Yield each mapping below a node once, also if several aliases name it."""
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        yield node
-    for part in node.value:
-        for one in part if isinstance(node, yaml.MappingNode) else [part]:
-            yield from _mappings(one, seen)
+    return yaml.load(text, _Loader)
 
 
 def load_config(source: Path | dict[str, Any], *, allow_imports: bool = True) -> Config:
