@@ -47,7 +47,7 @@ MOST = {
     "checkpoints": 1692,
     "cli": 1363,
     "common": 450,
-    "config": 2238,
+    "config": 2229,
     "data": 5215,
     "evaluation": 3029,
     "extras/lab": 1706,
