@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from spider.checkpoints.records import (
 from spider.common.errors import CheckpointError
 from spider.common.files import read_json
 from spider.common.results import StageFolder
+
+log = logging.getLogger(__name__)
 
 
 def below(path: Path) -> list[Path]:
@@ -49,21 +53,59 @@ def below(path: Path) -> list[Path]:
 
 
 def ranked(path: Path, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Return `examine` of the checkpoints at or below a path, the best first, then those without a score."""
-    entries = [examine(one, quick=quick) for one in below(path)]
+    """Return the checkpoints at or below a path, the best first, then those without a score.
+
+    Beside what `examine` returns of each, an entry has two values, which are None where no file has them:
+
+        trained        bytes of text that the run had trained on
+        bpb            bits per byte on the sample of the held-out text that all checkpoints are scored on
+    """
+    receipts, scores = cache(_receipts), cache(_scores)
+    entries = []
+    for one in below(path):
+        entry = examine(one, quick=quick)
+        stage = _folder(one)
+        score = scores(stage).get(entry["step"], {})
+        entry["bpb"] = score.get("bpb") if score.get("weights") in entry["weights"] else None
+        entry["trained"] = _trained(receipts(stage.parent), entry)
+        entries.append(entry)
     return sorted(entries, key=lambda one: math.inf if one["bpb"] is None else one["bpb"])
+
+
+def _folder(path: Path) -> Path:
+    """Return the folder of the stage of a checkpoint, or an exported folder itself."""
+    return path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
 
 
 def _scores(stage: Path) -> dict[int, dict[str, Any]]:
     """Return the evaluations in the ``checkpoints.json`` of a stage, by step of the run."""
     path = StageFolder(stage).checkpoint_scores
-    return {one["global_step"]: one for one in read_json(path)["scores"]} if path.is_file() else {}
+    try:
+        return {one["global_step"]: one for one in read_json(path)["scores"]} if path.is_file() else {}
+    except ValueError as error:
+        log.warning("%s; the scores of these checkpoints are unknown", error)
+        return {}
 
 
-def _trained(stage: Path, first: int, own: int) -> int:
-    """Return the bytes of a run up to a checkpoint, which are ``own`` since step ``first`` of the run."""
-    receipts = [Receipt.read(path) for path in stage.parent.glob(f"*/{StageFolder(stage).receipt.name}")]
-    return own + sum(one.bytes for one in receipts if one.global_step <= first)
+def _receipts(run: Path) -> list[Receipt] | None:
+    """Return the receipts of a run; None if one is damaged."""
+    try:
+        return [Receipt.read(path) for path in run.glob(f"*/{StageFolder(run).receipt.name}")]
+    except ValueError as error:
+        log.warning("%s; the bytes that %s has trained on are unknown", error, run.name)
+        return None
+
+
+def _trained(receipts: list[Receipt] | None, entry: dict[str, Any]) -> int | None:
+    """Return the bytes of a run up to a checkpoint: of the stages before, and its own.
+
+    A compressed model does not hold the bytes of its stage, but the receipt of that stage does.
+    """
+    own, first = entry["bytes"], entry["first"]
+    if first is None or receipts is None:
+        return None
+    before = entry["step"] if own is None else first
+    return (own or 0) + sum(one.bytes for one in receipts if one.global_step <= before)
 
 
 def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
@@ -73,11 +115,12 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
 
         path, stage    path, and the names of run and stage
         step           the run's step
-        bytes, trained bytes of text that the stage, and the run, had trained on
+        first          the run's step at which the stage began
+        bytes          bytes of text that the stage had trained on
         size           bytes on disk
         final          whether the stage ended with it
         best_loss      the lowest logged cross entropy of the stage, in nats per byte
-        bpb            bits per byte on the sample of the held-out text that all checkpoints are scored on
+        weights        digests of the averaged weights and of the weights
         val_bpb, best  bits per byte in its validation, and whether they are the lowest of the stage
         problems       what is wrong with its files, and ``good`` if nothing is
     """
@@ -93,24 +136,22 @@ def examine(path: Path, *, quick: bool = False) -> dict[str, Any]:
             problems += _damage_of_index(path, manifest, quick)
     except CheckpointError as error:
         problems = [str(error)]
-    folder = path.resolve() if Exported.lies_in(path) else path.resolve().parents[1]
+    folder = _folder(path)
     known = vars(manifest) if manifest else {}
     step = known.get("global_step")
     validated = known.get("validated")
     chosen = best(path.resolve().parent) if validated else None
-    score = _scores(folder).get(step or 0, {})
-    weights = known.get("averaged_weights"), known.get("weights")
     files = [path] if compressed else path.glob("*")
     return {
         "path": str(path),
         "stage": "/".join(folder.parts[-2:]) + (", compressed" if compressed else ""),
         "step": known.get("step") if step is None else step,
+        "first": None if step is None else step - known["step"],
         "bytes": known.get("bytes"),
-        "trained": None if step is None else _trained(folder, step - known["step"], known["bytes"] or 0),
         "size": sum(file.stat().st_size for file in files if file.is_file()),
         "final": compressed or bool(known.get("final")),
         "best_loss": known.get("best_loss"),
-        "bpb": score.get("bpb") if score.get("weights") in weights else None,
+        "weights": (known.get("averaged_weights"), known.get("weights")),
         "val_bpb": validated.bpb if validated else None,
         "best": chosen is not None and chosen[0] == path.resolve(),
         "problems": problems,

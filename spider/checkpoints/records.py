@@ -254,15 +254,18 @@ def parts_done(parts: int, progress: Any, hours: float | None) -> int:
 
 
 def at_shares(root: Path, parts: int) -> list[Path]:
-    """Return the first checkpoint below ``root`` after each of the equal parts of its stage.
+    """Return the first checkpoint below ``root`` after each of the equal parts of its stage, and its last.
 
-    A damaged manifest is left out.
+    By the clock, the last part may be done before the last step. A damaged manifest is left out.
     """
     found: dict[int, Path] = {}
     for path in steps(root) if parts else ():
         with contextlib.suppress(CheckpointError):
             manifest = Manifest.read(path / MANIFEST)
-            found.setdefault(parts_done(parts, manifest, manifest.spec["settings"].get("max_hours")), path)
+            done = parts_done(parts, manifest, manifest.spec["settings"].get("max_hours"))
+            if manifest.final:
+                found.pop(done, None)
+            found.setdefault(done, path)
     return [path for done, path in found.items() if done]
 
 

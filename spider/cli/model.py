@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,8 +277,11 @@ def checkpoint_list(session: Session, path: Path, quick: bool, as_json: bool) ->
     """
     from spider.checkpoints.inventory import ranked, render
 
-    is_run = str(path) == path.name and not path.exists()
-    entries = ranked(session.results.run(path.name) if is_run else path, quick=quick)
+    if str(path) == path.name:
+        with nullcontext() if not path.exists() else suppress(ValueError):  # A folder needs no configuration.
+            run = session.results.run(path.name)
+            path = run if run.exists() or not path.exists() else path
+    entries = ranked(path, quick=quick)
     if as_json:
         click.echo(json.dumps(entries, indent=2))
     else:

@@ -152,8 +152,9 @@ class Config(Block):
     def learned(self, run: str, stage: str) -> list[str]:
         """Return the datasets that a run learns from by the end of a stage, or whose counts it looks up."""
         settings = self.run(run)
-        last = self.stage(run, stage).index
-        names = [name for one in settings.stages[: last + 1] for name in self.stage(run, one.name).weights]
+        last = [one.name for one in settings.stages].index(stage)
+        data = map(settings.data_of, settings.stages[: last + 1])
+        names = [name for one in data for name in weights_of(one)]
         return list(dict.fromkeys([*names, *([settings.dataset] if settings.model.ngram else [])]))
 
     def raw(self, dataset: str) -> str:

@@ -367,12 +367,13 @@ class Plan:
 
     # ---------------------------------------------------------------------------------------- resources
 
-    def of_run(self, name: str) -> Callable[[Any], Any]:
-        """Return a function that returns a resource of a job's run.
+    def of_run(self, name: str) -> Any:
+        """Return a resource that all runs share, or else a function that returns that of a job's run.
 
-        Snakemake's `lookup` walks through all runs for each job.
+        Snakemake calls a function several times for each job, and its `lookup` walks through all runs.
         """
-        return lambda wildcards: self.resources[wildcards.run][name]
+        first, *others = {resources[name] for resources in self.resources.values()}
+        return (lambda wildcards: self.resources[wildcards.run][name]) if others else first
 
     def one_gpu(self, wildcards: Any) -> int:
         """Return the number of GPUs of a job that is one process: one if the run has any."""

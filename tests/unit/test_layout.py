@@ -44,10 +44,10 @@ def code_lines(path: Path) -> int:
 
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
-    "checkpoints": 1692,
-    "cli": 1363,
+    "checkpoints": 1719,
+    "cli": 1367,
     "common": 450,
-    "config": 2229,
+    "config": 2230,
     "data": 5215,
     "evaluation": 3029,
     "extras/lab": 1706,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2636,
     "verify": 338,
-    "workflow": 1186,
+    "workflow": 1187,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

@@ -71,6 +71,31 @@ def test_list_ranks_scored_checkpoints_over_all_bytes_of_the_run(results):
     assert [line[1] for line in lines[1:]] == ["150", "50", "100"]
 
 
+def test_a_damaged_receipt_or_table_of_scores_leaves_only_its_own_values_out(results):
+    run = results / "runs/demo"
+    (run / "main/train.json").write_text("{")
+    (run / "anneal/checkpoints.json").write_text("{")
+    said = say("list", run).output
+    lines = [line.split() for line in said.splitlines()]
+    assert [line[:3] for line in lines if line[0].startswith("demo/")] == [
+        ["demo/anneal", "150", "?"], ["demo/main", "50", "?"], ["demo/main", "100", "?"],
+    ]  # fmt: skip
+    assert said.count("not valid JSON") == 2
+
+
+def test_a_run_is_found_beside_a_folder_of_its_name(results, monkeypatch):
+    monkeypatch.chdir(results.parent)
+    Path("demo").mkdir()
+    write_json(Path("config.yaml"), {
+        "datasets": {"d": {"source": {"kind": "pydocs"}}},
+        "runs": {"demo": {"data": "d", "model": "tiny", "stages": [{"name": "main", "max_steps": 1}]}},
+    })  # fmt: skip
+    said = CliRunner().invoke(cli, ["checkpoint", "list", "demo"])
+    assert "demo/main" in said.output
+    (Path("config.yaml")).unlink()
+    assert "demo/main" in say("list", "results").output
+
+
 def test_verify_names_every_damaged_file_and_fails(results):
     said = say("verify", results)
     at = results / "runs"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from spider.checkpoints.records import Manifest, Origin, Receipt, read_manifest, steps
+from spider.checkpoints.records import Manifest, Origin, Receipt, at_shares, read_manifest, steps
+from spider.checkpoints.save import save
 from spider.common import files
 from spider.common.errors import CheckpointError, TrainingError
 from spider.common.results import StageFolder
 from spider.common.sealed import content_digest
 from spider.training.stage import train
-from tests.unit.records import receipt
+from tests.unit.records import receipt, saved
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,11 @@ def test_an_error_names_the_file_and_the_remedy(tmp_path):
     path.write_text("{")
     with pytest.raises(TrainingError, match=r"train\.json: not valid JSON"):
         Receipt.read(path)
+
+
+def test_the_last_share_of_hours_is_the_end_and_no_checkpoint_just_before_it(tmp_path):
+    spec = {"settings": {"max_hours": 0.01}}
+    for step, seconds in ((4, 19), (8, 36), (9, 37)):
+        record = saved(step, seconds=seconds, validation_seconds=0, spec=spec, end=9, final=step == 9)
+        save(tmp_path, {"model.w": torch.ones(1)}, record)
+    assert [path.name for path in at_shares(tmp_path, 2)] == ["step-00000004", "step-00000009"]
