@@ -1,7 +1,8 @@
-"""Raw text to evidence: hash each document of a part, pair it with earlier ones, and decide what is removed.
+"""Raw text to evidence: hash each document, pair it with earlier ones, and decide what is removed.
 
-A part depends on the parts before it and on the datasets in `against`, so new parts at the end run nothing again. Only
-datasets whose documents are compared have these jobs (`cleaning:` with `exact` and others).
+A few jobs find equal hashes in all parts, so no part waits for the part before it. What is removed of a part depends on
+the parts before it and on the datasets in `against`, so new parts at the end encode none again. Only datasets whose
+documents are compared have these jobs (`cleaning:` with `exact` and others).
 """
 
 
@@ -22,12 +23,33 @@ rule signatures:
         "{params.spider} --log {log:q} data signatures {wildcards.dataset} {wildcards.part}"
 
 
+rule buckets:
+    input:
+        plan.keys,
+    output:
+        temp(directory("<results>/cleaning/{dataset}/buckets/{last}-{bucket}")),
+    log:
+        "<logs>/buckets/{dataset}/{last}-{bucket}.log",
+    benchmark:
+        "<benchmarks>/buckets/cleaning/{dataset}/buckets/{last}-{bucket}.tsv"
+    priority: 1
+    resources:
+        mem_mb=growing(lambda w: plan.requests.buckets(w.dataset).mem_mb),
+        runtime=growing(lambda w: plan.requests.buckets(w.dataset).minutes),
+    params:
+        spider=command,
+        first=plan.first_cleaned,
+        jobs=lambda wildcards: CONFIG.buckets(wildcards.dataset),
+    shell:
+        "{params.spider} --log {log:q} data buckets {wildcards.dataset} {params.first} {wildcards.last} "
+        "--share {wildcards.bucket} {params.jobs} --output {output:q}"
+
+
 # Where near duplicates are found, their texts are compared, so the raw files are read again.
 rule pairs:
     input:
         "<results>/cleaning/{dataset}/signatures/{part}.parquet",
-        lambda wildcards: plan.earlier("signatures", wildcards),
-        plan.compared_texts,
+        buckets=plan.buckets,
     output:
         "<results>/cleaning/{dataset}/pairs/{part}.parquet",
     log:
@@ -41,24 +63,34 @@ rule pairs:
         spider=command,
         identity=plan.pairs_identity,
     shell:
-        "{params.spider} --log {log:q} data pairs {wildcards.dataset} {wildcards.part}"
+        "{params.spider} --log {log:q} data pairs {wildcards.dataset} {wildcards.part} {input.buckets:q}"
 
 
-rule drop:
-    input:
-        plan.evidence,
-        lambda wildcards: plan.earlier("removed", wildcards),
-    output:
-        multiext("<results>/cleaning/{dataset}/removed/{part}", ".parquet", ".json"),
-    log:
-        "<logs>/drop/{dataset}/{part}.log",
-    benchmark:
-        "<benchmarks>/drop/cleaning/{dataset}/removed/{part}.tsv"
-    priority: 1
-    params:
-        spider=command,
-    shell:
-        "{params.spider} --log {log:q} data drop {wildcards.dataset} {wildcards.part}"
+# A document that was removed removes no other one, so one job decides for all parts, and another one for parts that the
+# user adds when it is done.
+CLEANED = [name for name in CONFIG.datasets if CONFIG.cleaning(name) and CONFIG.raw(name) == name]
+for dataset, parts in ((name, parts) for name in CLEANED for parts in plan.cleaned(name)):
+
+    rule:
+        name:
+            f"drop_{dataset}_{parts[-1]}"
+        input:
+            plan.evidence(dataset, parts),
+        output:
+            expand(f"<results>/cleaning/{dataset}/removed/{{part}}.parquet", part=parts),
+        log:
+            f"<logs>/drop/{dataset}/{parts[-1]}.log",
+        benchmark:
+            f"<benchmarks>/drop/cleaning/{dataset}/removed/{parts[-1]}.tsv"
+        priority: 1
+        resources:
+            mem_mb=growing(lambda wildcards, name=dataset: plan.requests.dropping(name).mem_mb),
+            runtime=growing(lambda wildcards, name=dataset: plan.requests.dropping(name).minutes),
+        params:
+            spider=command,
+            parts=f"{dataset} {parts[0]} {parts[-1]}",
+        shell:
+            "{params.spider} --log {log:q} data drop {params.parts}"
 
 
 rule held_out:

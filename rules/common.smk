@@ -103,6 +103,8 @@ wildcard_constraints:
     shape="[0-9a-f]{16}",
     counted="[0-9a-f]{16}",
     text="split|full",
+    last=r"\d+",
+    bucket=r"\d+",
     scored="[0-9a-f]{16}",
 
 

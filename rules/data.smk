@@ -135,6 +135,9 @@ rule index:
     benchmark:
         "<benchmarks>/index/shards/{dataset}/metadata.tsv"
     priority: 1
+    threads: lambda wildcards: plan.requests.index(wildcards.dataset)[0]
+    resources:
+        runtime=growing(lambda wildcards: plan.requests.index(wildcards.dataset)[1]),
     params:
         spider=command,
         identity=lambda wildcards: plan.dataset(wildcards).changed(),

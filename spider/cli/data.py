@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from spider.config.data import SHORTEST, Cleaning
 from spider.config.model import NgramConfig
 
 if TYPE_CHECKING:
-    from spider.data.cleaning.pairs import Part
+    from spider.data.cleaning.buckets import Part
 
 
 @click.group(cls=Group)
@@ -97,9 +98,8 @@ def _removed(session: Session, dataset: str, part: str) -> Path | None:
 # --------------------------------------------------------------------------------------------------- cleaning
 
 
-def _cleaning(session: Session, dataset: str, part: str) -> Cleaning:
-    """Return how the documents of a part are compared. Raise `ValueError` if they are not."""
-    session.config.dataset(dataset).source.item(part)
+def _cleaning(session: Session, dataset: str) -> Cleaning:
+    """Return how the documents of a dataset are compared. Raise `ValueError` if they are not."""
     cleaning = session.config.cleaning(dataset)
     if cleaning is None:
         raise ValueError(f"datasets.{dataset}.cleaning: compares no documents; set exact: true in it")
@@ -129,61 +129,80 @@ def signatures(session: Session, dataset: str, part: str) -> None:
     log.info("%s: %s documents, %s left out by filters", output, f"{counts['read']:,}", f"{left_out:,}")
 
 
+@command("dataset", "first", "last")
+@click.option("--share", type=(int, int), default=(0, 1), help="Number of this job, and of all jobs.")
+@click.option("--output", type=FILE, required=True, help="Folder to write.")
+def buckets(
+    session: Session, dataset: str, first: str, last: str, share: tuple[int, int], output: Path
+) -> None:
+    """Find the earlier documents that share a hash or a band with those of the parts FIRST to LAST."""
+    from spider.data.cleaning.buckets import write_buckets
+
+    cleaning, parts = _cleaning(session, dataset), _parts(session, dataset, last)
+    own = [one.part for one in parts if one.dataset == parts[-1].dataset]
+    write_buckets(output, parts, len(parts) - len(own) + own.index(first), share, cleaning)
+
+
 @command("dataset", "part")
-def pairs(session: Session, dataset: str, part: str) -> None:
-    """Pair the documents of a part with earlier ones that they repeat, exactly or for the most part."""
+@click.argument("buckets", nargs=-1, required=True, type=FILE)
+def pairs(session: Session, dataset: str, part: str, buckets: tuple[Path, ...]) -> None:
+    """Pair the documents of a part with earlier ones that they repeat, by the folders BUCKETS."""
     import pyarrow as pa
 
+    from spider.data.cleaning.buckets import exact_pairs
     from spider.data.cleaning.evidence import SCHEMA, write
-    from spider.data.cleaning.pairs import exact_pairs, near_pairs
+    from spider.data.cleaning.pairs import near_pairs
 
-    cleaning = _cleaning(session, dataset, part)
-    *earlier, own = _parts(session, dataset, part)
-    output = _file(session, dataset, "pairs", part)
-    found = exact_pairs(own, earlier) if cleaning.exact else SCHEMA.empty_table()
-    log.info("%s: %s exact duplicates", output, f"{len(found):,}")
+    cleaning, parts = _cleaning(session, dataset), _parts(session, dataset, part)
+    found = SCHEMA.empty_table()
+    if cleaning.exact:
+        found = exact_pairs(parts, buckets)
+        log.info("%s exact duplicates", f"{len(found):,}")
     if cleaning.near:
-        near, candidates = near_pairs(own, earlier, cleaning, session.config, session.results)
+        near, candidates = near_pairs(parts, buckets, cleaning.near, session.config, session.results)
         found = pa.concat_tables([found, near])
         log.info("%s of %s candidates are near duplicates", f"{len(near):,}", f"{candidates:,}")
-    write(output, found)
+    write(_file(session, dataset, "pairs", part), found)
 
 
-def _parts(session: Session, dataset: str, part: str) -> list[Part]:
-    """Return the parts that come before a part, and this one."""
-    from spider.data.cleaning.pairs import Part
+def _parts(session: Session, dataset: str, last: str) -> list[Part]:
+    """Return the parts that a dataset is compared with, and its own up to one, in order."""
+    from spider.data.cleaning.buckets import Part
 
+    session.config.dataset(dataset).source.item(last)
     raw = session.config.raw(dataset)
-    names = [*session.config.earlier(raw, part), (raw, part)]
+    names = session.config.in_order(raw)
+    names = names[: names.index((raw, last)) + 1]
     return [Part(name, one, _file(session, name, "signatures", one)) for name, one in names]
 
 
-@command("dataset", "part")
-def drop(session: Session, dataset: str, part: str) -> None:
-    """Decide which documents of a part are removed, and write the evidence."""
+@command("dataset", "first", "last")
+def drop(session: Session, dataset: str, first: str, last: str) -> None:
+    """Decide which documents of the parts FIRST to LAST are removed, and write the evidence."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from spider.data.cleaning import evidence
-    from spider.data.cleaning.evidence import drop
+    from spider.data.cleaning.evidence import drop, write_removed
 
-    cleaning = _cleaning(session, dataset, part)
-    raw = session.config.raw(dataset)
-    removed = {
-        (name, one): _file(session, name, "removed", one)
-        for name, one in session.config.earlier(raw, part)
+    cleaning = _cleaning(session, dataset)
+    names = [(one.dataset, one.part) for one in _parts(session, dataset, last)]
+    begin = names.index((names[-1][0], first))
+    known = [
+        (name, part, _file(session, name, "removed", part))
+        for name, part in names[:begin]
         if session.config.cleaning(name)
-    }
-    found = [pq.read_table(_file(session, dataset, step, part)) for step in cleaning.steps]
-    output = _file(session, dataset, "removed", part)
+    ]
 
-    def earlier(of: str, name: str) -> Any:
-        known = (of, name) in removed
-        return evidence.read(removed[of, name]) if known else evidence.SCHEMA.empty_table()
+    def pairs(part: str, **chosen: Any) -> pa.Table:
+        files = [_file(session, dataset, step, part) for step in cleaning.steps]
+        return pa.concat_tables([pq.read_table(file, **chosen) for file in files])
 
-    record = evidence.write_removed(output, part, drop(raw, part, pa.concat_tables(found), earlier))
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in record.counts.items())
-    log.info("%s: removed %s", output, counts or "nothing")
+    total: Counter[str] = Counter()
+    for part, rows in drop(names[-1][0], [part for _, part in names[begin:]], pairs, known):
+        total.update(write_removed(_file(session, dataset, "removed", part), part, rows).counts)
+    write_json(session.results.decided(session.config.raw(dataset), last), {"first": first, "removed": total})
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in total.items())
+    log.info("%s: removed %s", dataset, counts or "nothing")
 
 
 def _asked(session: Session, dataset: str) -> None:
@@ -433,7 +452,7 @@ def inspect(folder: Path, count: int, as_json: bool) -> None:
         click.echo(yaml.safe_dump(statistics, sort_keys=False, allow_unicode=True), nl=False)
 
 
-_CLEANING = (signatures, pairs, held_out, protect, contaminated, drop, removed)
+_CLEANING = (signatures, buckets, pairs, held_out, protect, contaminated, drop, removed)
 _DATASETS = (files, download, fetch, tokenizer, *_CLEANING, encode, index, pack, count_ngrams, build_ngrams)
 for one in (*_DATASETS, verify, inspect):
     data.add_command(one)

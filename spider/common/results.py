@@ -78,6 +78,22 @@ class Results:
         """Return a file of the cleaning of a part: ``signatures``, ``pairs``, ``removed`` and others."""
         return self.root / "cleaning" / dataset / step / f"{part}.parquet"
 
+    def cleaned(self, dataset: str, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Divide the parts of a dataset into those that were cleaned together, and the new ones at the end.
+
+        A file names the last part of those that one job has decided on. It stays when the job runs again.
+        """
+        together, first = [], 0
+        for end, part in enumerate(parts, 1):
+            if end == len(parts) or self.decided(dataset, part).exists():
+                together.append(parts[first:end])
+                first = end
+        return together
+
+    def decided(self, dataset: str, last: str) -> Path:
+        """Return the file that says that parts up to the last one were cleaned."""
+        return self.root / "cleaning" / dataset / "decided" / f"{last}.json"
+
     def protected(self, dataset: str) -> Path:
         """Return the file of the texts that the documents of a dataset are compared with."""
         return self.root / "cleaning" / dataset / "protected.parquet"

@@ -36,9 +36,20 @@ _MERGED = 120
 _ENTRY, _READ = 4, 2
 #: Bytes held for each piece of a document that is packed.
 _PACKED = 64
+#: Bytes held for each document whose keys are compared with all others: of a share of the hashes with its id,
+#: and of a band.
+_HASHED, _BANDED = 300, 200
+#: Bytes held for each document of a dataset while it is decided which ones are removed, if all are in pairs.
+_PAIRED = 60
+#: Fewest bytes of a document in a file of signatures, without and with bands.
+_SIGNATURE = (30, 120)
 #: Seconds for a symbol and a kind of contexts, to count and to merge, and for a packed piece. They are four
 #: times what was measured, or more.
 _SECONDS_COUNTED, _SECONDS_MERGED, _SECONDS_PACKED = 4e-7, 1e-7, 2e-5
+#: The same for a byte of text whose shard is hashed; threads that hash one shard each.
+_SECONDS_HASHED, _MOST_HASHING = 2e-8, 8
+#: The same for a document whose hash or band is compared with all others, and for one that may be removed.
+_SECONDS_KEYED, _SECONDS_PAIRED = 4e-6, 1e-4
 
 
 class Request(NamedTuple):
@@ -81,10 +92,44 @@ class Requests:
         minutes = _minutes(_SECONDS_MERGED * symbols * self._kinds(dataset, counted))
         return Request(round(_STARTED + max(tables, last)), minutes)
 
+    def buckets(self, dataset: str) -> Request:
+        """Return the request of a job that finds equal keys in a share of those of all parts."""
+        documents = self._compared(dataset)
+        jobs, cleaning = self.config.buckets(dataset), self.config.cleaning(dataset)
+        near = bool(cleaning and cleaning.near)
+        held = (_HASHED / jobs + _BANDED * near) * documents
+        keys = documents * (1 + 24 / jobs * near)
+        return Request(round(_STARTED + held / 1e6), _minutes(_SECONDS_KEYED * keys))
+
+    def dropping(self, dataset: str) -> Request:
+        """Return the request of the job that decides which documents of a dataset are removed."""
+        documents = self._compared(dataset)
+        return Request(round(_STARTED + _PAIRED * documents / 1e6), _minutes(_SECONDS_PAIRED * documents))
+
+    def _compared(self, dataset: str) -> float:
+        """Return the documents that those of a dataset are compared with, and its own.
+
+        They are estimated from the files of signatures, or from the text, by 2 kB each.
+        """
+        documents = 0.0
+        for name in (*self.config.dataset(dataset).against, dataset):
+            signature = _SIGNATURE[self.config.near(name)]
+            for part, item in self.config.parts(name).items():
+                file = self.root / "cleaning" / name / "signatures" / f"{part}.parquet"
+                size = file.stat().st_size / signature if file.exists() else 0
+                documents += size or self._estimated(name, part, item) / 2000
+        return documents
+
     def packing(self, dataset: str, seq_len: int) -> Request:
         """Return the request of a job that packs a dataset into rows of ``seq_len`` targets."""
         tokens, documents = self.size(dataset, ("train",))
         return packing(tokens, documents, seq_len)
+
+    def index(self, dataset: str) -> tuple[int, int]:
+        """Return the threads that hash the shards of a dataset, and the minutes that this may take."""
+        size = sum(self._estimated(dataset, *part) for part in self.config.parts(dataset).items())
+        threads = min(_MOST_HASHING, 1 + round(size / 1e9))
+        return threads, _minutes(_SECONDS_HASHED * size / threads)
 
     def size(
         self, dataset: str, splits: tuple[str, ...], part: str | None = None, unit: str = "tokens"
@@ -92,19 +137,21 @@ class Requests:
         """Return the tokens or bytes, and the documents, of these splits of a dataset or of one part."""
         index = self.root / "shards" / dataset / "metadata.json"
         if not index.exists():
-            parts = self.config.dataset(dataset).source.parts() if part is None else [part]
-            size = sum(self._estimated(dataset, one) for one in parts)
+            items = self.config.parts(dataset)
+            size = sum(
+                self._estimated(dataset, one, items[one]) for one in (items if part is None else [part])
+            )
             return size, size / 1000
         described = _splits(index, index.stat().st_mtime_ns)
         shards = [shard for split in splits for shard in described.get(split, {"shards": []})["shards"]]
-        chosen = [shard for shard in shards if part in (None, shard["part"])]
-        return sum(shard[unit] for shard in chosen), sum(shard["documents"] for shard in chosen)
+        shards = [shard for shard in shards if part in (None, shard["part"])]
+        return sum(shard[unit] for shard in shards), sum(shard["documents"] for shard in shards)
 
-    def _estimated(self, dataset: str, part: str) -> float:
+    def _estimated(self, dataset: str, part: str, item: str) -> float:
         """Estimate the bytes of text in a part: three times those of its file, or a gigabyte without one."""
         file = self.root / "raw" / self.config.raw(dataset) / f"{part}.parquet"
         source = self.config.dataset(dataset).source
-        size = source.estimated_bytes(source.item(part))
+        size = source.estimated_bytes(item)
         if file.exists():
             size = max(size, file.stat().st_size)
         return 3 * size if size else 1e9

@@ -31,6 +31,8 @@ from spider.config.spec import StageSpec
 from spider.config.tasks import TaskConfig
 
 _HUB = "hf://datasets/"
+#: Most jobs that find equal keys in the parts of a dataset.
+_MOST_BUCKETS = 4
 _an_origin = must_be(
     f"a dataset repository, {_HUB}OWNER/NAME@REVISION, or a file, https://ADDRESS#sha256=DIGEST",
     matches(rf"{_HUB}[^/@]+/[^/@]+@[^/@]+|https?://[^#]+#sha256=[0-9a-f]{{64}}"),
@@ -174,13 +176,16 @@ class Config(Block):
         raw = self.raw(dataset)
         return any(raw in (name, *map(self.raw, block.against)) for name, block in cleaned if block.near)
 
-    def earlier(self, dataset: str, part: str) -> list[tuple[str, str]]:
-        """Return the parts whose documents come before those of a part: pairs of dataset and part, in order.
+    def in_order(self, dataset: str) -> list[tuple[str, str]]:
+        """Return the parts whose documents are compared: all of the datasets in ``against``, and its own.
 
-        They are all parts of the datasets in ``against``, and the parts of its own dataset before it.
+        They are pairs of dataset and part, in the order of documents.
         """
-        others = [(name, one) for name in self.dataset(dataset).against for one in self.parts(name)]
-        return others + [(dataset, one) for one in self.parts(dataset) if int(one) < int(part)]
+        return [(name, one) for name in (*self.dataset(dataset).against, dataset) for one in self.parts(name)]
+
+    def buckets(self, dataset: str) -> int:
+        """Return the number of jobs that find equal keys in the parts of a dataset."""
+        return min(_MOST_BUCKETS, 1 + len(self.parts(dataset)) // 250)
 
     def compared(self, datasets: Iterable[str]) -> list[str]:
         """Return datasets, by their raw text, and all datasets that their documents are compared with."""

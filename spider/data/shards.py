@@ -39,7 +39,7 @@ from pydantic import BaseModel, PrivateAttr
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from spider.common.errors import DamagedShard
-from spider.common.files import read_json, sha256
+from spider.common.files import read_json, sha256, write_json
 from spider.common.record import Record
 from spider.common.sealed import content_digest
 from spider.config import Dataset
@@ -245,7 +245,8 @@ def build_metadata(
 ) -> Metadata:
     """Write ``folder/metadata.json`` for the encoded ``parts``, and copy their ``tokenizer`` into the folder.
 
-    ``source`` describes the origin of their text. Each thread hashes one shard at a time.
+    ``source`` describes the origin of their text. Each thread hashes one shard at a time, and the hashes are
+    kept in a hidden folder.
 
     Raises:
         ValueError: A part is missing, was encoded with other settings, or its files have other sizes or
@@ -280,9 +281,17 @@ def build_metadata(
 
 
 def _checked_sha256(shard: Path) -> str:
-    if size := shard.stat().st_size:
-        Blocks(shard, np.memmap(shard, np.uint8, "r"), intact=lambda: False).check(0, size)
-    return sha256(shard)
+    """Return the SHA-256 of a shard. It is kept, so a killed job hashes no shard again, nor do new parts."""
+    state = shard.stat()
+    of_file = [state.st_size, state.st_mtime_ns]
+    kept = shard.parents[1] / ".sha256" / shard.parent.name / f"{shard.stem}.json"
+    known = read_json(kept) if kept.exists() else [None]
+    if known[:-1] != of_file:
+        if state.st_size:
+            Blocks(shard, np.memmap(shard, np.uint8, "r"), intact=lambda: False).check(0, state.st_size)
+        known = [*of_file, sha256(shard)]
+        write_json(kept, known)
+    return str(known[-1])
 
 
 def left_out(folder: Path, parts: Sequence[str]) -> dict[str, int]:

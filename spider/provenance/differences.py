@@ -25,7 +25,6 @@ _NAMES = re.compile(r"run|stage|index|file|data|tokenizer|model\.vocab_size|colu
 _BLOCKS = {
     "count_ngrams": "model.ngram.",
     "build_ngrams": "model.ngram.",
-    "drop": "cleaning.",
     "pairs": "cleaning.",
 }
 #: Settings that decide the other keys of their block.

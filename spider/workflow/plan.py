@@ -18,6 +18,7 @@ from typing import Any
 
 from snakemake.io import ancient, contains_wildcard, expand, flag, local
 
+from spider.common.results import Results
 from spider.config import CompressConfig, Config, Dataset, StageSpec
 from spider.config.data import Cleaning
 from spider.config.requests import Requests
@@ -67,6 +68,9 @@ class Plan:
         self.config, self.root, self.here, self.bound = config, root, here, bound
         self.requests = Requests(config, root)
         self.parts: Callable[[str], dict[str, str]] = cache(partial(checked, config.parts))
+        self.cleaned = cache(lambda dataset: Results(root).cleaned(dataset, tuple(self.parts(dataset))))
+        """The parts of a dataset that are cleaned together: new ones apart from finished ones."""
+        self.bucket_count = cache(config.buckets)
         self.stage = cache(config.stage)
         self.stage_with = cache(partial(stage_with, config))
         runs = {name: run.resources.model_dump() for name, run in config.runs.items()}
@@ -192,39 +196,60 @@ class Plan:
 
     # ------------------------------------------------------------------------------------------ cleaning
 
-    def earlier(self, step: str, wildcards: Any) -> list[str]:
-        """Return the files of a step of cleaning of the parts whose documents come before those of a part."""
-        parts = self.config.earlier(wildcards.dataset, wildcards.part)
-        if step == "raw":
-            return [f"<results>/raw/{name}/{part}.parquet" for name, part in parts]
-        if step == "removed":
-            return [file for one in parts for file in self.removed(*one)]
-        return [f"<results>/cleaning/{name}/{step}/{part}.parquet" for name, part in parts]
+    def _up_to(self, dataset: str, last: str) -> list[tuple[str, str]]:
+        """Return the parts that a dataset is compared with, and its own up to the last one, in order."""
+        parts = self.config.in_order(dataset)
+        return parts[: parts.index((dataset, last)) + 1]
 
-    def _cleaning(self, wildcards: Any) -> Cleaning:
+    def keys(self, wildcards: Any) -> list[str]:
+        """Return the signatures of all parts up to the last one that is cleaned.
+
+        The jobs that pair near duplicates read the raw files too, so the first bucket waits for these.
+        """
+        parts = self._up_to(wildcards.dataset, wildcards.last)
+        files = [f"<results>/cleaning/{name}/signatures/{part}.parquet" for name, part in parts]
+        texts = self.compared_texts(wildcards.dataset, wildcards.last) if wildcards.bucket == "0" else []
+        return files + texts
+
+    def compared_texts(self, dataset: str, last: str) -> list[str]:
+        """Return the raw files of all parts up to the last one that is cleaned, if by their texts."""
+        parts = self._up_to(dataset, last) if self._cleaning(dataset).near else []
+        return [f"<results>/raw/{name}/{part}.parquet" for name, part in parts]
+
+    def first_cleaned(self, wildcards: Any) -> str:
+        """Return the first part that is cleaned together with the last one."""
+        return next(parts[0] for parts in self.cleaned(wildcards.dataset) if parts[-1] == wildcards.last)
+
+    def buckets(self, wildcards: Any) -> list[str]:
+        """Return what was found of a part in the keys of all parts."""
+        dataset, part = wildcards.dataset, wildcards.part
+        last = next(parts[-1] for parts in self.cleaned(dataset) if part in parts)
+        numbers = range(self.bucket_count(dataset))
+        return [f"<results>/cleaning/{dataset}/buckets/{last}-{number}" for number in numbers]
+
+    def evidence(self, dataset: str, parts: Sequence[str]) -> list[str]:
+        """Return the files that decide which documents of parts are removed, which are cleaned together."""
+        steps = self._cleaning(dataset).steps
+        pattern = "<results>/cleaning/{dataset}/{step}/{part}.parquet"
+        files = expand(pattern, dataset=dataset, step=steps, part=parts)
+        before = self._up_to(dataset, parts[-1])[: -len(parts)]
+        removed = [file for name, part in before for file in self.removed(name, part)]
+        return [*files, *removed, *self.compared_texts(dataset, parts[-1])]
+
+    def _cleaning(self, dataset: str) -> Cleaning:
         """Return how the documents of a dataset are compared. Only such datasets have these jobs."""
-        cleaning = self.config.cleaning(wildcards.dataset)
+        cleaning = self.config.cleaning(dataset)
         assert cleaning is not None
         return cleaning
-
-    def evidence(self, wildcards: Any) -> list[str]:
-        """Return the files that decide which documents of a part are removed, besides earlier evidence."""
-        steps = self._cleaning(wildcards).steps
-        return expand("<results>/cleaning/{dataset}/{step}/{part}.parquet", step=steps, **wildcards)
 
     def signatures_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides the signatures of a part, besides its text."""
         near = self.config.near(wildcards.dataset)
         return self.dataset(wildcards).chosen() | {"hash": "xxh3", "near": near}
 
-    def compared_texts(self, wildcards: Any) -> list[Any]:
-        """Return the raw files whose texts decide which documents are near duplicates; none without them."""
-        is_near = self._cleaning(wildcards).near
-        return [self.raw_part(wildcards), *self.earlier("raw", wildcards)] if is_near else []
-
     def pairs_identity(self, wildcards: Any) -> dict[str, Any]:
         """Return what decides the pairs of a part, besides texts."""
-        cleaning = self._cleaning(wildcards)
+        cleaning = self._cleaning(wildcards.dataset)
         return {"exact": cleaning.exact, "near": cleaning.near}
 
     def split_identity(self, wildcards: Any) -> dict[str, Any]:

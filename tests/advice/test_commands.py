@@ -110,10 +110,11 @@ def test_a_stage_is_named_and_evaluated(here):
 
 def test_the_cleaning_of_a_dataset_is_configured(here):
     words = ("toy", "000")
-    advised(refusal("data", "pairs", *words), "cli/data.py", "set exact: true in it")
+    advised(refusal("data", "pairs", *words, "found"), "cli/data.py", "set exact: true in it")
     configure(datasets__toy__cleaning={"exact": True})
     spider("data", "signatures", *words)
-    spider("data", "pairs", *words)
+    spider("data", "buckets", *words, "000", "--output", "found")
+    spider("data", "pairs", *words, "found")
     said = refusal("data", "contaminated", *words)
     advised(said, "cli/data.py", "is false; set it, as in docs/data.md")
     configure(datasets__toy__cleaning={"decontaminate": True})

@@ -45,10 +45,10 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1719,
-    "cli": 1367,
-    "common": 450,
-    "config": 2230,
-    "data": 5215,
+    "cli": 1382,
+    "common": 459,
+    "config": 2262,
+    "data": 5371,
     "evaluation": 3029,
     "extras/lab": 1706,
     "extras/trust": 1935,
@@ -56,7 +56,7 @@ MOST = {
     "kernels": 1468,
     "model": 2568,
     "processes": 739,
-    "provenance": 975,
+    "provenance": 974,
     "publish": 342,
     "report": 1508,
     "spider": 15,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2636,
     "verify": 338,
-    "workflow": 1187,
+    "workflow": 1202,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

@@ -42,18 +42,24 @@ def job(rule, gpu=None, inputs=(), **wildcards):
     )
 
 
-def test_parts_and_datasets_before_a_part_are_inputs_of_its_cleaning(plan):
-    cleaning = {"exact": True, "near": 0.8}
-    made = plan({"more": LOCAL | {"cleaning": cleaning | {"against": ["text"]}}})
-    part = of(dataset="more", part="001")
-    before = ["text/{}/000", "text/{}/001", "more/{}/000"]
-    assert made.earlier("signatures", part) == [
-        f"<results>/cleaning/{one.format('signatures')}.parquet" for one in before
-    ]
-    assert made.earlier("raw", part) == [f"<results>/raw/{one.replace('/{}', '')}.parquet" for one in before]
-    # A dataset that compares no documents removes none.
-    assert made.earlier("removed", part) == ["<results>/cleaning/more/removed/000.parquet"]
-    assert made.pairs_identity(part) == {"exact": True, "near": 0.8}
+def test_parts_that_are_added_are_cleaned_apart_from_finished_ones(plan):
+    cleaning = {"exact": True, "near": 0.8, "against": ["text"]}
+    made = plan({"more": LOCAL | {"cleaning": cleaning}})
+    assert made.cleaned("more") == [("000", "001")]
+    parts = ["text/{}/000", "text/{}/001", "more/{}/000", "more/{}/001"]
+    keys = [f"<results>/cleaning/{one.format('signatures')}.parquet" for one in parts]
+    raw = [f"<results>/raw/{one.replace('/{}', '')}.parquet" for one in parts]
+    assert made.keys(of(dataset="more", last="001", bucket="0")) == keys + raw
+    assert made.keys(of(dataset="more", last="001", bucket="1")) == keys
+    assert made.buckets(of(dataset="more", part="000")) == ["<results>/cleaning/more/buckets/001-0"]
+    pairs = [f"<results>/cleaning/more/pairs/{part}.parquet" for part in ("000", "001")]
+    assert made.evidence("more", ("000", "001")) == pairs + raw  # `text` compares and removes none
+
+    made.cleaned = lambda dataset: [("000",), ("001",)]
+    assert made.first_cleaned(of(dataset="more", last="001")) == "001"
+    assert made.buckets(of(dataset="more", part="000")) == ["<results>/cleaning/more/buckets/000-0"]
+    removed = "<results>/cleaning/more/removed/000.parquet"
+    assert made.evidence("more", ("001",)) == [pairs[1], removed, *raw]
 
 
 def test_braces_in_a_path_are_no_wildcard_and_the_file_is_still_known():

@@ -35,15 +35,17 @@ def made(workflow: Workflow) -> dict[str, bytes]:
     folders = [
         workflow.results / name for name in ("cleaning", "shards/text/train", "shards/text/validation")
     ]
+    assert not [*workflow.results.glob("cleaning/text/buckets/*")], "what was found in all parts is temporary"
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    files = [file for file in files if file.parent.name != "decided"]
     return {str(file.relative_to(workflow.results)): file.read_bytes() for file in files}
 
 
 def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow, tmp_path_factory):
     killed = three_parts(workflow)
     process = killed.start("datasets/text", "--cores", "1")
-    removed = killed.results / "cleaning/text/removed/000.parquet"
-    wait_for(removed.exists, process)
+    pairs = killed.results / "cleaning/text/pairs/000.parquet"
+    wait_for(pairs.exists, process)
     process.kill()
     process.communicate()
     for child in killed.results.rglob("*.tmp"):
@@ -55,7 +57,7 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
     assert metadata["left_out"] == {"score >= 1": 11, "exact": 4 + 18, "near": 1}
 
     killed.config["datasets"]["text"]["source"]["files"] += ["c.jsonl"]
-    steps = ("download", "signatures", "pairs", "drop", "encode", "index")
+    steps = ("download", "signatures", "buckets", "pairs", "drop_text_002", "encode", "index")
     assert killed.planned("datasets/text") == dict.fromkeys(steps, 1)
     killed("datasets/text", "--cores", "1")
     assert {path: content for path, content in made(killed).items() if path in first} == first
@@ -76,5 +78,13 @@ def test_new_parts_run_no_earlier_job_again_and_a_kill_changes_nothing(workflow,
 
     # Another filter reads other documents.
     fresh.config["datasets"]["text"]["cleaning"]["filters"] = ["score >= 2"]
-    steps = ("signatures", "pairs", "drop", "encode")
-    assert fresh.planned("datasets/text") == dict.fromkeys(steps, 3) | {"index": 1}
+    once = dict.fromkeys(("buckets", "drop_text_002", "index"), 1)
+    steps = ("signatures", "pairs", "encode")
+    assert fresh.planned("datasets/text") == dict.fromkeys(steps, 3) | once
+    fresh("datasets/text")
+
+    # Other text of a part cleans those again that were cleaned with it or later, and encodes no earlier one.
+    b = killed.folder / "b.jsonl"
+    b.write_text(b.read_text().replace("Document 85", "Document 86"))
+    edited = dict.fromkeys(("download", "signatures", "drop_text_001", "drop_text_002", "index"), 1)
+    assert killed.planned("datasets/text") == edited | {"buckets": 2, "pairs": 3, "encode": 3}

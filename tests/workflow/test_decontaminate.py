@@ -118,4 +118,10 @@ def test_planted_documents_are_removed_with_their_source_and_shown(web):
     # An edited question is compared again.
     question = {"context": "Other words", "continuation": QUESTION}
     (web.folder / "quiz.jsonl").write_text(json.dumps(question))
-    assert web.planned("datasets/web").keys() == {"protect", "contaminated", "drop", "encode", "index"}
+    assert web.planned("datasets/web").keys() == {
+        "protect",
+        "contaminated",
+        "drop_web_001",
+        "encode",
+        "index",
+    }

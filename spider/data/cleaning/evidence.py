@@ -4,16 +4,15 @@ Pairs and what is removed in the end have this one form, as parquet. A part's fi
 record beside it with its SHA-256, so an edited file is found. Its bytes are a function of the rows and of the
 version of Arrow.
 
-A document is removed if it has a pair with an earlier document that was kept (`drop`). Earlier parts are
-decided before, and the documents of a part are decided in order, so the result does not depend on the number
-of jobs. An exact duplicate of a document that was removed as a near duplicate repeats what that one repeats.
+A document is removed if it has a pair with an earlier document that was kept (`drop`). One job decides this
+for all parts of a dataset, in the order of their documents. An exact duplicate of a document that was removed
+as a near duplicate repeats what that one repeats.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -112,34 +111,67 @@ def removed_rows(path: Path | None) -> dict[str, np.ndarray] | None:
 
 #: What the evidence of a document has of its pair.
 _OF_PAIR = ("reason", "kept_dataset", "kept_part", "kept_row", "kept_id", "containment", "rule")
+_KEPT = ["reason", "kept_dataset", "kept_part", "kept_row"]
 
 
-def drop(dataset: str, part: str, pairs: pa.Table, evidence: Callable[[str, str], pa.Table]) -> pa.Table:
-    """Return the evidence of a part: a row for each document that is removed.
+def drop(
+    dataset: str,
+    parts: Sequence[str],
+    pairs: Callable[..., pa.Table],
+    others: Sequence[tuple[str, str, Path]],
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the parts with their evidence: a row for each document that is removed.
+
+    Memory holds the pairs of a part, and what was removed so far of those documents that others repeat.
 
     Args:
-        pairs: evidence of all pairs of the part. Of several pairs for one reason, the first is preferred.
-        evidence: returns the evidence of an earlier part by its dataset and its name.
+        pairs: returns the evidence of all pairs of a part; with ``columns``, only these. Of several pairs for
+            one reason, the first is preferred.
+        others: dataset, part and evidence of all parts before, whose documents were decided on.
     """
-    own: dict[int, dict[str, Any]] = {}
+    places = {one: number for number, one in enumerate([(of, name) for of, name, _ in others])}
+    places |= {(dataset, part): len(others) + number for number, part in enumerate(parts)}
+    repeated = [np.empty(0, np.uint64)]
+    for part in parts:
+        kept = pairs(part, columns=_KEPT).filter(pc.field("reason") != "contaminated")
+        repeated.append(np.unique(_numbers(kept, places)))
+    repeated_D = np.unique(np.concatenate(repeated))
+    removed: dict[tuple[int, int], dict[str, Any]] = {}
 
-    @cache
-    def removed_of(of: str, name: str) -> dict[int, dict[str, Any]]:
-        if (of, name) == (dataset, part):
-            return own
-        rows = evidence(of, name)
-        found = rows.filter(pc.is_in(rows["row"], pairs["kept_row"]))
-        return {pair["row"]: pair for pair in found.to_pylist()}
+    def remember(place: int, rows: pa.Table) -> None:
+        of_part = rows["row"].to_numpy().astype(np.uint64) | np.uint64(place << 32)
+        for pair in rows.filter(pa.array(np.isin(of_part, repeated_D))).to_pylist():
+            removed[place, pair["row"]] = pair
 
-    rank = np.array([REASONS.index(reason) for reason in pairs["reason"].to_pylist()], np.int64)
-    for pair in pairs.take(np.lexsort((rank, pairs["row"].to_numpy()))).to_pylist():
-        if pair["reason"] != "contaminated":
-            earlier = removed_of(pair["kept_dataset"], pair["kept_part"]).get(pair["kept_row"])
-            if earlier and not (pair["reason"] == "exact" and earlier["reason"] == "near"):
-                continue
-            pair |= {name: earlier[name] for name in _OF_PAIR} if earlier else {}
-        own.setdefault(pair["row"], pair)
-    return pa.Table.from_pylist(list(own.values()), SCHEMA)
+    for place, (_, _, path) in enumerate(others):
+        remember(place, read(path))
+    for part in parts:
+        own: dict[int, dict[str, Any]] = {}
+        place, found = places[dataset, part], pairs(part)
+        rank = np.array([REASONS.index(reason) for reason in found["reason"].to_pylist()], np.int64)
+        for pair in found.take(np.lexsort((rank, found["row"].to_numpy()))).to_pylist():
+            if pair["reason"] != "contaminated":
+                of = places.get((pair["kept_dataset"], pair["kept_part"]), -1)
+                row = pair["kept_row"]
+                earlier = own.get(row) if of == place else removed.get((of, row))
+                if earlier and not (pair["reason"] == "exact" and earlier["reason"] == "near"):
+                    continue
+                pair |= {name: earlier[name] for name in _OF_PAIR} if earlier else {}
+            own.setdefault(pair["row"], pair)
+        rows = pa.Table.from_pylist(list(own.values()), SCHEMA)
+        remember(place, rows)
+        yield part, rows
+
+
+def _numbers(pairs: pa.Table, places: Mapping[tuple[str, str], int]) -> np.ndarray:
+    """Return a number for each kept document of pairs: that of its part, then its row."""
+    names = pc.binary_join_element_wise(pairs["kept_dataset"], pairs["kept_part"], "/").combine_chunks()
+    known = names.dictionary_encode()
+    keys = (tuple(name.split("/")) for name in known.dictionary.to_pylist())
+    place_K = np.array([places.get(key, -1) & 0xFFFFFFFF for key in keys], np.uint64)
+    return (place_K[known.indices.to_numpy()] << np.uint64(32)) | pairs["kept_row"].to_numpy().astype(
+        np.uint64
+    )
 
 
 #: Characters of a text that are shown.

@@ -1,11 +1,7 @@
-"""Pair the documents of a part with earlier ones that they repeat, exactly or for the most part.
+"""Pair the documents of a part with earlier ones that they repeat for the most part.
 
-Two texts are equal but for white space if 128 bits of their hashes are. For these pairs memory holds the
-part's own signatures and those of one earlier part at a time.
-
-Near duplicates are first candidates, from the signatures of all documents so far. Memory holds one band of
-all documents and the buckets of a part's documents, then `BLOCK` bytes of the part's text, and reads the text
-of earlier documents in batches.
+Near duplicates are first candidates, by the buckets that a document shares with earlier ones. Memory holds
+these, then `BLOCK` bytes of the part's text, and reads the text of earlier documents in batches.
 
 The texts decide. The measure is the share of a document's word 5-grams that the other document has.
 Punctuation belongs to words here, because programs and sums differ in it. Lines of templates are left out of
@@ -23,17 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spider.common.results import Results
 from spider.config import Config
-from spider.config.data import Cleaning
+from spider.data.cleaning.buckets import Part, near_candidates, pair_evidence, templates_of
 from spider.data.cleaning.evidence import SCHEMA, table
-from spider.data.cleaning.signatures import BANDS, LEAST, LENGTH, candidates, templates_in
+from spider.data.cleaning.signatures import LEAST, LENGTH
 from spider.data.cleaning.words import Words, sequences, without, words
 from spider.data.documents import Documents, read_documents, row_counts
 from spider.data.ngram.contexts import compiled
@@ -125,101 +119,46 @@ def _shares(
 BLOCK = 1 << 28
 
 
-class Part(NamedTuple):
-    """A part of a dataset, and its signatures."""
-
-    dataset: str
-    part: str
-    signatures: Path
-
-    def read(self, *columns: str) -> pa.Table:
-        """Return columns of the signatures."""
-        return pq.read_table(self.signatures, columns=list(columns))
-
-
-def _evidence(own: Part, found: pa.Table, part: Part, originals: pa.Table, **columns: object) -> pa.Table:
-    """Return pairs of documents of a part and earlier ones, from columns of the signatures of both."""
-    of_kept = {"kept_dataset": part.dataset, "kept_part": part.part}
-    of_kept |= {"kept_row": originals["row"], "kept_id": originals["id"]}
-    of_own = {"part": own.part, "row": found["row"], "id": found["id"], "bytes": found["bytes"]}
-    return table(of_own | of_kept | columns, len(found))
-
-
-def exact_pairs(own: Part, earlier: Sequence[Part]) -> pa.Table:
-    """Return evidence that pairs documents with earlier ones of the same text: the first of each dataset.
-
-    Args:
-        own: the part whose documents are paired.
-        earlier: parts of other datasets, then those of its own dataset before it, in order.
-    """
-    columns = ("row", "id", "bytes", "hash", "hash2")
-    mine = own.read(*columns)
-    hashes, second = mine["hash"].to_numpy(), mine["hash2"].to_numpy()
-    pairs = [SCHEMA.empty_table()]
-    paired, of = np.zeros(len(mine), bool), ""
-    for part in (*earlier, own):
-        if part.dataset != of:
-            paired[:], of = False, part.dataset
-        other = mine if part == own else part.read(*columns)
-        if not len(other):
-            continue
-        known, first = np.unique(other["hash"].to_numpy(), return_index=True)
-        at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-        same = ~paired & (known[at] == hashes) & (other["hash2"].to_numpy()[first[at]] == second)
-        if part == own:
-            same &= first[at] < np.arange(len(mine))
-        paired |= same
-        rule = {"reason": "exact", "rule": "exact/1", "containment": 1.0}
-        pairs.append(_evidence(own, mine.filter(same), part, other.take(first[at[same]]), **rule))
-    return pa.concat_tables(pairs)
-
-
 def near_pairs(
-    own: Part, earlier: Sequence[Part], cleaning: Cleaning, config: Config, results: Results
+    parts: Sequence[Part], folders: Sequence[Path], near: float, config: Config, results: Results
 ) -> tuple[pa.Table, int]:
     """Return evidence that pairs documents with earlier ones that contain them, and the number of candidates.
 
     The pair with the largest containment comes first of those of a document.
 
     Args:
-        own: the part whose documents are paired.
-        earlier: parts of other datasets, then those of its own dataset before it, in order.
-        cleaning: how documents are compared. Exact duplicates that are removed anyway are in no pair.
+        parts: parts of other datasets, then those of the dataset up to the one whose documents are paired.
+        folders: what the jobs of `spider.data.cleaning.buckets` wrote.
+        near: the least containment of a pair.
     """
-    parts = [*earlier, own]
-    hashes = [part.read("hash")["hash"].to_numpy() for part in parts]
-    bounds = np.cumsum([0, *map(len, hashes)])
-    is_copy = np.full(bounds[-1], cleaning.exact)
-    is_copy[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
-    later, kept = candidates((_band(parts, band, is_copy) for band in range(BANDS)), int(bounds[-2]))
+    *_, own = parts
+    later, kept, bounds = near_candidates(parts, folders)
     of_part = np.searchsorted(bounds, kept, "right") - 1
     order = np.argsort(of_part, kind="stable")
     later, kept, of_part = later[order] - bounds[-2], (kept - bounds[of_part])[order], of_part[order]
 
     mine = own.read("row", "id", "bytes")
     pairs = [SCHEMA.empty_table()]
-    for number in np.unique(of_part).tolist():
-        chosen = of_part == number
-        originals = parts[number].read("row", "id").take(kept[chosen])
+    for one in np.unique(of_part).tolist():
+        chosen = of_part == one
+        originals = parts[one].read("row", "id").take(kept[chosen])
+        place = {"kept_dataset": parts[one].dataset, "kept_part": parts[one].part}
         rule = {"reason": "near", "rule": "near/1"}
-        pairs.append(_evidence(own, mine.take(later[chosen]), parts[number], originals, **rule))
+        pairs.append(pair_evidence(mine.take(later[chosen]), own.part, originals, **place, **rule))
     found = pa.concat_tables(pairs)
-    shares = _compared(found, of_part, parts, config, results)
+    shares = _compared(found, of_part, parts, templates_of(parts, folders), config, results)
     found = table({name: found[name] for name in found.column_names} | {"containment": shares}, len(found))
     order = np.lexsort((-shares, found["row"].to_numpy()))
-    return found.take(order[shares[order] >= cleaning.near]), len(found)
-
-
-def _band(parts: Sequence[Part], band: int, is_copy: np.ndarray) -> np.ndarray:
-    """Return the hashes of a band of all documents, (D, 2) uint32; 0 for copies."""
-    tables = pa.concat_tables([part.read(f"own{band}", f"whole{band}") for part in parts])
-    hashes = np.stack([column.to_numpy() for column in tables.columns], 1)
-    hashes[is_copy] = 0
-    return hashes
+    return found.take(order[shares[order] >= near]), len(found)
 
 
 def _compared(
-    pairs: pa.Table, of_part: np.ndarray, parts: Sequence[Part], config: Config, results: Results
+    pairs: pa.Table,
+    of_part: np.ndarray,
+    parts: Sequence[Part],
+    templates: np.ndarray,
+    config: Config,
+    results: Results,
 ) -> np.ndarray:
     """Return the containment of each pair by its texts.
 
@@ -227,7 +166,6 @@ def _compared(
     """
     rows, kept_rows = pairs["row"].to_numpy(), pairs["kept_row"].to_numpy()
     shares = np.zeros(len(pairs))
-    templates = np.unique(np.concatenate([templates_in(part.signatures) for part in parts]))
     for block in _blocks(rows, pairs["bytes"].to_numpy()):
         batches = list(_documents(parts[-1], np.unique(rows[block]), config, results))
         own_rows = np.concatenate([batch.rows for batch in batches])

@@ -73,22 +73,25 @@ def bands(found: Words, templates: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def candidates(columns: Iterable[np.ndarray], begin: int) -> tuple[np.ndarray, np.ndarray]:
+def candidates(answers: Iterable[pa.Table], begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return pairs of a document and an earlier one: two arrays of numbers of documents, int64.
 
     Args:
-        columns: of each band, the hashes of all documents in their order, (D, 2) uint32.
-        begin: number of the first document that is paired with earlier ones.
+        answers: which earlier documents are in the buckets of the documents (`spider.data.cleaning.buckets`).
+        begin, end: numbers of the first document, and of the one after the last.
     """
-    members, starts, sizes = [], [], []
-    offset = 0
-    for column in columns:
-        member, start, size = _buckets(column.reshape(-1), 2 * begin)
-        members.append(member)
-        starts.append(start.reshape(-1, 2) + offset)
-        sizes.append(size.reshape(-1, 2))
-        offset += len(member)
-    pairs = _choose(np.concatenate(members), np.hstack(starts), np.hstack(sizes), begin)
+    shape, members, offset = (end - begin, 2 * BANDS), [np.empty(0, np.int64)], 0
+    starts, ends, sizes = (np.zeros(shape, np.int64) for _ in range(3))
+    for answer in answers:
+        found = answer.combine_chunks()
+        at = found["document"].to_numpy() - begin, found["band"].to_numpy()
+        for lists in found["earlier"].chunks:
+            bounds = lists.offsets.to_numpy() + offset
+            starts[at], ends[at] = bounds[:-1], bounds[1:]
+            members.append(lists.values.to_numpy())
+            offset += len(members[-1])
+        sizes[at] = found["size"].to_numpy()
+    pairs = _choose(np.concatenate(members), starts, ends, sizes, begin)
     return pairs[:, 0], pairs[:, 1]
 
 
@@ -98,24 +101,6 @@ def _bands(found: Words) -> np.ndarray:
     hashes = np.zeros((len(bounds_D) - 1, BANDS), np.uint32)
     _hash_bands(hash_G, bounds_D, _MULTIPLIERS, hashes)
     return hashes
-
-
-def _buckets(column: np.ndarray, begin: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the documents of all buckets, and of each text from ``begin`` on, its bucket's begin and size.
-
-    A bucket keeps its first `FIRST` texts. Texts are numbered by document, two of each.
-    """
-    new = column[begin:]
-    numbers = np.flatnonzero(np.isin(column, new[new != _NOTHING]))
-    order = numbers[np.argsort(column[numbers], kind="stable")]
-    first = np.flatnonzero(np.diff(column[order].astype(np.int64), prepend=-1))
-    size = np.diff(first, append=len(order))
-    kept = np.arange(len(order)) - np.repeat(first, size) < FIRST
-    start, sizes = np.zeros(len(new), np.int64), np.zeros(len(new), np.int64)
-    is_new = order >= begin
-    start[order[is_new] - begin] = np.repeat(np.append(0, np.cumsum(kept))[first], size)[is_new]
-    sizes[order[is_new] - begin] = np.repeat(size, size)[is_new]
-    return order[kept] // 2, start, sizes
 
 
 @compiled
@@ -140,7 +125,9 @@ def _hash_bands(
 
 
 @compiled
-def _choose(members: np.ndarray, starts: np.ndarray, sizes: np.ndarray, begin: int) -> np.ndarray:
+def _choose(
+    members: np.ndarray, starts: np.ndarray, ends: np.ndarray, sizes: np.ndarray, begin: int
+) -> np.ndarray:
     """Return the chosen pairs in order of the later document, (pairs, 2) int64.
 
     Half of a document's candidates have the largest sums of 1/size of the buckets that are shared, and the
@@ -153,9 +140,7 @@ def _choose(members: np.ndarray, starts: np.ndarray, sizes: np.ndarray, begin: i
     for d in range(len(starts)):
         n = 0
         for b in range(starts.shape[1]):
-            for i in range(starts[d, b], starts[d, b] + min(sizes[d, b], FIRST)):
-                if members[i] >= d + begin:
-                    break
+            for i in range(starts[d, b], ends[d, b]):
                 at = 0
                 while at < n and found[at] != members[i]:
                     at += 1

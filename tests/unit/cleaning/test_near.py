@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spider.data.cleaning.buckets import shared
 from spider.data.cleaning.pairs import WHOLE, containment
 from spider.data.cleaning.signatures import LEAST, MOST, bands, candidates
 from spider.data.cleaning.words import MANY, Counts, lines, without, words
@@ -100,7 +101,9 @@ def test_a_line_of_a_template_occurs_in_many_documents_that_are_no_copies():
 
 def pairs_of(texts, begin=0, templates=NO_LINES):
     hashes = bands(read(texts), templates)
-    later, earlier = candidates([hashes[:, :, b] for b in range(hashes.shape[2])], begin)
+    bounds = np.array([begin, len(texts)])
+    answers = [shared(hashes[:, :, b], bounds, b) for b in range(hashes.shape[2])]
+    later, earlier = candidates(answers, begin, len(texts))
     return list(zip(later.tolist(), earlier.tolist(), strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,16 @@ def test_metadata_describes_every_shard(folder):
         assert described.tokens == len(tokens_of(folder, split))
         for shard in described.shards:
             assert shard.sha256 == hashlib.sha256((folder / shard.file).read_bytes()).hexdigest()
+
+
+def test_only_a_shard_that_changed_is_hashed_again(folder, monkeypatch):
+    hashed = []
+    monkeypatch.setattr("spider.data.shards.sha256", lambda path: hashed.append(path.name) or "0" * 64)
+    again = build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS, threads=3)
+    assert again == load_metadata(folder) and not hashed
+    os.utime(folder / "train/001.bin", (1, 1))
+    build_metadata(folder, "demo", dataset(validation=0.2), source=SOURCE, parts=PARTS)
+    assert hashed == ["001.bin"]
 
 
 def test_an_index_is_described_verified_and_shown(folder, tmp_path):
