@@ -68,8 +68,7 @@ rule evaluate:
         data=plan.scored_data,
         ngram=plan.indexes("split", "full"),
         tasks=plan.task_files,
-        # Settings of compressors change neither this path nor, by its time, the scores.
-        overlap=lambda wildcards: ancient(plan.overlap_of(wildcards)),
+        overlap=plan.overlap_of,
     output:
         "<results>/runs/{run}/{stage}/evaluation.json",
         "<results>/runs/{run}/{stage}/checkpoints.json",

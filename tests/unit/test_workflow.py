@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from spider.config import ConfigError, load_config
 from spider.provenance.made import STANDS_FOR
 from spider.workflow.plan import Plan, watched
 
+ROOT = Path(__file__).parents[2]
 LOCAL = {"source": {"kind": "local", "files": ["a.jsonl", "b.jsonl"]}, "validation": 0.1}
 STAGES = [{"name": "one", "max_steps": 2}, {"name": "two", "max_steps": 2}]
 RUN = {"data": "text", "model": "tiny", "stages": STAGES}
@@ -60,6 +62,16 @@ def test_parts_that_are_added_are_cleaned_apart_from_finished_ones(plan):
     assert made.buckets(of(dataset="more", part="000")) == ["<results>/cleaning/more/buckets/000-0"]
     removed = "<results>/cleaning/more/removed/000.parquet"
     assert made.evidence("more", ("001",)) == [pairs[1], removed, *raw]
+
+
+def test_no_rule_has_an_ancient_input():
+    """While a job runs that makes one, Snakemake ignores changed params and files of the jobs after it."""
+    files = [
+        *ROOT.glob("rules/*.smk"),
+        *ROOT.glob("extras/*/spider_*/rules/*.smk"),
+        ROOT / "workflow/Snakefile",
+    ]
+    assert not [path for path in files if "ancient" in path.read_text(encoding="utf-8")]
 
 
 def test_braces_in_a_path_are_no_wildcard_and_the_file_is_still_known():
