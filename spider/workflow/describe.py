@@ -33,6 +33,15 @@ FORMAT = 1
 _SETTINGS = ("seq_len", "micro_batch", "grad_accum", "windows_per_step", "n_loops", "max_hours")
 #: Bytes of memory of a GPU that is not at hand.
 USUAL_GPU = 80_000_000_000
+#: GPUs of a training whose exchange is estimated.
+_GPUS = (1, 2, 4, 8, 16)
+#: Bytes a second that a GPU sends: half of the 900 GB/s of both directions in NVIDIA's data sheet of the
+#: H100, and 100 Gbit/s.
+_LINKS = {"NVLink": 450e9, "Ethernet": 12.5e9}
+#: FLOP/s of arithmetic: two fifths of the peak of an H100 in bf16.
+_ARITHMETIC = 0.4 * 989e12
+#: Share of the arithmetic above which an exchange is marked, because it may not hide behind it.
+_TOO_MUCH = 0.25
 
 
 def describe(config: Config, run: str, memory: int | None = None) -> dict[str, Any]:
@@ -84,7 +93,35 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
         "optimizer": block.optimizer.kind,
         "groups": _groups(model, specs[0]),
         "stages": stages,
+        "exchange": _exchange(specs[-1], model) if block.resources.gpus else [],
     }
+
+
+def _exchange(spec: StageSpec, model: Model) -> list[dict[str, Any]]:
+    """Return for numbers of GPUs the seconds of arithmetic in a step, and of its exchange on each link.
+
+    Of W replicas each sends 2 (W - 1) / W of the bytes of the gradients, which are summed in a ring, and its
+    share of Muon's updates, in bf16, to all others. Shards gather weights for each micro-batch and scatter
+    gradients once, (W - 1) / W of the bytes each time, and send their rows of matrices to Muon and back.
+    Numbers that cannot share the windows of a step are left out.
+    """
+    group_of = model.parameter_groups()
+    sizes = [(group_of[name].role, p) for name, p in model.named_parameters() if p.requires_grad]
+    gradients = sum(p.numel() * p.element_size() for _, p in sizes)
+    muon = spec.optimizer.kind == "muon"
+    matrices = 2 * sum(p.numel() for role, p in sizes if muon and role == "matrix")
+    flops = model.flops_per_token(spec.settings.seq_len, spec.settings.n_loops) * spec.tokens_per_step
+    found = []
+    for gpus in (one for one in _GPUS if spec.windows_per_step % one == 0):
+        others, windows = (gpus - 1) / gpus, spec.windows_per_step // gpus
+        sent = others * (2 * gradients + matrices)
+        if spec.parallel == "fsdp":
+            passes = windows / spec.micro_batch(gpus)
+            sent = others * ((1 + passes) * gradients + 2 * matrices / gpus)
+        seconds = {link: sent / rate for link, rate in _LINKS.items()}
+        arithmetic = flops / gpus / _ARITHMETIC
+        found.append({"gpus": gpus, "windows": windows, "sent": sent, "arithmetic": arithmetic, **seconds})
+    return found
 
 
 def _conventions(model: Model) -> dict[str, int]:
@@ -231,6 +268,7 @@ def render(run: dict[str, Any]) -> None:
         for stage in stages
     )
     _print(_source_row(source, stage["stage"]) for stage in stages for source in stage["sources"])
+    _print(map(_exchange_row, run["exchange"]))
     for line in _sentences(run, ids, unit):
         _print(line)
 
@@ -279,6 +317,16 @@ def _source_row(source: dict[str, Any], stage: str) -> dict[str, str]:
     }
 
 
+def _exchange_row(one: dict[str, Any]) -> dict[str, str]:
+    """Return a row about the step of the last stage on a number of GPUs."""
+    row = {"GPUs": str(one["gpus"]), "Windows of each": f"{one['windows']:,}"}
+    row |= {"Arithmetic": f"{1000 * one['arithmetic']:,.1f} ms", "Sent by each": quantity(one["sent"], "B")}
+    for link in _LINKS:
+        is_much = one[link] > _TOO_MUCH * one["arithmetic"]
+        row[link] = f"{'! ' * is_much}{1000 * one[link]:,.1f} ms"
+    return row
+
+
 def _sentences(run: dict[str, Any], ids: str, unit: str) -> Iterator[str]:
     """Yield what stands below the tables: totals, parameters, memory and what ``auto`` chose."""
     if run["steps"] is None:
@@ -296,6 +344,11 @@ def _sentences(run: dict[str, Any], ids: str, unit: str) -> Iterator[str]:
     parts = [f"{name.replace('_', ' ')} {quantity(n, 'B')}" for name, n in memory.items() if name != "total"]
     counted = f"Memory of a process, counted as {run['counted_as']}"
     yield f"{counted}: {', '.join(parts)} (activations: an estimate)."
+    if run["exchange"]:
+        yield (
+            "GPUs: a step of the last stage, at 40% of the peak of an H100. ! marks an exchange of more than "
+            "a quarter of it. More windows in a step make that share smaller."
+        )
     if run["device_memory"] is not None:
         chosen = "; ".join(
             f"{stage['stage']} micro_batch {stage['micro_batch']}, "

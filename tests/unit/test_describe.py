@@ -65,6 +65,27 @@ def test_parameters_are_counted_by_three_conventions_with_the_tokens_for_each(ca
     assert multiplied["matrices and head"] - multiplied["matrices"] == 272 * 2048
 
 
+def test_the_exchange_of_a_step_is_estimated_for_several_gpus(capsys):
+    stages = [{"name": "main", "max_steps": 5, "windows_per_step": 24, "micro_batch": 1}]
+    blocks = {"resources": {"gpus": 1}, "optimizer": {"kind": "muon"}, "precision": "bf16"}
+    replicas, shards = (
+        describe(configuration("gpt-d12", stages, parallel=how, **blocks), "r") for how in ("ddp", "fsdp")
+    )
+    total, matrices = replicas["parameters"], replicas["parameters_by_part"]["matrices"]
+    one, two, four, eight = replicas["exchange"]
+    assert [row["gpus"] for row in replicas["exchange"]] == [1, 2, 4, 8], "16 cannot share 24 windows"
+    assert one["sent"] == one["NVLink"] == 0 and eight["windows"] == 3
+    assert eight["arithmetic"] == pytest.approx(one["arithmetic"] / 8)
+    assert four["sent"] == pytest.approx(0.75 * (8 * total + 2 * matrices))
+    assert two["Ethernet"] == pytest.approx(two["sent"] / 12.5e9)
+    sharded = shards["exchange"][2]
+    assert sharded["sent"] == pytest.approx(0.75 * (4 * total * (1 + 6) + 4 * matrices / 4))
+    render(replicas)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "! marks an exchange of more than a quarter" in said and "8 3" in said and "! " in said
+    assert describe(configuration(), "r")["exchange"] == []
+
+
 def test_switches_of_a_mixture_are_shown_at_their_samples(tmp_path, capsys):
     mix = {"mix": {"d": 3, "e": 1}, "switches": {100: {"d": 1, "e": 1}}}
     config = configuration(stages=[{"name": "main", "max_steps": 50, "data": mix}])

@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2636,
     "verify": 338,
-    "workflow": 1202,
+    "workflow": 1238,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
