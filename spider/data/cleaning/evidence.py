@@ -140,7 +140,8 @@ def drop(
 
     def remember(place: int, rows: pa.Table) -> None:
         of_part = rows["row"].to_numpy().astype(np.uint64) | np.uint64(place << 32)
-        for pair in rows.filter(pa.array(np.isin(of_part, repeated_D))).to_pylist():
+        known = np.append(repeated_D, np.uint64(0))[np.searchsorted(repeated_D, of_part)] == of_part
+        for pair in rows.filter(pa.array(known)).to_pylist():
             removed[place, pair["row"]] = pair
 
     for place, (_, _, path) in enumerate(others):
