@@ -25,6 +25,7 @@ from tests.forkserver import spider
 
 from .conftest import PATIENCE, ROOT, Workflow, finished, untracked
 from .slurm import Slurm, queue, running
+from .test_cleaning import made, three_parts
 
 STEPS = 100
 FIRST = "results/runs/small/first/train.json"
@@ -310,3 +311,11 @@ def test_the_smoke_preset_runs_on_slurm(tmp_path, slurm):
     cluster.site(longest=90)
     cluster("--configfile", str(ROOT / "presets/smoke.yaml"), patience=1200)
     assert read_json(tmp_path / "results/smoke/report/summary.json")["runs"]["smoke"]["order"]
+
+
+def test_cleaning_on_two_nodes_removes_the_same_documents(cluster, tmp_path_factory):
+    three_parts(cluster)("datasets/text", "--jobs", "4")
+    here = three_parts(Workflow(tmp_path_factory.mktemp("here")))
+    here.config["tracking"] = {"enabled": False}
+    here("datasets/text")
+    assert made(cluster) == made(here)
