@@ -48,7 +48,7 @@ MOST = {
     "cli": 1382,
     "common": 459,
     "config": 2262,
-    "data": 5372,
+    "data": 5375,
     "evaluation": 3029,
     "extras/lab": 1706,
     "extras/trust": 1935,

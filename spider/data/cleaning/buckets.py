@@ -109,9 +109,11 @@ def _write_exact(output: Path, parts: Sequence[Part], first: int, share: int, co
         later.append(order[own[has]])
         kept.append(order[original[has]])
     later_P, kept_P = np.concatenate(later), np.concatenate(kept)
+    by_part = np.argsort(part_D[later_P], kind="stable")
+    ends = np.searchsorted(part_D[later_P[by_part]], np.arange(len(parts) + 1))
 
     def answer(number: int) -> pa.Table:
-        chosen = np.flatnonzero(part_D[later_P] == number)
+        chosen = by_part[ends[number] : ends[number + 1]]
         originals = kept_P[chosen]
         columns = {
             "kept_dataset": pa.array([names[one] for one in dataset_D[originals]], pa.string()),
@@ -158,10 +160,11 @@ def _write_near(
         found.append(shared(column, bounds[first:], band))
     table = pa.concat_tables(found).combine_chunks()
     document_E = table["document"].to_numpy()
+    in_order = np.argsort(document_E, kind="stable")
+    ends = np.searchsorted(document_E[in_order], bounds)
 
     def answer(number: int) -> pa.Table:
-        of_part = (document_E >= bounds[number]) & (document_E < bounds[number + 1])
-        return table.filter(pa.array(of_part))
+        return table.take(in_order[ends[number] : ends[number + 1]])
 
     schema = _SHARED.with_metadata({"parts": json.dumps(len(parts)), "bounds": json.dumps(bounds.tolist())})
     _write_answers(output, schema, range(first, len(parts)), answer)
