@@ -348,9 +348,18 @@ def test_activation_checkpointing_may_change_with_a_resume_and_the_model_may_not
     assert "trained another model:\n  model.hidden: 32 -> 48" in str(said.exception)
 
 
-def test_the_remedies_of_a_diverged_training_can_be_followed(project):
+def test_the_remedies_of_a_diverged_training_can_be_followed(project, monkeypatch):
+    update, rate = Trainer._update, 2e-3
+
+    def overflowing(self, *given):
+        update(self, *given)
+        if self.progress.step == 9 and self.settings.lr == rate:  # as too high a rate does, on any processor
+            for p in self.model.parameters():
+                p.detach().mul_(1e30)
+
+    monkeypatch.setattr(Trainer, "_update", overflowing)
     defaults = project.plain["runs"]["r"]["defaults"]
-    defaults |= {"lr": 100.0, "warmup_steps": 0, "ckpt_every": 1, "max_steps": 20}
+    defaults |= {"lr": rate, "warmup_steps": 0, "ckpt_every": 1, "max_steps": 20}
     failed = project.train("r/a")
     assert isinstance(failed.exception, TrainingError)
     advised(str(failed.exception), "training/loop.py", "lower lr or optimizer.clip", "move {} away and ")
