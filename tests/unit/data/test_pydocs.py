@@ -7,10 +7,13 @@ import os
 import platform
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from spider.data.sources import pydocs as corpus
@@ -143,3 +146,26 @@ def test_the_list_and_the_constraints_name_the_same_versions():
     listed = {name: package.version for name, package in corpus.listed_packages().items()}
     listed.pop("python")
     assert listed == {name: pinned.get(name) for name in listed}
+
+
+def test_a_user_has_all_packages_of_the_list_without_those_of_developers():
+    """Without one, the default run has another text than the one that is quoted."""
+    root = Path(__file__).parents[3]
+    files = [root / "pyproject.toml", *root.glob("extras/*/pyproject.toml")]
+    waiting = [one for file in files for one in tomllib.loads(file.read_text())["project"]["dependencies"]]
+    found = set()
+    while waiting:
+        one = Requirement(waiting.pop())
+        for extra in one.extras or {""}:
+            if (one.marker is None or one.marker.evaluate({"extra": ""})) and (one.name, extra) not in found:
+                found.add((one.name, extra))
+                try:
+                    needed = map(Requirement, requires(one.name) or [])
+                except PackageNotFoundError:
+                    continue
+                same = (r for r in needed if r.marker is None or r.marker.evaluate({"extra": extra}))
+                for r in same:
+                    r.marker = None
+                    waiting.append(str(r))
+    installed = {canonicalize_name(name) for name, _ in found}
+    assert corpus.listed_packages().keys() - installed == {"python"}
