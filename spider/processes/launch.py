@@ -78,6 +78,8 @@ def _launch_here(processes: int, arguments: Sequence[str], gpus: int, meeting: d
     """
     # Seconds that a training has to save after a signal before it is killed.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
+    # Each process would print that DDP searches for unused parameters in vain (`parallel.replicate`).
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     config = LaunchConfig(
         **meeting,
         nproc_per_node=processes,

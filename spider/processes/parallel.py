@@ -1,4 +1,4 @@
-"""One model in several processes: replicated (`Replicas`) or sharded (FSDP2).
+"""One model in several processes: replicated (DDP) or sharded (FSDP2).
 
 Either way each process computes a part of the step's windows and the gradients are summed. The update is that
 of one process up to the order of sums.
@@ -23,14 +23,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import pad
+from torch.nn.parallel import DistributedDataParallel
 
 from spider.processes.world import World
 
@@ -58,77 +60,20 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     return dtensor is not None and isinstance(tensor, dtensor.DTensor)
 
 
-#: Bytes of gradients that are exchanged together. Smaller messages begin sooner, and larger ones cost less.
-_BUCKET = 25 << 20
-
-
-class Replicas(nn.Module):
-    """A model that each process holds, and whose gradients are averaged over the processes.
-
-    Gradients are exchanged in buckets while the backward pass goes on. A bucket holds parameters in the
-    reverse order of the model, which is about that of their gradients, and buckets are sent in this order. So
-    all processes send the same, and a sum has the same order in every step and after every start. (DDP of
-    torch orders its buckets anew after the first step, unless it searches the graph of each step for unused
-    parameters.)
-    """
-
-    def __init__(self, module: nn.Module, world: World) -> None:
-        super().__init__()
-        self.module = module
-        self.is_enabled = True
-        self._world = world
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
-        self._buckets: list[list[nn.Parameter]] = [[]]
-        self._bucket_of: dict[nn.Parameter, int] = {}
-        held = 0
-        for p in reversed([p for p in module.parameters() if p.requires_grad]):
-            if held >= _BUCKET or (self._buckets[-1] and self._buckets[-1][0].dtype != p.dtype):
-                self._buckets.append([])
-                held = 0
-            self._bucket_of[p] = len(self._buckets) - 1
-            self._buckets[-1].append(p)
-            held += p.numel() * p.element_size()
-            p.register_post_accumulate_grad_hook(self._arrived)
-        self._begin()
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        return self.module(*arguments, **named)
-
-    def _begin(self) -> None:
-        self._missing = [len(bucket) for bucket in self._buckets]
-        self._sent: list[tuple[list[int], Any]] = []
-
-    def _arrived(self, p: nn.Parameter) -> None:
-        """Send what is complete, after the gradient of a parameter."""
-        if not self.is_enabled:
-            return
-        self._missing[self._bucket_of[p]] -= 1
-        while len(self._sent) < len(self._buckets) and self._missing[len(self._sent)] <= 0:
-            self._send()
-
-    def _send(self) -> None:
-        """Send the next bucket; its gradients become views of the message."""
-        bucket = self._buckets[len(self._sent)]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        message = torch.cat([(g.to_dense() if g.is_sparse else g).flatten() for g in gradients])
-        message /= self._world.size
-        used = [int(p.grad is not None) for p in bucket]
-        for p, part in zip(bucket, message.split([p.numel() for p in bucket]), strict=True):
-            p.grad = part.view_as(p)
-        self._sent.append((used, dist.all_reduce(message, async_op=True)))
-
-    def finish(self) -> None:
-        """Wait for all gradients. One that no process has is None, as without this wrapper."""
-        while len(self._sent) < len(self._buckets):
-            self._send()
-        for _, handle in self._sent:
-            handle.wait()
-        used = self._world.sum_ints(*(one for used, _ in self._sent for one in used))
-        parameters = [p for bucket in self._buckets for p in bucket]
-        for p, count in zip(parameters, used, strict=True):
-            p.grad = p.grad if count else None
-        self._begin()
+def replicate(model: nn.Module, world: World) -> nn.Module:
+    """Return the model wrapped in DDP, which averages gradients over all processes."""
+    # DDP orders its buckets anew after the first step of each start, unless it looks for unused parameters.
+    # With three or more processes another order is another sum, and a resumed training would end otherwise.
+    keeps_buckets = world.size > 2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor came in 2.12
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.local_rank] if world.device.type == "cuda" else None,
+            broadcast_buffers=False,  # equal after every step; within a step each counts its own
+            gradient_as_bucket_view=True,
+            find_unused_parameters=keeps_buckets,
+        )
 
 
 @contextlib.contextmanager
@@ -136,13 +81,11 @@ def exchange_gradients(wrapped: nn.Module, enabled: bool) -> Iterator[None]:
     """Set whether backward passes inside exchange gradients: only a step's last micro-batch needs to."""
     if is_sharded(wrapped):
         wrapped.set_requires_gradient_sync(enabled)
-    if not isinstance(wrapped, Replicas):
+    if isinstance(wrapped, DistributedDataParallel) and not enabled:
+        with wrapped.no_sync():
+            yield
+    else:
         yield
-        return
-    wrapped.is_enabled = enabled
-    yield
-    if enabled:
-        wrapped.finish()
 
 
 def sum_gradients(model: nn.Module) -> None:

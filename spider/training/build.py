@@ -20,7 +20,7 @@ from spider.data.packing import most_documents
 from spider.model import build_model, choose_kernels
 from spider.model.interface import Model
 from spider.processes.device import choose_attention, choose_tf32, make_deterministic
-from spider.processes.parallel import Replicas, shard
+from spider.processes.parallel import replicate, shard
 from spider.processes.world import World
 from spider.tokens import Tokens
 from spider.training import compilation
@@ -95,7 +95,7 @@ def build(
     if sharded:
         shard(model, world)
     elif world.size > 1 and eager:
-        wrapped = Replicas(model, world)
+        wrapped = replicate(model, world)
     if compiled:
         if warmup is not None:
             compilation.load(warmup, device)

@@ -35,7 +35,9 @@ log = logging.getLogger(__name__)
 
 
 def compile_forward(model: Model, **options: Any) -> None:
-    """Compile the forward pass of the model inside of a wrapper; ``options`` are those of `torch.compile`."""
+    """Compile the forward pass of the model inside FSDP or DDP; ``options`` are those of `torch.compile`."""
+    # DDP would cut the graph at the ends of its buckets; the warm-up compiled one graph.
+    torch._dynamo.config.optimize_ddp = False
     # The backward pass is traced while autocast is on, and would narrow what the forward pass kept wide.
     torch._functorch.config.backward_pass_autocast = "off"
     # Of one function for all layers, this many kinds of layers may have a graph of their own.

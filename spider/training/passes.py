@@ -164,7 +164,7 @@ class Passes:
     """The passes of a training's micro-batches. Each call adds a gradient to those of the parameters.
 
     Args:
-        model: the model, wrapped in `Replicas` where several processes do not replay.
+        model: the model, wrapped in DDP where several processes do not replay.
 
     Attributes:
         graphed: whether they are replayed.
@@ -194,7 +194,7 @@ class Passes:
             last: whether it is the step's last one.
         """
         inputs = inputs_of(micro, self.device, pad, self._spec)
-        # The exchange averages gradients; multiply by the world size to get their sum.
+        # DDP averages gradients; multiply by the world size to get their sum.
         factor = weight if self.graphed else weight * self._world.size
         inputs["weight"] = inputs["tokens_BT"].new_full((), factor, dtype=torch.float32)
         if not self.graphed:

@@ -33,7 +33,7 @@ from spider.common.files import digest
 from spider.config import StageSpec
 from spider.data.loader import Loader, MixedLoader
 from spider.model import build_model
-from spider.processes.parallel import Replicas, exchange_gradients, full_tensor, local, shard
+from spider.processes.parallel import exchange_gradients, full_tensor, local, replicate, shard
 from spider.processes.world import World, join
 from spider.training import build, loop, precision
 from spider.training.stage import train
@@ -75,7 +75,7 @@ def inspect(spec: StageSpec, world: World) -> dict[str, Any]:
     model = build_model(spec.model).train()
     if spec.parallel == "fsdp":
         shard(model, world)
-    wrapped = model if spec.parallel == "fsdp" else Replicas(model, world)
+    wrapped = model if spec.parallel == "fsdp" else replicate(model, world)
     sizes = {"held": sum(local(p).numel() for p in model.parameters()), "all": model.num_parameters()}
     alike = []
     torch.manual_seed(world.rank)

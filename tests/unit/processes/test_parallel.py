@@ -10,19 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import nn
 
 from spider.common import files
 from spider.config import ConfigError
 from spider.data.loader import Loader
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
-from spider.processes import parallel
-from spider.processes.world import ALONE
 from spider.training import loop, stage
 from tests.forkserver import python
 from tests.unit.processes.parallel_job import emulate_fp8
@@ -43,25 +39,6 @@ SPECS = {
 }
 #: Relative difference of a metric from one process's. Training amplifies the other order of sums.
 TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
-
-
-def test_gradients_are_sent_while_the_backward_pass_goes_on(tmp_path, monkeypatch):
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        monkeypatch.setattr(parallel, "_BUCKET", 1)
-        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        net.unused = nn.Parameter(torch.ones(2))
-        replicas, sent = parallel.Replicas(net, ALONE), []
-        net[0].weight.register_hook(lambda gradient: sent.append(len(replicas._sent)))
-        for last in (False, True):
-            with parallel.exchange_gradients(replicas, last):
-                replicas(torch.ones(1, 2)).sum().backward()
-        assert sent == [0, 3], "the last layer and the bias were sent before this gradient came"
-        assert net.unused.grad is None
-        assert net[0].weight.grad[0, 0] == pytest.approx(2 * net[1].weight[:, 0].sum().item())
-    finally:
-        dist.destroy_process_group()
 
 
 def run_together(processes, jobs, scratch, fails=False):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from spider.config import OptimizerConfig
 from spider.model.interface import Model
-from spider.processes.parallel import Replicas, exchange_gradients, full_tensor, shard
+from spider.processes.parallel import full_tensor, replicate, shard
 from spider.processes.world import ALONE, World, join
 from spider.training import optim
 
@@ -64,11 +64,13 @@ class Lone(Model):
 def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
     torch.manual_seed(0)
     net = Lone() if way == LONE else Net()
+    if isinstance(net, Net):
+        net.never.requires_grad_(kind == "fsdp")  # DDP wants a gradient of what may have one
     called: nn.Module = net
     if world.size > 1 and kind == "fsdp":
         shard(net, world)
     elif world.size > 1:
-        called = Replicas(net, world)
+        called = replicate(net, world)
     config = OptimizerConfig(kind="muon", weight_decay=0.1, **WAYS[way])
     optimizer = optim.build_optimizer(net, config, 1e-3, world=world)
     computed = [0] * STEPS
@@ -83,8 +85,7 @@ def train(way: str, kind: str, world: World = ALONE) -> dict[str, Any]:
     for step in range(STEPS):
         drawn_BD = torch.randn(SAMPLES, 13 + 16, generator=torch.Generator().manual_seed(step))
         x_BD, y_BV = drawn_BD.chunk(world.size)[world.rank].split([13, 16], 1)
-        with exchange_gradients(called, enabled=True):
-            (called(x_BD) - y_BV).square().mean().backward()
+        (called(x_BD) - y_BV).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     patch.undo()
