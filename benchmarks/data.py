@@ -208,8 +208,14 @@ def speeds(folder: Path, table: Table) -> None:
         for step in steps:
             for name, sign in ("full", 1), ("one", -1):
                 raw = results / f"raw/{kind}-{name}/000.parquet"
-                rest = {"buckets": ["0"], "drop": [], "encode": ["000", raw]}.get(step, ["000"])
-                words = [step, f"{kind}-{name}", *rest]
+                found = results / f"buckets-{kind}-{name}"
+                rest = {
+                    "buckets": ["000", "--output", found],
+                    "pairs": [found],
+                    "drop": ["000"],
+                    "encode": [raw],
+                }
+                words = [step, f"{kind}-{name}", "000", *rest.get(step, [])]
                 used += sign * min(processor_seconds(results, *words) for _ in range(3))
         return used
 
