@@ -171,8 +171,7 @@ def _parts(session: Session, dataset: str, last: str) -> list[Part]:
 
     session.config.dataset(dataset).source.item(last)
     raw = session.config.raw(dataset)
-    names = session.config.in_order(raw)
-    names = names[: names.index((raw, last)) + 1]
+    names = session.config.in_order(raw, last)
     return [Part(name, one, _file(session, name, "signatures", one)) for name, one in names]
 
 

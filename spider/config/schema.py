@@ -176,12 +176,14 @@ class Config(Block):
         raw = self.raw(dataset)
         return any(raw in (name, *map(self.raw, block.against)) for name, block in cleaned if block.near)
 
-    def in_order(self, dataset: str) -> list[tuple[str, str]]:
-        """Return the parts whose documents are compared: all of the datasets in ``against``, and its own.
+    def in_order(self, dataset: str, last: str) -> list[tuple[str, str]]:
+        """Return the parts whose documents are compared: all of the datasets in ``against``, then its own.
 
-        They are pairs of dataset and part, in the order of documents.
+        They are pairs of dataset and part, in the order of documents, up to the part ``last``.
         """
-        return [(name, one) for name in (*self.dataset(dataset).against, dataset) for one in self.parts(name)]
+        names = (*self.dataset(dataset).against, dataset)
+        parts = [(name, one) for name in names for one in self.parts(name)]
+        return parts[: parts.index((dataset, last)) + 1]
 
     def buckets(self, dataset: str) -> int:
         """Return the number of jobs that find equal keys in the parts of a dataset."""

@@ -196,24 +196,19 @@ class Plan:
 
     # ------------------------------------------------------------------------------------------ cleaning
 
-    def _up_to(self, dataset: str, last: str) -> list[tuple[str, str]]:
-        """Return the parts that a dataset is compared with, and its own up to the last one, in order."""
-        parts = self.config.in_order(dataset)
-        return parts[: parts.index((dataset, last)) + 1]
-
     def keys(self, wildcards: Any) -> list[str]:
         """Return the signatures of all parts up to the last one that is cleaned.
 
         The jobs that pair near duplicates read the raw files too, so the first bucket waits for these.
         """
-        parts = self._up_to(wildcards.dataset, wildcards.last)
+        parts = self.config.in_order(wildcards.dataset, wildcards.last)
         files = [f"<results>/cleaning/{name}/signatures/{part}.parquet" for name, part in parts]
         texts = self.compared_texts(wildcards.dataset, wildcards.last) if wildcards.bucket == "0" else []
         return files + texts
 
     def compared_texts(self, dataset: str, last: str) -> list[str]:
         """Return the raw files of all parts up to the last one that is cleaned, if by their texts."""
-        parts = self._up_to(dataset, last) if self._cleaning(dataset).near else []
+        parts = self.config.in_order(dataset, last) if self._cleaning(dataset).near else []
         return [f"<results>/raw/{name}/{part}.parquet" for name, part in parts]
 
     def first_cleaned(self, wildcards: Any) -> str:
@@ -232,7 +227,7 @@ class Plan:
         steps = self._cleaning(dataset).steps
         pattern = "<results>/cleaning/{dataset}/{step}/{part}.parquet"
         files = expand(pattern, dataset=dataset, step=steps, part=parts)
-        before = self._up_to(dataset, parts[-1])[: -len(parts)]
+        before = self.config.in_order(dataset, parts[-1])[: -len(parts)]
         removed = [file for name, part in before for file in self.removed(name, part)]
         return [*files, *removed, *self.compared_texts(dataset, parts[-1])]
 

@@ -45,9 +45,9 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1719,
-    "cli": 1382,
+    "cli": 1381,
     "common": 459,
-    "config": 2262,
+    "config": 2264,
     "data": 5375,
     "evaluation": 3029,
     "extras/lab": 1706,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2636,
     "verify": 338,
-    "workflow": 1238,
+    "workflow": 1235,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
