@@ -47,6 +47,7 @@ lint: .venv/dev-ready
 	@"$(BIN)/ruff" format --check .
 	@"$(BIN)/snakefmt" --check Snakefile workflow rules extras
 	@"$(BIN)/mypy"
+	@test ! -x "$(BIN)/hadolint" || "$(BIN)/hadolint" Dockerfile
 
 format: .venv/dev-ready
 	@"$(BIN)/ruff" check --fix --quiet .

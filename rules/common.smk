@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.settings.types import DeploymentMethod
 
 from spider.common import extras
 from spider.workflow.start import one_word, remedies
@@ -30,6 +31,7 @@ from spider.config import load_config
 from spider.config.schema import read_yaml
 from spider.config.scored import baselines_name, overlap_name
 from spider.processes.gpus import bounds
+from spider.provenance.codefiles import ROOT
 from spider.provenance.lineage import by_rule, other_code
 from spider.provenance.made import real
 from spider.provenance.recorder import Recorder
@@ -108,6 +110,13 @@ wildcard_constraints:
     scored="[0-9a-f]{16}",
 
 
+# A job in a container finds `spider` and all packages in the image, and its code in this checkout.
+IN_CONTAINER = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
+if IN_CONTAINER and not CONFIG.container:
+    sys.exit(
+        "error: --sdm apptainer needs an image: set `container: spider.sif` in the configuration (docs/cluster.md)"
+    )
+
 # Where the user sets no bound, the jobs at once use at most the GPUs and the memory of this machine.
 OWN_BOUNDS = {name: most for name, most in bounds().items() if most} if HERE else {}
 OWN_BOUNDS = {name: most for name, most in OWN_BOUNDS.items() if name not in workflow.global_resources}
@@ -124,6 +133,13 @@ def command(wildcards, output):
     may save a checkpoint first. A moved folder is no reason to run a job again (`spider.workflow.plan`).
     """
     words = [Path(sys.executable).with_name("spider"), "--config", SNAPSHOT]
+    if IN_CONTAINER:
+        words = [
+            "env",
+            f"PYTHONPATH={':'.join(map(str, [ROOT, *ROOT.glob('extras/*')]))}",
+            "spider",
+            *words[1:],
+        ]
     return f"trap : TERM; {shlex.join(map(str, words))}"
 
 

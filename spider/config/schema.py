@@ -44,6 +44,10 @@ class Config(Block):
 
     results: str = "results"
     """Folder of all results."""
+    container: str | None = None
+    """Image in which jobs run under ``snakemake --sdm apptainer``: a file of Apptainer, or an address such as
+    ``docker://...``. A job takes its packages from the image, and its code from this checkout
+    (docs/cluster.md)."""
     strict_code: bool = False
     """true: run a finished job again if a module that it imported was edited since."""
     datasets: dict[Name, Dataset]

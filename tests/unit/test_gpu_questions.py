@@ -84,7 +84,8 @@ def test_the_host_and_a_warm_up_are_measured(everything, monkeypatch):
     (row,) = others.measure("host", size=32)
     assert row["ns_of_a_turn"] > 0 and row["tflops"] > 0
     (row,) = others.measure("warm-up", what="smoke", changes={"compile": False})
-    assert row["precision"] == "fp32" and "a micro-batch" in row["line"]
+    # The faster one of this processor: some multiply matrices in bf16.
+    assert row["precision"] in ("fp32", "bf16") and "a micro-batch" in row["line"]
 
 
 def test_every_row_can_be_trained_with_its_settings(everything):

@@ -47,7 +47,7 @@ MOST = {
     "checkpoints": 1719,
     "cli": 1381,
     "common": 459,
-    "config": 2264,
+    "config": 2265,
     "data": 5375,
     "evaluation": 3029,
     "extras/lab": 1706,

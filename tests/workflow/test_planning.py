@@ -62,12 +62,21 @@ def _options(arguments):
         at += takes
 
 
-WITH_A_VALUE = ("--configfile", "--config", "--cores", "--workflow-profile", "--report", "--resources")
+WITH_A_VALUE = (
+    "--configfile",
+    "--config",
+    "--cores",
+    "--workflow-profile",
+    "--report",
+    "--resources",
+    "--sdm",
+)
 #: These need results or the user's own files, or have a test of their own.
 NOT_PLANS = {
     "--unlock",
     "--report results/report.html",
     "--lint",
+    "--sdm apptainer",
     "--configfile mixture.yaml",
     "datasets/web",
 }
