@@ -453,9 +453,6 @@ class Dataset(Block):
     @model_validator(mode="after")
     def _settings_fit_together(self) -> Dataset:
         self.source.check(self)
-        if self.cleaning and self.source.STREAMED:
-            remedy = "leave it out, or download the text: source.kind: hub"
-            raise wrong_key("cleaning", f"a stream is not stored, so it cannot be cleaned; {remedy}")
         if self.ngram and self.validation + self.ngram >= 1:
             total = f"validation + ngram = {self.validation:g} + {self.ngram:g}"
             raise wrong_key("ngram", f"leaves no document to train on; {total} must be below 1")

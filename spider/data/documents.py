@@ -99,12 +99,12 @@ def read_documents(
     dataset: Dataset,
     counts: dict[str, Any],
     rows: np.ndarray | None = None,
-    first: int = 0,
+    only: int | None = None,
 ) -> Iterator[Documents]:
     """Yield batches of the documents that meet the filters and are not empty, and count all others.
 
-    With ``rows``, which rise, only these are read, from the row groups that have them. With ``first``, only
-    the rows from that one on are read. A column that does not exist is null.
+    With ``rows``, which rise, only these are read, from the row groups that have them. With ``only``, the row
+    group of this number is read. A column that does not exist is null.
 
     Raises:
         ValueError: the file is missing or incomplete, it lacks a column, a column does not fit its filter, or
@@ -115,7 +115,7 @@ def read_documents(
     try:
         with _opened(parquet) as file:
             wanted = columns_in(file.schema_arrow, parquet, dataset)
-            if "id_column" not in wanted:
+            if "id_column" not in wanted and not only:
                 instead = "" if dataset.split_by else ", the text itself decides the split"
                 logger.warning("%s: no column %r%s", parquet, dataset.id_column, instead)
             columns = sorted({*wanted.values(), *dataset.optional.values()})
@@ -123,7 +123,8 @@ def read_documents(
             for row_group in range(file.num_row_groups):
                 group = file.metadata.row_group(row_group)
                 begin, end = counts["read"], counts["read"] + group.num_rows
-                if end <= first or not (rows is None or np.any((rows >= begin) & (rows < end))):
+                needed = rows is None or np.any((rows >= begin) & (rows < end))
+                if not needed or only not in (None, row_group):
                     counts["read"] = end
                     continue
                 # About `BATCH_BYTES` of text, by the row group's average.
@@ -132,7 +133,6 @@ def read_documents(
                     documents = _documents(batch, wanted, dataset, counts["read"])
                     counts["read"] += len(batch)
                     keep = _passing(dataset.filters, batch, documents.texts, left_out, parquet)
-                    keep &= documents.rows >= first
                     documents = documents.filter(keep if rows is None else keep & documents.among(rows))
                     if dataset.format == "chat":
                         _check_chat(documents, parquet)
@@ -162,15 +162,15 @@ def placed_documents(
     dataset: Dataset,
     counts: dict[str, Any],
     removed: Mapping[str, np.ndarray] | None = None,
-    first: int = 0,
+    only: int | None = None,
 ) -> Iterator[Placed]:
     """Yield batches of the documents that cleaning keeps, truncated, with their splits.
 
-    ``removed`` has the rows that cleaning removes, by reason. Raises and counts like `read_documents`.
+    ``removed`` has the rows that cleaning removes, by reason. Reads, raises and counts like `read_documents`.
     """
     gone = np.sort(np.concatenate([np.empty(0, np.uint32), *(removed or {}).values()]))
     found = 0
-    for documents in read_documents(parquet, dataset, counts, first=first):
+    for documents in read_documents(parquet, dataset, counts, only=only):
         is_gone = documents.among(gone)
         found += int(is_gone.sum())
         documents = documents.filter(~is_gone)

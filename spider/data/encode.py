@@ -39,7 +39,7 @@ import pyarrow as pa
 from spider.common.files import replacing, write_bytes, write_json
 from spider.config import Dataset
 from spider.data import chat
-from spider.data.documents import BATCH_BYTES, RemoteParquet, as_bytes, placed_documents, row_counts, truncate
+from spider.data.documents import BATCH_BYTES, as_bytes, placed_documents, row_counts, truncate
 from spider.data.shards import BLOCKS_KEY, COUNTS, DTYPE, MOST_DOCUMENTS, NAME_BYTES, BlockWriter
 from spider.tokens import BYTES, Tokens
 
@@ -103,20 +103,18 @@ class Encoded(NamedTuple):
 
 
 def encoded(
-    parquet: Path | RemoteParquet,
+    parquet: Path,
     dataset: Dataset,
     tokens: Tokens = BYTES,
     removed: Mapping[str, np.ndarray] | None = None,
     until: int | None = None,
-    first: int = 0,
 ) -> Iterator[Encoded]:
     """Yield each document of the shards that `encode_part` writes, or those of the rows before ``until``.
 
-    They begin at the row ``first``. Earlier row groups are not read. The other arguments are those of
-    `encode_part`.
+    The other arguments are those of `encode_part`.
     """
     encode = _encoder(dataset, tokens)
-    for found, masks, _, _ in placed_documents(parquet, dataset, row_counts(), removed, first):
+    for found, masks, _, _ in placed_documents(parquet, dataset, row_counts(), removed):
         wanted = np.full(len(found.rows), True) if until is None else found.rows < until
         if len(wanted) and not wanted.any():
             return

@@ -405,12 +405,12 @@ class RemoteFile(io.RawIOBase):
     def __str__(self) -> str:
         return str(self.file)
 
-    def parquet(self) -> pq.ParquetFile:
+    def parquet(self, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
         """Return the file as parquet, of which each request reads a column of a row group or a part of it.
 
-        Raises `DownloadError` if the footer does not decode.
+        A known ``footer`` is not requested. Raises `DownloadError` if it does not decode.
         """
-        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": CHUNK_BYTES}
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": CHUNK_BYTES, "metadata": footer}
         opened = partial(pq.ParquetFile, self, page_checksum_verification=True, **options)
         return decoded(self, "the footer", opened)
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -48,7 +49,7 @@ from spider.processes.parallel import full_tensor
 from spider.processes.shutdown import StopSignals, Watchdog
 from spider.processes.world import ALONE, World, peers_required
 from spider.tokens import BYTES, Tokens
-from spider.tokens.stored import TOKENIZER
+from spider.tokens.stored import TOKENIZER, read_tokens
 from spider.training import compilation
 from spider.training.build import Built, build, choose_arithmetic
 from spider.training.memory import check_fits, out_of_memory, ran_out
@@ -426,6 +427,8 @@ class Trainer:
             "torch": torch.__version__,
             **asdict(self.progress),
         }
+        if places := (self.progress.position or {}).get("places"):  # of a stream: each process has its own
+            record["position"]["places"] = self.world.sum_ints(*places, reduction=dist.ReduceOp.MAX)
         with peers_required():
             self.saver.start(self.state.tensors(), record)
         if final:
@@ -509,9 +512,12 @@ class Trainer:
         """Open the training text of each dataset, packed if the stage reads packed rows; return its
         vocabulary."""
         packed = self.settings.seq_len if self.settings.packing == "best_fit" else None
-        folders = {} if self.spec.stream else self.spec.folders(data)
+        if self.spec.stream:
+            self._opened = {}
+            return read_tokens(data / TOKENIZER) if self.spec.stream.tokenizer else BYTES
+        folders = self.spec.folders(data)
         self._opened = {name: open_rows(folder, packed) for name, folder in folders.items()}
-        return next((one.shards.vocabulary for one in self._opened.values()), BYTES)
+        return next(one.shards.vocabulary for one in self._opened.values())
 
     def _decide_precision(self, warmup: Path | None) -> Precision:
         """Return the configured precision; a resumed stage keeps the one that it began with."""
@@ -550,6 +556,7 @@ class Trainer:
         rows: dict[str, Any] = {"seq_len": self.settings.seq_len, "rows": self.windows, "seed": seed}
         share: dict[str, Any] = {"rank": self.world.rank, "world": self.world.size}
         if spec.stream is not None:
+            rows |= {"tokens": self.model.tokens} if spec.stream.tokenizer else {}
             streamed: Batches = spec.stream.source.batches(spec.stream, **rows, **share, position=position)
             return streamed
         if self.sampler is not None:

@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     folder: Path
     """``runs/{run}/{stage}``; checkpoints, metrics and the receipt ``train.json`` go there."""
     data: Path
-    """``shards/{dataset}``."""
+    """``shards/{dataset}``; for a stream with a tokenizer, the folder of that."""
     previous: Path | None
     """Receipt of the previous stage; this stage starts from its weights and optimizer state."""
     resume: Path | None
@@ -80,6 +80,8 @@ def plan(config: Config, changed: Config, run: str, stage: str, options: Places)
         raise ConfigError("--reset-steps: needs --resume, it says what to take from there")
     spec, results = changed.stage(run, stage), Results(Path(config.results))
     data = results.shards(spec.data)
+    if spec.stream and spec.stream.tokenizer:
+        data = results.tokenizer(spec.stream.tokenizer).parent
     other_data = None
     dataset = MOCK if options.mock_data else None  # of a name that the configuration does not define
     if options.data_dir is not None and options.data_dir.resolve() != data.resolve():

@@ -285,6 +285,7 @@ class State:
             and ("packing" in position) == (settings.packing == "best_fit")
             and ("objective" in position) == (settings.rollouts is not None)
             and position.get("order", "shuffled") == settings.order
+            and self.spec.windows_per_step % position.get("lanes", 1) == 0  # of a stream
         ):
             log.info("data: continuing where the previous training stopped")
             return position

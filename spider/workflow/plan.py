@@ -152,7 +152,11 @@ class Plan:
         dataset = self.dataset(wildcards)
         if dataset.source.own_tokenizer:
             return watched([dataset.source.own_tokenizer])
-        return f"<results>/tokenizers/{dataset.tokenizer}/tokenizer.json" if dataset.tokenizer else []
+        return self.tokenizer_of(dataset)
+
+    def tokenizer_of(self, dataset: Dataset) -> list[str]:
+        """Return the tokenizer that a dataset names, or nothing for bytes."""
+        return [f"<results>/tokenizers/{dataset.tokenizer}/tokenizer.json"] if dataset.tokenizer else []
 
     def learned_from(self, wildcards: Any) -> list[str]:
         """Return the parts that a tokenizer is learned from."""
@@ -272,8 +276,11 @@ class Plan:
         return self.stage_of(wildcards).recorded()
 
     def training_data(self, wildcards: Any) -> list[str]:
-        """Return the files that describe the datasets of a stage."""
-        return self.metadata(*self.stage_of(wildcards).weights)
+        """Return the files that describe the datasets of a stage, or the tokenizer of a stream."""
+        spec = self.stage_of(wildcards)
+        if spec.stream:
+            return self.tokenizer_of(spec.stream)
+        return self.metadata(*spec.weights)
 
     def previous_receipt(self, wildcards: Any) -> str | list[str]:
         """Return the receipt of the stage before. The first stage has none."""

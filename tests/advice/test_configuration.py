@@ -180,10 +180,9 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
          {"datasets.docs.format": "chat"}, {"datasets.docs.answer_column": OUT}),
     ],
     "data/sources/stream.py": [
-        ("limit the tokens of the stages, or download the text",
-         WEB | {"datasets.web": {"source": STREAM["source"] | {"take": "1 MB"}}},
-         {"datasets.web.source.take": OUT, ".defaults.tokens": 1_000_000},
-         {"datasets.web.source.kind": "hub"}),
+        ("a stream has only filters, because no document is compared; {}",
+         {"datasets.web": STREAM | {"cleaning": {"filters": ["bytes >= 9"], "exact": True}}},
+         {"datasets.web.cleaning.exact": OUT}, {"datasets.web.source.kind": "hub"}),
         ("is a stream, which is not stored; give a source",
          {"datasets.web": STREAM, "datasets.twin": {"like": "web"}}, {"datasets.twin": STREAM}),
         ("so nothing can be deleted; leave it out", {"datasets.web": STREAM | {"temp": True}},

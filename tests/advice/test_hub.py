@@ -209,14 +209,19 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
     empty = parquet(text=[""] * 2000, body=["one two three"] * 2000)
     hub.files |= {"sample/damaged.parquet": damaged, "sample/empty.parquet": empty}
 
-    def begin(*files: str, revision: str = REVISION, **settings: Any) -> None:
+    def begin(
+        *files: str,
+        revision: str = REVISION,
+        rows: int = 2,
+        position: Any = None,
+        **settings: Any,
+    ) -> Any:
         source = {"kind": "stream", "repo": REPO, "revision": revision, "files": files}
         texts = dataset(source=source, **settings)
-        options = {"seq_len": 512, "rows": 2, "seed": 1, "patience": HASTE}
+        options = {"seq_len": 512, "rows": rows, "seed": 1, "patience": HASTE, "position": position}
         loader = texts.source.batches(texts, **options)
         try:
-            for _ in range(40):
-                next(loader)
+            return [next(loader) for _ in range(40)][-1].position
         finally:
             loader.close()
 
@@ -238,7 +243,16 @@ def test_a_stream_is_read_after_the_remedy(hub, monkeypatch):
     begin("sample/empty.parquet", text_column="body")
     with refused("data/documents.py", "if it happens again, leave it out, or name another revision"):
         begin(FILE, "sample/damaged.parquet")
-    begin(FILE)
+    many = {f"many/{i}.parquet": parquet() for i in range(16)}
+    hub.files |= many
+    place = begin(*many, rows=4)
+    assert place["lanes"] > 1
+    with refused(
+        "data/stream.py", "windows of a step do not share evenly; start again, or restore the batch"
+    ):
+        begin(*many, rows=1, position=place)
+    begin(*many, rows=1)
+    begin(*many, rows=4, position=place)
     hub.files["sample/damaged.parquet"], hub.revision = parquet(), "2" * 40
     begin(FILE, "sample/damaged.parquet", revision="2" * 40)
 

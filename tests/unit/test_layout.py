@@ -47,8 +47,8 @@ MOST = {
     "checkpoints": 1719,
     "cli": 1381,
     "common": 459,
-    "config": 2265,
-    "data": 5375,
+    "config": 2262,
+    "data": 5439,
     "evaluation": 3029,
     "extras/lab": 1706,
     "extras/trust": 1935,
@@ -62,9 +62,9 @@ MOST = {
     "spider": 15,
     "tokens": 478,
     "tracking": 1391,
-    "training": 2636,
+    "training": 2646,
     "verify": 338,
-    "workflow": 1235,
+    "workflow": 1240,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

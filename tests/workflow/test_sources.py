@@ -1,4 +1,4 @@
-"""One run downloads the files of a hub first, and another trains straight from their stream."""
+"""A run downloads the files of a hub first, others train straight from their stream."""
 
 import io
 import os
@@ -15,6 +15,7 @@ from tests.unit.data.hub_server import REPO, REVISION, serving
 from .conftest import PATIENCE, wait_for
 
 FILES = ["part/0.parquet", "part/1.parquet"]
+SETTINGS = {"validation": 0.1, "cleaning": {"filters": ["bytes >= 20"]}}
 
 
 def parquet(first, last):
@@ -28,16 +29,24 @@ def parquet(first, last):
 
 @pytest.fixture
 def two_runs(workflow, tmp_path):
-    """Return a workflow with a downloaded and a streamed dataset, and the environment that names the hub."""
+    """Return a workflow with downloaded and streamed datasets, and the environment that names the hub.
+
+    Two processes train on the stream of bytes. Another one has a tokenizer.
+    """
     where = {"repo": REPO, "revision": REVISION, "files": FILES}
     workflow.config["datasets"] = {
-        "kept": {"source": {"kind": "hub", **where}, "validation": 0.1},
-        "streamed": {"source": {"kind": "stream", **where}, "validation": 0.1},
+        "kept": {"source": {"kind": "hub", **where}, **SETTINGS},
+        "streamed": {"source": {"kind": "stream", "take": "80%", **where}, **SETTINGS},
+        "in-tokens": {"source": {"kind": "stream", **where}, "tokenizer": "bpe", **SETTINGS},
     }
+    workflow.config["tokenizers"] = {"bpe": {"data": "kept", "vocab_size": 300}}
     on_shards = workflow.config["runs"].pop("small") | {"data": "kept"}
     on_shards["stages"] = on_shards["stages"][:1]
     on_stream = on_shards | {"data": "streamed", "evaluation": {**on_shards["evaluation"], "data": "kept"}}
-    workflow.config["runs"] = {"shards": on_shards, "stream": on_stream}
+    on_stream["resources"] = {"threads": 1, "processes": 2}
+    gpt = {"preset": "gpt-cpu", "layers": 1, "hidden": 32, "heads": 2}
+    in_tokens = on_shards | {"data": "in-tokens", "model": gpt, "evaluation": on_stream["evaluation"]}
+    workflow.config["runs"] = {"shards": on_shards, "stream": on_stream, "tokens": in_tokens}
     with serving({FILES[0]: parquet(0, 120), FILES[1]: parquet(120, 200)}) as hub:
         environment = {
             "HF_ENDPOINT": hub.endpoint,
@@ -54,11 +63,14 @@ def weights(workflow, run):
 def test_shards_and_streams_of_a_hub_train_side_by_side_and_a_stream_resumes_exactly(two_runs):
     workflow, environment = two_runs
     stream = "results/runs/stream/first/train.json"
-    scores = [f"results/runs/{run}/first/evaluation.json" for run in ("shards", "stream")]
+    scores = [f"results/runs/{run}/first/evaluation.json" for run in ("shards", "stream", "tokens")]
     workflow(*scores, **environment)
     assert len({read_json(workflow.folder / path)["text_sha256"] for path in scores}) == 1
     files = read_json(workflow.results / "shards/kept/metadata.json")["source"]["files"]
     assert [f["name"] for f in files] == FILES and all(len(f["sha256"]) == 64 for f in files)
+    tokenizer = (workflow.results / "tokenizers/bpe/tokenizer.json").read_bytes()
+    checkpoints = [*workflow.results.glob("runs/tokens/first/checkpoints/step-*")]
+    assert checkpoints and all((one / "tokenizer.json").read_bytes() == tokenizer for one in checkpoints)
     expected = weights(workflow, "stream")
     assert expected != weights(workflow, "shards")
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from spider.config.block import wrong_key
 from spider.config.data import Dataset
+from spider.data.listing import sections
 from spider.data.sources.hub import HubSource
 
 
 class StreamSource(HubSource):
-    """Train directly from the hub, without storing the files. Each epoch reads the files in a new order."""
+    """Train directly from the hub, without storing the files. Each epoch reads the text in a new order."""
 
     STREAMED: ClassVar = True
 
@@ -24,23 +26,20 @@ class StreamSource(HubSource):
     def batches(self, dataset: Dataset, **options: Any) -> Any:
         from spider.data.stream import StreamLoader
 
-        return StreamLoader(dataset, self.addresses(self.files_of_parts()), **options)
+        section = sections(self.take)[-1]._replace(first=Decimal(0)) if self.take else None
+        return StreamLoader(dataset, self.addresses(self.files_of_parts()), section, **options)
 
     def check(self, dataset: Dataset) -> None:
-        if self.take is not None:
-            limits = (
-                "is read as far as it is trained on; limit the tokens of the stages, or download the text"
-            )
-            raise wrong_key("source.take", f"a stream {limits}: source.kind: hub")
         super().check(dataset)
         remedy = "leave it out, or download the text: source.kind: hub"
+        cleaned = dataset.cleaning is not None and dataset.cleaning.removes
         chat = dataset.format == "chat"
         refused = {
             "like": (dataset.like, f"{dataset.like} is a stream, which is not stored; give a source"),
             "temp": (dataset.temp, "a stream is not stored, so nothing can be deleted; leave it out"),
             "ngram": (dataset.ngram, f"a stream is not stored, so it cannot be counted; {remedy}"),
             "format": (chat, "a stream can only be text; download the conversations: source.kind: hub"),
-            "tokenizer": (dataset.tokenizer, f"a stream is always encoded as bytes; {remedy}"),
+            "cleaning": (cleaned, f"a stream has only filters, because no document is compared; {remedy}"),
         }
         for key, (is_set, problem) in refused.items():
             if is_set:

@@ -42,6 +42,14 @@ def test_the_tokenizer_of_the_dataset_decides_the_vocabulary_size():
     assert load_config(changed("runs.bpe.model", TOY | {"vocab_size": 1000})).runs == config.runs
 
 
+def test_a_stream_has_a_tokenizer_that_was_learned_from_stored_text():
+    plain = changed("datasets.live.tokenizer", "bpe")
+    plain["runs"]["live"] = plain["runs"]["bpe"] | {"data": "live", "evaluation": {"data": "web"}}
+    config = load_config(plain)
+    assert config.stage("live", "a").model.vocab_size == 1000
+    assert config.stage("live", "a").stream.tokenizer == "bpe"
+
+
 def test_like_inherits_all_but_the_tokenizer_and_the_share_of_the_index():
     one, other = load_config(PLAIN).datasets["web"], load_config(PLAIN).datasets["web-bpe"]
     assert other.encoding() == one.encoding() and other.source == one.source
@@ -54,7 +62,6 @@ def test_like_inherits_all_but_the_tokenizer_and_the_share_of_the_index():
     ("path", "value", "message"),
     [
         ("datasets.web-bpe.like", "wbe", "datasets.web-bpe.like: no dataset 'wbe'; did you mean \"web\"?"),
-        ("datasets.live.tokenizer", "bpe", "datasets.live.tokenizer: a stream is always encoded as bytes"),
         ("datasets.web-bpe.tokenizer", "bpee", "no tokenizer 'bpee'; did you mean \"bpe\"?"),
         ("tokenizers.bpe.data", "wbe", "tokenizers.bpe.data: no dataset 'wbe'; did you mean"),
         ("tokenizers.bpe.vocab_size", 271, "bpe.vocab_size: must be at least 272 (the bytes) and"),
