@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from spider.common.errors import RESUME_ME
@@ -29,6 +30,9 @@ from spider.processes.device import require_gpus
 from spider.processes.gpus import claimed
 
 log = logging.getLogger(__name__)
+
+#: Seconds that a node waits for an answer of the first one.
+ANSWER = 60
 
 
 def launch(
@@ -122,7 +126,7 @@ def meeting_point(nodes: int) -> dict[str, Any]:
         "max_nodes": nodes,
         "run_id": f"spider-{job}",
         "rdzv_endpoint": f"{host}:{port}",
-        "rdzv_configs": {"is_host": os.environ["SLURM_NODEID"] == "0"},
+        "rdzv_configs": {"is_host": os.environ["SLURM_NODEID"] == "0", "read_timeout": ANSWER},
         "local_addr": own,
     }
 
@@ -130,7 +134,15 @@ def meeting_point(nodes: int) -> dict[str, Any]:
 def main() -> None:
     """Launch one node's processes. ``srun`` calls it: NODES, the node's PROCESSES and GPUS, ARGUMENT..."""
     nodes, processes, gpus = map(int, sys.argv[1:4])
-    sys.exit(_launch_here(processes, sys.argv[4:], gpus, meeting_point(nodes)))
+    meeting = meeting_point(nodes)
+    try:
+        sys.exit(_launch_here(processes, sys.argv[4:], gpus, meeting))
+    except RendezvousError as error:
+        sys.exit(
+            f"error: {socket.gethostname()} did not meet the other nodes of the job at "
+            f"{meeting['rdzv_endpoint']}, the first of them: {error} Look whether a node failed, and "
+            "whether each of them reaches all ports of the others"
+        )
 
 
 if __name__ == "__main__":

@@ -80,6 +80,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     # An environment without Spider: tests/unit/hf/test_hf_registered.py, tests/unit/test_install.py.
     "hf/remote.py": ("this model needs Spider with its extra `hf`",),
-    # Snakemake modules: tests/workflow/test_module.py.
-    "rules/common.smk": ("a module's `prefix:` cannot move it; name a relative folder",),
+    # Snakemake modules, and an image: tests/workflow/test_module.py, test_container.py.
+    "rules/common.smk": (
+        "a module's `prefix:` cannot move it; name a relative folder",
+        "set `container: spider.sif` in the configuration",
+    ),
 }

@@ -55,7 +55,7 @@ MOST = {
     "hf": 446,
     "kernels": 1468,
     "model": 2568,
-    "processes": 739,
+    "processes": 749,
     "provenance": 974,
     "publish": 342,
     "report": 1508,

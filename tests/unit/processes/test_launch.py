@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spider.processes.launch import launch
+from spider.processes.launch import launch, main
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,17 @@ def test_two_hosts_meet_whose_names_mean_loopback(hosts, tmp_path):
         words = [*shlex.split(there), *command]
         processes.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["[3]", "[3]"]
+
+
+def test_a_node_that_cannot_reach_the_first_says_so(monkeypatch):
+    monkeypatch.setattr("spider.processes.launch.ANSWER", 1)
+    monkeypatch.setattr("sys.argv", ["launch", "2", "1", "0", "-c", "pass"])
+    for name, value in {"JOB_ID": "1", "NODEID": "1", "LAUNCH_NODE_IPADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(
+        SystemExit, match=r"did not meet the other nodes of the job at 127\.0\.0\.1:20001, the first"
+    ):
+        main()
 
 
 def test_the_launcher_returns_the_exit_status_of_its_processes(monkeypatch):
