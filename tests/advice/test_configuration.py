@@ -170,9 +170,6 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
         ("itself inherits from {}; name that",
          {"datasets.twin": {"like": "docs"}, "datasets.third": {"like": "twin"}},
          {"datasets.third.like": "docs"}),
-        ("leave it out, or download the text: source.kind: hub",
-         WEB | {"datasets.web": STREAM | {"cleaning": {"exact": True}}}, {"datasets.web.cleaning": OUT},
-         {"datasets.web.source.kind": "hub"}),
         ("truncates text, and a conversation is JSON; leave it out",
          ON_TALK | {"datasets.talk": TALK | {"max_document_bytes": 100}},
          {"datasets.talk.max_document_bytes": OUT}),
@@ -180,7 +177,7 @@ ADVICE: dict[str, list[tuple[Any, ...]]] = {
          {"datasets.docs.format": "chat"}, {"datasets.docs.answer_column": OUT}),
     ],
     "data/sources/stream.py": [
-        ("a stream has only filters, because no document is compared; {}",
+        ("a stream compares no documents; leave out all of it but filters",
          {"datasets.web": STREAM | {"cleaning": {"filters": ["bytes >= 9"], "exact": True}}},
          {"datasets.web.cleaning.exact": OUT}, {"datasets.web.source.kind": "hub"}),
         ("is a stream, which is not stored; give a source",

@@ -39,7 +39,7 @@ class StreamSource(HubSource):
             "temp": (dataset.temp, "a stream is not stored, so nothing can be deleted; leave it out"),
             "ngram": (dataset.ngram, f"a stream is not stored, so it cannot be counted; {remedy}"),
             "format": (chat, "a stream can only be text; download the conversations: source.kind: hub"),
-            "cleaning": (cleaned, f"a stream has only filters, because no document is compared; {remedy}"),
+            "cleaning": (cleaned, "a stream compares no documents; leave out all of it but filters"),
         }
         for key, (is_set, problem) in refused.items():
             if is_set:
