@@ -16,6 +16,8 @@ rule signatures:
     benchmark:
         "<benchmarks>/signatures/cleaning/{dataset}/signatures/{part}.tsv"
     priority: 1
+    resources:
+        **plan.of_part("signatures"),
     params:
         spider=command,
         identity=plan.signatures_identity,
@@ -34,8 +36,7 @@ rule buckets:
         "<benchmarks>/buckets/cleaning/{dataset}/buckets/{last}-{bucket}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: plan.requests.buckets(w.dataset).mem_mb),
-        runtime=growing(lambda w: plan.requests.buckets(w.dataset).minutes),
+        **requested(lambda wildcards: plan.requests.buckets(wildcards.dataset)),
     params:
         spider=command,
         first=plan.first_cleaned,
@@ -58,7 +59,7 @@ rule pairs:
         "<benchmarks>/pairs/cleaning/{dataset}/pairs/{part}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(4000),
+        **plan.of_part("pairs"),
     params:
         spider=command,
         identity=plan.pairs_identity,
@@ -84,8 +85,7 @@ for dataset, parts in ((name, parts) for name in CLEANED for parts in plan.clean
             f"<benchmarks>/drop/cleaning/{dataset}/removed/{parts[-1]}.tsv"
         priority: 1
         resources:
-            mem_mb=growing(lambda wildcards, name=dataset: plan.requests.dropping(name).mem_mb),
-            runtime=growing(lambda wildcards, name=dataset: plan.requests.dropping(name).minutes),
+            **requested(lambda wildcards, name=dataset: plan.requests.dropping(name)),
         params:
             spider=command,
             parts=f"{dataset} {parts[0]} {parts[-1]}",
@@ -103,6 +103,8 @@ rule held_out:
     benchmark:
         "<benchmarks>/held_out/cleaning/{dataset}/held_out/{part}.tsv"
     priority: 1
+    resources:
+        **plan.of_part("held_out"),
     params:
         spider=command,
         identity=plan.split_identity,
@@ -120,6 +122,8 @@ rule protect:
     benchmark:
         "<benchmarks>/protect/cleaning/{dataset}/protected.tsv"
     priority: 1
+    resources:
+        **requested(lambda wildcards: plan.requests.protecting(wildcards.dataset)),
     params:
         spider=command,
         tasks=lambda wildcards: [name for name, _ in CONFIG.protected_tasks(wildcards.dataset)],
@@ -139,7 +143,7 @@ rule contaminated:
         "<benchmarks>/contaminated/cleaning/{dataset}/contaminated/{part}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(3000),
+        **plan.of_part("contaminated"),
     params:
         spider=command,
         identity=plan.split_identity,

@@ -38,7 +38,7 @@ from spider.provenance.recorder import Recorder
 from spider.tracking.follower import Follower
 from spider.tracking.target import enabled
 from spider.workflow import progress
-from spider.workflow.plan import Plan, checked, growing
+from spider.workflow.plan import Plan, checked, growing, requested
 from spider.workflow.start import enter
 
 IS_MODULE = not workflow.modifier.is_main_snakefile()

@@ -14,7 +14,7 @@ rule download:
     # What trainings wait for comes before evaluations, which fill the gaps.
     priority: 1
     resources:
-        runtime=growing(240),
+        **plan.of_part("download"),
     params:
         spider=command,
         identity=plan.raw_identity,
@@ -72,7 +72,7 @@ rule tokenizer:
         "<benchmarks>/tokenizer/tokenizers/{tokenizer}/tokenizer.tsv"
     priority: 1
     resources:
-        mem_mb=growing(4000),
+        **requested(lambda wildcards: plan.requests.learning(wildcards.tokenizer)),
     params:
         spider=command,
         identity=plan.tokenizer_identity,
@@ -94,6 +94,8 @@ rule encode:
     benchmark:
         "<benchmarks>/encode/shards/{dataset}/train/{part}.tsv"
     priority: 1
+    resources:
+        **plan.of_part("encode"),
     params:
         spider=command,
         identity=plan.encoding_identity,
@@ -156,8 +158,7 @@ rule pack:
         "<benchmarks>/pack/shards/{dataset}/packed-{seq_len}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: plan.requests.packing(w.dataset, int(w.seq_len)).mem_mb),
-        runtime=growing(lambda w: plan.requests.packing(w.dataset, int(w.seq_len)).minutes),
+        **requested(lambda wildcards: plan.requests.packing(wildcards.dataset, int(wildcards.seq_len))),
     params:
         spider=command,
     shell:

@@ -182,6 +182,8 @@ rule compare:
     benchmark:
         "<benchmarks>/compare/report/table.tsv"
     localrule: True
+    resources:
+        **requested(lambda wildcards: plan.requests.showing(*CONFIG.shown)),
     params:
         spider=command,
     shell:

@@ -16,8 +16,7 @@ rule count_ngrams:
         "<benchmarks>/count_ngrams/ngram/{dataset}/{counted}/counts/{part}.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: plan.requests.counting(w.dataset, w.counted, w.part).mem_mb),
-        runtime=growing(lambda w: plan.requests.counting(w.dataset, w.counted, w.part).minutes),
+        **requested(lambda wildcards: plan.requests.counting(**wildcards)),
     params:
         spider=command,
         run=plan.ngram_reader,
@@ -36,8 +35,7 @@ rule build_ngrams:
         "<benchmarks>/build_ngrams/ngram/{dataset}/{counted}/{text}/index.tsv"
     priority: 1
     resources:
-        mem_mb=growing(lambda w: plan.requests.merging(w.dataset, w.counted, w.text).mem_mb),
-        runtime=growing(lambda w: plan.requests.merging(w.dataset, w.counted, w.text).minutes),
+        **requested(lambda wildcards: plan.requests.merging(**wildcards)),
     params:
         spider=command,
         run=plan.ngram_reader,

@@ -18,6 +18,8 @@ rule report:
     benchmark:
         "<benchmarks>/report/report/runs/{run}.tsv"
     localrule: True
+    resources:
+        **requested(lambda wildcards: plan.requests.showing(wildcards.run)),
     params:
         spider=command,
     shell:

@@ -21,6 +21,8 @@ from spider.config import Config
 PIECE = 1 << 25
 #: Pairs of key and count that are merged at a time.
 SLICE = 1 << 22
+#: Bytes of a part's text that are compared with earlier documents at a time.
+BLOCK = 1 << 28
 #: Entries of ``last.npy`` that are filled at a time.
 ENTRIES = 1 << 26
 #: Runs that are merged at a time. Each is two open files.
@@ -28,12 +30,14 @@ FAN_IN = 64
 
 #: MB of a process that has imported NumPy and Numba and compiled its loops.
 _STARTED = 400
+#: The same with Arrow, and batches of the text of a part.
+_BATCHES = 1000
 #: Bytes held for each symbol that is counted at a time: its text, hashes, contexts, keys and counts.
 _COUNTED = 28
 #: Bytes held for each pair that is merged at a time, by each thread.
 _MERGED = 120
 #: Bytes held for each entry of ``last.npy`` that is filled at a time, and for each symbol read for it.
-_ENTRY, _READ = 4, 2
+_ENTRY, _READ = 4, 32
 #: Bytes held for each piece of a document that is packed.
 _PACKED = 64
 #: Bytes held for each document whose keys are compared with all others: of a share of the hashes with its id,
@@ -50,6 +54,22 @@ _SECONDS_COUNTED, _SECONDS_MERGED, _SECONDS_PACKED = 4e-7, 1e-7, 2e-5
 _SECONDS_HASHED, _MOST_HASHING = 2e-8, 8
 #: The same for a document whose hash or band is compared with all others, and for one that may be removed.
 _SECONDS_KEYED, _SECONDS_PAIRED = 4e-6, 1e-4
+#: Bytes held, and seconds, for a byte of the text of a part, by rule. Ids of a tokenizer take the last row.
+_OF_PART = {
+    "signatures": (0.3, 2e-7),
+    "pairs": (1.5, 2e-6),
+    "held_out": (0.1, 1e-7),
+    "contaminated": (0.1, 6e-7),
+    "encode": (0.1, 2e-8),
+    "tokens": (0.1, 6e-7),
+}
+#: Bytes held for a byte of text: that is compared at a time, that is protected, that a tokenizer is learned
+#: from. And seconds for a byte of the last one.
+_COMPARED, _PROTECTED, _LEARNED, _SECONDS_LEARNED = 10, 20, 2, 4e-7
+#: Seconds to download a byte, at 1 MB/s, and minutes for a part of unknown size, such as a file of the hub.
+_SECONDS_DOWNLOADED, _UNKNOWN = 1e-6, 240
+#: MB held for each stage and each thousand parts that a page or the comparison shows. These are guesses.
+_SHOWN, _LISTED = 10, 20
 
 
 class Request(NamedTuple):
@@ -88,9 +108,61 @@ class Requests:
         """Return the request of a job that merges the counts of all parts, ``full`` or of the split."""
         symbols, _ = self.size(dataset, ("ngram", "train") if text == "full" else ("ngram",))
         tables = threads * _MERGED * min(2 * symbols, SLICE) / 1e6
-        last = (_ENTRY * min(2 * symbols, ENTRIES) + _READ * min(symbols, PIECE)) / 1e6
+        last = (_ENTRY * min(2 * symbols, ENTRIES) + _READ * min(symbols, SLICE)) / 1e6
         minutes = _minutes(_SECONDS_MERGED * symbols * self._kinds(dataset, counted))
         return Request(round(_STARTED + max(tables, last)), minutes)
+
+    def download(self, dataset: str, item: str) -> Request:
+        """Return the request of a job that downloads or imports the part of an item."""
+        size = self.config.dataset(dataset).source.estimated_bytes(item)
+        return Request(2 * _BATCHES, _minutes(_SECONDS_DOWNLOADED * size) if size else _UNKNOWN)
+
+    def of_part(self, rule: str, dataset: str, part: str, item: str) -> Request:
+        """Return the request of a job of a rule that reads the text of one part."""
+        spec = self.config.dataset(dataset)
+        slow = rule == "encode" and (spec.tokenizer or spec.format == "chat")
+        size = self._estimated(dataset, part, item)
+        each, seconds = _OF_PART["tokens" if slow else rule]
+        held = each * size
+        if rule == "pairs" and self.config.near(dataset):
+            held += _COMPARED * min(size, BLOCK)
+        elif rule == "held_out":
+            held += 4 * spec.validation * size
+        elif rule == "contaminated":
+            held += _PROTECTED * self._protected(dataset)
+        return Request(round(_BATCHES + held / 1e6), _minutes(seconds * size))
+
+    def protecting(self, dataset: str) -> Request:
+        """Return the request of the job that collects the texts that a dataset is compared with."""
+        size = self._protected(dataset)
+        return Request(
+            round(_BATCHES + _PROTECTED * size / 1e6), _minutes(_OF_PART["contaminated"][1] * size)
+        )
+
+    def learning(self, tokenizer: str) -> Request:
+        """Return the request of the job that learns a tokenizer."""
+        block = self.config.tokenizers[tokenizer]
+        parts = self.config.parts(block.data)
+        size = min(block.max_bytes, sum(self._estimated(block.data, *one) for one in parts.items()))
+        return Request(round(_BATCHES + _LEARNED * size / 1e6), _minutes(_SECONDS_LEARNED * size))
+
+    def showing(self, *runs: str) -> Request:
+        """Return the request of a job that shows runs, with the costs of all jobs for their data."""
+        stages = [self.config.stage(run, one.name) for run in runs for one in self.config.runs[run].stages]
+        parts = sum(len(self.config.parts(name)) for name in {name for one in stages for name in one.weights})
+        return Request(round(_STARTED + _SHOWN * len(stages) + _LISTED * parts / 1000), _minutes(0))
+
+    def _protected(self, dataset: str) -> float:
+        """Estimate the bytes of the held-out text that a dataset is compared with, by its file if possible."""
+        file = self.root / "cleaning" / dataset / "protected.parquet"
+        if file.exists():
+            return 3.0 * file.stat().st_size
+        names = self.config.protected(dataset)
+        sizes = {
+            name: sum(self._estimated(name, *one) for one in self.config.parts(name).items())
+            for name in names
+        }
+        return sum(self.config.dataset(name).validation * size for name, size in sizes.items())
 
     def buckets(self, dataset: str) -> Request:
         """Return the request of a job that finds equal keys in a share of those of all parts."""

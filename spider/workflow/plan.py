@@ -21,7 +21,7 @@ from snakemake.io import ancient, contains_wildcard, expand, flag, local
 from spider.common.results import Results
 from spider.config import CompressConfig, Config, Dataset, StageSpec
 from spider.config.data import Cleaning
-from spider.config.requests import Requests
+from spider.config.requests import Request, Requests
 from spider.config.schema import model_files
 from spider.config.scored import baselines_name, learned_splits, overlap_name, stage_with
 from spider.evaluation.questions import protected_files
@@ -41,6 +41,12 @@ def checked(function: Callable[..., Any], *arguments: Any) -> Any:
 def growing(value: Any) -> Callable[..., Any]:
     """Return a resource that grows with each attempt. A profile may cap it."""
     return lambda wildcards, attempt: attempt * (value(wildcards) if callable(value) else value)
+
+
+def requested(request: Callable[[Any], Request]) -> dict[str, Callable[..., Any]]:
+    """Return memory and time as resources that grow with each attempt."""
+    minutes = growing(lambda wildcards: request(wildcards).minutes)
+    return {"mem_mb": growing(lambda wildcards: request(wildcards).mem_mb), "runtime": minutes}
 
 
 def watched(files: Iterable[str]) -> list[Any]:
@@ -401,6 +407,17 @@ class Plan:
         """
         first, *others = {resources[name] for resources in self.resources.values()}
         return (lambda wildcards: self.resources[wildcards.run][name]) if others else first
+
+    def of_part(self, rule: str) -> dict[str, Callable[..., Any]]:
+        """Return the memory and time of the jobs of a rule that read the text of one part."""
+
+        def request(wildcards: Any) -> Request:
+            item = self.parts(wildcards.dataset)[wildcards.part]
+            if rule == "download":
+                return self.requests.download(wildcards.dataset, item)
+            return self.requests.of_part(rule, wildcards.dataset, wildcards.part, item)
+
+        return requested(request)
 
     def one_gpu(self, wildcards: Any) -> int:
         """Return the number of GPUs of a job that is one process: one if the run has any."""

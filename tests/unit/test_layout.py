@@ -47,8 +47,8 @@ MOST = {
     "checkpoints": 1719,
     "cli": 1381,
     "common": 459,
-    "config": 2262,
-    "data": 5439,
+    "config": 2315,
+    "data": 5454,
     "evaluation": 3029,
     "extras/lab": 1706,
     "extras/trust": 1935,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2646,
     "verify": 338,
-    "workflow": 1240,
+    "workflow": 1250,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

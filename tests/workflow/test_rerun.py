@@ -121,7 +121,8 @@ def test_a_new_key_in_every_block_and_what_decides_no_result_rerun_nothing(workf
     workflow.run["stages"][0] |= {"ckpt_every": 7, "log_every": 3}
     workflow.run["parallel"] = "fsdp"
     workflow.forked = False
-    assert "Nothing to be done" in workflow("--dry-run", PYTHONPATH=path)
+    requests = ["--set-resources", "encode:mem_mb=5000", "download:runtime=77", "index:runtime=99"]
+    assert "Nothing to be done" in workflow("--dry-run", *requests, PYTHONPATH=path)
 
 
 def test_touching_source_files_reruns_nothing(workflow):

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from spider.common.results import Results
 from spider.config import Config
+from spider.config.requests import BLOCK
 from spider.data.cleaning.buckets import Part, near_candidates, pair_evidence, templates_of
 from spider.data.cleaning.evidence import SCHEMA, table
 from spider.data.cleaning.signatures import LEAST, LENGTH
@@ -113,10 +114,6 @@ def _shares(
             missing += at == last or other_G[at] != hash_G[g]
         shares[p] = 1 - max(0, missing - forgiven) / max(1, end - begin)
     return shares
-
-
-#: Bytes of a part's text that are compared at a time.
-BLOCK = 1 << 28
 
 
 def near_pairs(

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -444,38 +445,53 @@ def write_first(path: Path, blocks: Iterable[np.ndarray], rows: int) -> None:
 
 
 @compiled
-def _last_positions(text, before, at, bits, low, last):  # type: ignore[no-untyped-def]
-    """Set the entries of ``last``, which begins at entry ``low``, from the positions of a stretch.
+def _positions(text, before, at, bits, found):  # type: ignore[no-untyped-def]
+    """Write the entry and the position after each `MATCH_LENGTH` symbols of a stretch; return their number.
 
     The first ``before`` symbols stand before the stretch, which begins at position ``at`` of the text.
     """
     factor = power(MATCH_LENGTH)
-    start = 0
+    start = n = 0
     now = np.uint64(0)
     for i in range(len(text)):
         if text[i] == BEGIN:
             start = i
         elif i >= before and i - start >= MATCH_LENGTH:
-            entry = np.int64(mixed(np.uint64(0), now, factor) >> np.uint64(64 - bits)) - low
-            if 0 <= entry < len(last):
-                last[entry] = at + i - before + 1
+            found[n, 0] = mixed(np.uint64(0), now, factor) >> np.uint64(64 - bits)
+            found[n, 1] = at + i - before + 1
+            n += 1
         now = appended(now, text[i])
         if i >= MATCH_LENGTH:
             now -= appended(np.uint64(0), text[i - MATCH_LENGTH]) * factor
+    return n
 
 
-def last_positions(text: Path, bits: int, size: int = ENTRIES, piece: int = PIECE) -> Iterator[np.ndarray]:
+def last_positions(text: Path, bits: int, size: int = ENTRIES, piece: int = SLICE) -> Iterator[np.ndarray]:
     """Yield ``last`` of a stored text in blocks of ``size`` entries: (2^bits,) uint32 in all.
 
     An entry belongs to the top bits of the hash of `MATCH_LENGTH` symbols. It is one more than the last
-    position after such symbols, among the first 2^32 - 2 of the text, or 0 if there is none. These symbols
-    are read once per block, so at most 64 times with blocks of the usual size.
+    position after such symbols, among the first 2^32 - 2 of the text, or 0 if there is none. The text is read
+    once. A temporary file for each block, at most 64 of the usual size, holds its entries and their positions
+    in the order of the text, 8 bytes a symbol.
     """
-    for low in range(0, 1 << bits, size):
-        last = np.zeros(min(size, 1 << bits), np.uint32)
+    size = min(size, 1 << bits)
+    with contextlib.ExitStack() as opened:
+        blocks = range((1 << bits) // size)
+        files = [opened.enter_context(tempfile.TemporaryFile(dir=text.parent)) for _ in blocks]
         for stretch in stretches(text, MATCH_LENGTH, piece, _POSITIONS):
-            _last_positions(stretch.text, stretch.before, stretch.at, bits, low, last)
-        yield last
+            found = np.empty((len(stretch.text), 2), np.uint32)
+            found = found[: _positions(stretch.text, stretch.before, stretch.at, bits, found)]
+            block = (found[:, 0] // size).astype(np.uint8)
+            found = found[np.argsort(block, kind="stable")]
+            ends = np.cumsum(np.bincount(block, minlength=len(files)))
+            for file, own in zip(files, np.split(found, ends[:-1]), strict=True):
+                own.tofile(file)
+        for file in files:
+            last = np.zeros(size, np.uint32)
+            file.seek(0)
+            while len(read := np.fromfile(file, np.uint32, 2 * piece)):
+                last[read[::2] % size] = read[1::2]  # of equal entries the last one stays
+            yield last
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Jobs that read all of a text request memory and time by its size."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from spider.config import load_config
@@ -36,3 +39,70 @@ def test_an_index_of_more_text_has_more_threads_and_time(tmp_path):
             file.truncate(size)
         asked.append(requests.index("web"))
     assert asked[0] == (1, 30) and asked[1][0] == 8 and asked[1][1] > 40
+
+
+def asked(tmp_path, size, **changed):
+    """Return the requests for a dataset of two parts of so many bytes each, by job."""
+    files = [tmp_path / f"{name}.parquet" for name in "ab"]
+    for path in files:
+        with open(path, "wb") as file:
+            file.truncate(size)
+    web = {"source": {"kind": "local", "files": [*map(str, files)]}, "tokenizer": "bpe", "validation": 0.01}
+    web |= {"cleaning": {"near": 0.8, "decontaminate": True}} | changed
+    run = RUN | {"model": "gpt-cpu"}
+    tokenizers = {"bpe": {"data": "web", "max_bytes": 2_000_000_000}}
+    config = {"datasets": {"web": web}, "tokenizers": tokenizers, "runs": {"r": run}}
+    requests = Requests(load_config(config), tmp_path)
+    item = str(files[0])
+    rules = ("signatures", "pairs", "held_out", "contaminated", "encode")
+    found = {rule: requests.of_part(rule, "web", "000", item) for rule in rules}
+    found |= {"download": requests.download("web", item), "protect": requests.protecting("web")}
+    return found | {"tokenizer": requests.learning("bpe")}
+
+
+def test_jobs_that_read_a_part_request_time_and_memory_by_its_size(tmp_path):
+    small, large = asked(tmp_path, 1 << 24), asked(tmp_path, 1 << 32)
+    for job, request in large.items():
+        assert request.minutes > small[job].minutes >= 30, job
+        assert job == "download" or request.mem_mb > 1.2 * small[job].mem_mb >= 1000, job
+    assert large["pairs"].mem_mb < 30_000, "the text that is compared at a time is bounded"
+    in_bytes = asked(tmp_path, 1 << 32, tokenizer=None)["encode"]
+    assert 30 < in_bytes.minutes < large["encode"].minutes, "ids of a tokenizer take longer"
+    (tmp_path / "cleaning/web").mkdir(parents=True)
+    with open(tmp_path / "cleaning/web/protected.parquet", "wb") as file:
+        file.truncate(1 << 28)
+    known = asked(tmp_path, 1 << 24)
+    assert known["contaminated"].mem_mb > 10 * small["contaminated"].mem_mb, "protected text is in memory"
+
+
+def test_a_part_of_unknown_size_is_given_four_hours(tmp_path):
+    hub = {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet"]}
+    minutes = []
+    for source in (hub, hub | {"take": "40 MB"}, hub | {"take": "4 GB"}):
+        requests = Requests(
+            load_config({"datasets": {"web": {"source": source}}, "runs": {"r": RUN}}), tmp_path
+        )
+        minutes.append(requests.download("web", requests.config.parts("web")["000"]).minutes)
+    assert minutes[0] == 240 and 30 <= minutes[1] < minutes[2] < 240
+
+
+def test_pages_request_memory_by_their_stages_and_parts(tmp_path):
+    def shown(stages, take):
+        run = RUN | {"stages": [{"name": f"s{i}", "max_steps": 1} for i in range(stages)]}
+        web = {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet"], "take": take}
+        config = load_config({"datasets": {"web": {"source": web}}, "runs": {"r": run, "other": RUN}})
+        return Requests(config, tmp_path).showing("r", "other").mem_mb
+
+    assert shown(1, "4 GB") < shown(40, "4 GB") < shown(40, "20 TB")
+
+
+def test_no_rule_requests_a_fixed_amount_but_for_compressors():
+    """Compressors read what `training_bytes` of the evaluation allows."""
+    rules = Path(__file__).parents[3].glob("rules/*.smk")
+    fixed = {
+        (path.stem, line.strip())
+        for path in rules
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"(mem_mb|runtime)=growing\(\d", line)
+    }
+    assert fixed == {("data", "runtime=growing(240),"), ("evaluate", "mem_mb=growing(3000),")}

@@ -181,6 +181,14 @@ def test_last_positions_are_the_last_after_the_same_symbols():
         assert np.array_equal(last_of(symbols(TEXTS), 12, size=size, piece=piece), last)
 
 
+def test_the_text_is_read_once_for_all_blocks(monkeypatch):
+    begun = []
+    read = table.stretches
+    monkeypatch.setattr(table, "stretches", lambda *given: begun.append(1) or read(*given))
+    blocks = [last_of(symbols(TEXTS), 12, size=1 << 6, piece=1000), last_of(symbols(TEXTS), 12)]
+    assert np.array_equal(*blocks) and len(begun) == 2, "64 blocks, and one"
+
+
 def test_positions_that_32_bits_cannot_hold_are_left_out(monkeypatch):
     text = symbols(TEXTS)
     most = len(text) // 3
