@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +69,8 @@ _OF_PART = {
 _COMPARED, _PROTECTED, _LEARNED, _SECONDS_LEARNED = 10, 20, 2, 4e-7
 #: Seconds to download a byte, at 1 MB/s, and minutes for a part of unknown size, such as a file of the hub.
 _SECONDS_DOWNLOADED, _UNKNOWN = 1e-6, 240
-#: MB held for each stage and each thousand parts that a page or the comparison shows. These are guesses.
-_SHOWN, _LISTED = 10, 20
+#: MB held for each stage and each part that a page or the comparison shows. These are guesses.
+_SHOWN, _LISTED = 10, 0.02
 
 
 class Request(NamedTuple):
@@ -112,16 +113,13 @@ class Requests:
         minutes = _minutes(_SECONDS_MERGED * symbols * self._kinds(dataset, counted))
         return Request(round(_STARTED + max(tables, last)), minutes)
 
-    def download(self, dataset: str, item: str) -> Request:
-        """Return the request of a job that downloads or imports the part of an item."""
-        size = self.config.dataset(dataset).source.estimated_bytes(item)
-        return Request(2 * _BATCHES, _minutes(_SECONDS_DOWNLOADED * size) if size else _UNKNOWN)
-
     def of_part(self, rule: str, dataset: str, part: str, item: str) -> Request:
         """Return the request of a job of a rule that reads the text of one part."""
-        spec = self.config.dataset(dataset)
+        spec, size = self.config.dataset(dataset), self._estimated(dataset, part, item)
+        if rule == "download":
+            size = spec.source.estimated_bytes(item)
+            return Request(2 * _BATCHES, _minutes(_SECONDS_DOWNLOADED * size) if size else _UNKNOWN)
         slow = rule == "encode" and (spec.tokenizer or spec.format == "chat")
-        size = self._estimated(dataset, part, item)
         each, seconds = _OF_PART["tokens" if slow else rule]
         held = each * size
         if rule == "pairs" and self.config.near(dataset):
@@ -135,34 +133,26 @@ class Requests:
     def protecting(self, dataset: str) -> Request:
         """Return the request of the job that collects the texts that a dataset is compared with."""
         size = self._protected(dataset)
-        return Request(
-            round(_BATCHES + _PROTECTED * size / 1e6), _minutes(_OF_PART["contaminated"][1] * size)
-        )
+        return Request(round(_BATCHES + _PROTECTED * size / 1e6), _minutes(_SECONDS_LEARNED * size))
 
     def learning(self, tokenizer: str) -> Request:
         """Return the request of the job that learns a tokenizer."""
         block = self.config.tokenizers[tokenizer]
-        parts = self.config.parts(block.data)
-        size = min(block.max_bytes, sum(self._estimated(block.data, *one) for one in parts.items()))
+        size = min(block.max_bytes, self._whole(block.data))
         return Request(round(_BATCHES + _LEARNED * size / 1e6), _minutes(_SECONDS_LEARNED * size))
 
     def showing(self, *runs: str) -> Request:
         """Return the request of a job that shows runs, with the costs of all jobs for their data."""
-        stages = [self.config.stage(run, one.name) for run in runs for one in self.config.runs[run].stages]
-        parts = sum(len(self.config.parts(name)) for name in {name for one in stages for name in one.weights})
-        return Request(round(_STARTED + _SHOWN * len(stages) + _LISTED * parts / 1000), _minutes(0))
+        stages = [(run, one.name) for run in runs for one in self.config.runs[run].stages]
+        parts = sum(len(self.config.parts(name)) for name in {*chain(*starmap(self.config.learned, stages))})
+        return Request(round(_STARTED + _SHOWN * len(stages) + _LISTED * parts), _minutes(0))
 
     def _protected(self, dataset: str) -> float:
-        """Estimate the bytes of the held-out text that a dataset is compared with, by its file if possible."""
+        """Return the bytes of the text that a dataset is compared with: an estimate, or by its file."""
         file = self.root / "cleaning" / dataset / "protected.parquet"
-        if file.exists():
-            return 3.0 * file.stat().st_size
         names = self.config.protected(dataset)
-        sizes = {
-            name: sum(self._estimated(name, *one) for one in self.config.parts(name).items())
-            for name in names
-        }
-        return sum(self.config.dataset(name).validation * size for name, size in sizes.items())
+        held_out = sum(self.config.dataset(name).validation * self._whole(name) for name in names)
+        return 3.0 * file.stat().st_size if file.exists() else held_out
 
     def buckets(self, dataset: str) -> Request:
         """Return the request of a job that finds equal keys in a share of those of all parts."""
@@ -199,7 +189,7 @@ class Requests:
 
     def index(self, dataset: str) -> tuple[int, int]:
         """Return the threads that hash the shards of a dataset, and the minutes that this may take."""
-        size = sum(self._estimated(dataset, *part) for part in self.config.parts(dataset).items())
+        size = self._whole(dataset)
         threads = min(_MOST_HASHING, 1 + round(size / 1e9))
         return threads, _minutes(_SECONDS_HASHED * size / threads)
 
@@ -210,14 +200,16 @@ class Requests:
         index = self.root / "shards" / dataset / "metadata.json"
         if not index.exists():
             items = self.config.parts(dataset)
-            size = sum(
-                self._estimated(dataset, one, items[one]) for one in (items if part is None else [part])
-            )
+            size = self._estimated(dataset, part, items[part]) if part else self._whole(dataset)
             return size, size / 1000
         described = _splits(index, index.stat().st_mtime_ns)
         shards = [shard for split in splits for shard in described.get(split, {"shards": []})["shards"]]
         shards = [shard for shard in shards if part in (None, shard["part"])]
         return sum(shard[unit] for shard in shards), sum(shard["documents"] for shard in shards)
+
+    def _whole(self, dataset: str) -> float:
+        """Estimate the bytes of text in all parts of a dataset."""
+        return sum(self._estimated(dataset, *part) for part in self.config.parts(dataset).items())
 
     def _estimated(self, dataset: str, part: str, item: str) -> float:
         """Estimate the bytes of text in a part: three times those of its file, or a gigabyte without one."""

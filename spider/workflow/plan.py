@@ -413,8 +413,6 @@ class Plan:
 
         def request(wildcards: Any) -> Request:
             item = self.parts(wildcards.dataset)[wildcards.part]
-            if rule == "download":
-                return self.requests.download(wildcards.dataset, item)
             return self.requests.of_part(rule, wildcards.dataset, wildcards.part, item)
 
         return requested(request)

@@ -47,7 +47,7 @@ MOST = {
     "checkpoints": 1719,
     "cli": 1381,
     "common": 459,
-    "config": 2315,
+    "config": 2307,
     "data": 5454,
     "evaluation": 3029,
     "extras/lab": 1706,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1391,
     "training": 2646,
     "verify": 338,
-    "workflow": 1250,
+    "workflow": 1248,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

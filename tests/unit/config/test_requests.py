@@ -54,10 +54,9 @@ def asked(tmp_path, size, **changed):
     config = {"datasets": {"web": web}, "tokenizers": tokenizers, "runs": {"r": run}}
     requests = Requests(load_config(config), tmp_path)
     item = str(files[0])
-    rules = ("signatures", "pairs", "held_out", "contaminated", "encode")
+    rules = ("download", "signatures", "pairs", "held_out", "contaminated", "encode")
     found = {rule: requests.of_part(rule, "web", "000", item) for rule in rules}
-    found |= {"download": requests.download("web", item), "protect": requests.protecting("web")}
-    return found | {"tokenizer": requests.learning("bpe")}
+    return found | {"protect": requests.protecting("web"), "tokenizer": requests.learning("bpe")}
 
 
 def test_jobs_that_read_a_part_request_time_and_memory_by_its_size(tmp_path):
@@ -82,7 +81,8 @@ def test_a_part_of_unknown_size_is_given_four_hours(tmp_path):
         requests = Requests(
             load_config({"datasets": {"web": {"source": source}}, "runs": {"r": RUN}}), tmp_path
         )
-        minutes.append(requests.download("web", requests.config.parts("web")["000"]).minutes)
+        item = requests.config.parts("web")["000"]
+        minutes.append(requests.of_part("download", "web", "000", item).minutes)
     assert minutes[0] == 240 and 30 <= minutes[1] < minutes[2] < 240
 
 
