@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from torch import Tensor
 
+from spider.checkpoints.parts import keys_of, rows_of
 from spider.checkpoints.records import (
     COMPRESSED,
     INDEX,
@@ -143,7 +144,7 @@ class Checkpoint:
             if name.endswith(".safetensors"):
                 with safe_open(self.path / name, "pt") as file:
                     if wrong := not_finite((one, file.get_tensor(one)) for one in file.keys()):  # noqa: SIM118
-                        found.append(f"{self.path / name}: {wrong}; {_DIVERGED}")
+                        found.append(f"{self.path / name}: not finite: {first_three(wrong)}; {_DIVERGED}")
         return found
 
     def check(self, names: Iterable[str] | None = None) -> Self:
@@ -160,7 +161,7 @@ class Checkpoint:
 
     @cached_property
     def file_of(self) -> dict[str, str]:
-        """Return the file of each tensor."""
+        """Return the file of each tensor, or of each slice of one (`spider.checkpoints.parts`)."""
         listed = self.manifest.files
         if INDEX in listed:
             self.check([INDEX])
@@ -174,6 +175,11 @@ class Checkpoint:
                 with safe_open(self.check([name]).path / name, "pt") as file:
                     file_of |= dict.fromkeys(file.keys(), name)
         return file_of
+
+    @cached_property
+    def keys_of(self) -> dict[str, list[str]]:
+        """Return the keys of each tensor in `file_of`."""
+        return keys_of(self.file_of)
 
     @property
     def exported(self) -> bool:
@@ -299,13 +305,17 @@ class Checkpoint:
         prefix = "" if self.exported else "model."
         if self.exported:
             tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
-        saved = self.file_of
+        saved = self.keys_of
         wrong = [f"it has no {name}" for name in tensors if name not in saved]
         wrong += [f"this model has no {n}" for n in saved if n.startswith(prefix) and n not in tensors]
-        for file, names in self._opened(tensors.keys() & saved.keys()):
-            for name in names:
-                shape, expected = file.get_slice(name).get_shape(), list(tensors[name].shape)
-                if shape != expected:
+        for file, keys in self._opened(tensors.keys() & saved.keys()):
+            for key in keys:
+                name, _ = rows_of(key)
+                _, rows = rows_of(saved[name][-1])
+                shape, expected = file.get_slice(key).get_shape(), list(tensors[name].shape)
+                if rows:
+                    shape[0] = rows[1]
+                if shape != expected and key == saved[name][0]:
                     wrong.append(f"{name} has shape {shape}, and {expected} in this model")
         if wrong:
             raise CheckpointError(
@@ -316,21 +326,32 @@ class Checkpoint:
     def holds_optimizer(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether it has the state of the same optimizer, by the names of its tensors."""
         wanted = {name for name in tensors if name.startswith("optimizer.")}
-        return wanted == {name for name in self.file_of if name.startswith("optimizer.")}
+        return wanted == {name for name in self.keys_of if name.startswith("optimizer.")}
 
     def _opened(self, names: Collection[str]) -> Iterator[tuple[Any, list[str]]]:
-        """Check and open each file that holds some of these tensors; yield it with their names."""
-        for name in sorted({self.file_of[one] for one in names}):
+        """Check and open each file that holds some of these tensors; yield it with their keys in it."""
+        held: dict[str, list[str]] = {}
+        for key in (key for name in names for key in self.keys_of[name]):
+            held.setdefault(self.file_of[key], []).append(key)
+        for name, keys in sorted(held.items()):
             with safe_open(self.check([name]).path / name, "pt") as file:
-                yield file, [one for one in names if self.file_of[one] == name]
+                yield file, keys
 
     def _copy_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the tensors of these names; of a sharded tensor, the part that this process holds."""
-        for file, names in self._opened(tensors.keys()):
-            for name in names:
+        for file, keys in self._opened(tensors.keys()):
+            for key in keys:
+                name, rows = rows_of(key)
                 part, where = local_slice(tensors[name])
-                if part.numel():  # a tensor of few rows leaves some processes empty
-                    part.copy_(file.get_slice(name)[where] if where else file.get_tensor(name))
+                if not part.numel():  # a tensor of few rows leaves some processes empty
+                    continue
+                if rows is None:
+                    part.copy_(file.get_slice(key)[where] if where else file.get_tensor(key))
+                    continue
+                first = where[0].start if where else 0
+                begin, end = max(rows[0], first), min(rows[1], first + len(part))
+                if begin < end:
+                    part[begin - first : end - first] = file.get_slice(key)[begin - rows[0] : end - rows[0]]
 
 
 @dataclass(frozen=True)
@@ -370,12 +391,11 @@ class CompressedCheckpoint(Checkpoint):
         raise CheckpointError(f"{self.path}: a compressed model, from which training cannot continue")
 
 
-def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return which tensors hold a NaN or an infinity, or "" if none does."""
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return the names of the tensors that hold a NaN or an infinity."""
     floating = ((name, tensor) for name, tensor in tensors if tensor.is_floating_point() and tensor.numel())
     # `aminmax` propagates NaN, and is many times as fast as `torch.isfinite`.
-    wrong = [name for name, tensor in floating if not all(map(math.isfinite, tensor.aminmax()))]
-    return f"not finite: {first_three(wrong)}" if wrong else ""
+    return [name for name, tensor in floating if not all(map(math.isfinite, tensor.aminmax()))]
 
 
 def first_three(names: list[str]) -> str:

@@ -110,6 +110,9 @@ class Manifest(Trained):
     """
 
     FORMAT, WHAT, ERROR = 2, "a checkpoint", CheckpointError
+    SLICED: ClassVar[int] = 3
+    """Format of a checkpoint with tensors that are cut in slices."""
+    ALSO = (SLICED,)
     REMEDY = "use the version that wrote it, or name another folder"
 
     spec: dict[str, Any]

@@ -9,12 +9,16 @@
     checkpoints/best                        a link to the checkpoint that validated best, which is kept
 
 Tensors are named ``model.{parameter}`` and ``optimizer.{parameter}.{state}``. If a stage averages its
-weights, a third file holds the average as ``ema.{parameter}``, and evaluation reads that. One process writes
-whole tensors, and each of several processes reads only its slices. So a checkpoint does not depend on the
-number of processes.
+weights, a third file holds the average as ``ema.{parameter}``, and evaluation reads that.
 
-torch's distributed checkpoints (DCP) also do this, but their import takes as long as half of torch's, in
-every job. Their default storage keeps its index in a pickle, and reading a pickle runs the code in it.
+Each of several processes writes the rows that it holds into files of its own (`spider.checkpoints.parts`),
+and reads only the rows that it needs. `Checkpoint` joins the rows. So any number of processes reads a
+checkpoint, and no other module knows how it is cut. The digest of the weights is that of the whole tensors.
+So the first process reads all weights again, from the files, after all processes have written theirs.
+
+torch's distributed checkpoints (DCP) also write slices, but their import takes as long as half of torch's, in
+every job. Their default storage keeps its index in a pickle, and reading a pickle runs the code in it. Their
+storage of safetensors lacks an index of the slices until one process joins them. Neither has digests.
 
 A checkpoint is a sealed folder (`spider.common.sealed`). A process can be killed at any moment: a folder
 named ``step-...`` was complete once. Its hashes show whether it is still complete.
@@ -23,10 +27,13 @@ Writing takes seconds, and training continues meanwhile with its own tensors and
 ``safetensors`` writes without a copy and without Python's lock. The digest of the weights is another hash of
 the same bytes. So weights and their average are hashed twice, and the optimizer's state once.
 
+The threads of several processes exchange the name of the hidden folder, the hashes of the files and errors,
+over connections of their own (`World.aside`). If one cannot write its files, all fail with the same error.
+
 Training waits only while `Saver` copies the state and looks for numbers that are not finite. The copy takes
-its size once more in host memory, which is reused for the next save. It is pinned for a GPU, because copies
-into pinned memory are several times as fast. The first save of a training is slower, because it allocates
-this memory, rounded up to a power of two for each tensor.
+the size of the process's share once more in host memory, which is reused for the next save. It is pinned for
+a GPU, because copies into pinned memory are several times as fast. The first save of a training is slower,
+because it allocates this memory, rounded up to a power of two for each tensor.
 
 One process at a time trains in a stage's folder (`hold`), and only the spec that began it (`claim`).
 ``origin.json`` is written before the first step. It identifies the training that the folder's checkpoints and
@@ -49,19 +56,22 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spider.checkpoints.load import AVERAGE, Checkpoint, not_finite
+from spider.checkpoints.load import AVERAGE, Checkpoint, first_three, not_finite
+from spider.checkpoints.parts import Piece, keys_of, parts_of
 from spider.checkpoints.records import BEST, INDEX, MANIFEST, NEWEST, Manifest, Origin, at_shares, best, steps
 from spider.common import files, sealed
 from spider.common.errors import CheckpointError, Diverged, TrainingError
@@ -69,25 +79,23 @@ from spider.common.results import StageFolder
 from spider.config import StageSpec
 from spider.config.spec import recut
 from spider.model.interface import weights_digest
-from spider.processes.parallel import full_tensor
+from spider.processes.parallel import local
 from spider.processes.world import ALONE, World
 from spider.tokens.stored import TOKENIZER
 
 log = logging.getLogger(__name__)
 
-_FILE_BYTES = 2 << 30
-
 
 class Saver:
     """Save checkpoints into ``root`` in the background, and delete those that `retain` does not keep.
 
-    Of several processes the first one writes, and the others take part in gathering the tensors that they
-    hold. At most one save is in progress. Its error is raised at the next step after its end. A kill before
-    its end leaves the checkpoint before it as the newest.
+    Several processes save together, and a save succeeds or fails in all of them. At most one is in progress.
+    All processes raise its error when they wait for it (`settle`), which they do once it ``failed`` in one of
+    them. A kill before its end leaves the checkpoint before it as the newest.
 
     Attributes:
         newest: the newest checkpoint on disk, as far as this process has noticed.
-        begun: the run's step of the last save that was begun, in every process.
+        begun: the run's step of the last save that was begun.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class Saver:
         self.begun: int | None = newest.manifest.global_step if newest else None
         self._shares = shares
         self._world = world
+        self._aside = world.aside()
         self._tokenizer = tokenizer
         self._copies: dict[str, Tensor] = {}
         # Lower the priority of the thread, so that it does not slow the steps. Only a Linux thread has a
@@ -112,7 +121,7 @@ class Saver:
         self._pending: Future[Checkpoint] | None = None
 
     def start(self, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
-        """Copy the tensors and begin to save the copy; wait for the save before it first.
+        """Copy what this process writes of the tensors and begin to save it; wait for the save before it.
 
         Raises:
             Diverged: in every process, if a tensor is not finite. Nothing is saved then.
@@ -120,33 +129,44 @@ class Saver:
         self.settle()
         began = time.perf_counter()
         self.begun = record["global_step"]
+        parts = parts_of(tensors, self._world.size)
+        own = [piece for part in parts.values() for piece in part if piece.rank == self._world.rank]
         # The saver's thread does not check, because OpenMP would start threads for it that slow every step.
-        if wrong := not_finite(self._copy(tensors)):
-            raise Diverged(f"the state is {wrong}")
-        if not self._world.first:
-            return
+        wrong = not_finite(self._copy(tensors, own))
+        found = self._world.sum_ints(*(name in wrong for name in tensors))
+        if wrong := [name for name, processes in zip(tensors, found, strict=True) if processes]:
+            raise Diverged(f"the state is not finite: {first_three(wrong)}")
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
-        copies = {name: self._copies[name] for name in tensors}
-        self._pending = self._thread.submit(self._save, copies, record, began)
+        copies = {piece.key: self._copies[piece.key] for piece in own}
+        write = partial(save, self.root, copies, record, self._tokenizer, parts, self._aside)
+        self._pending = self._thread.submit(self._save, write, began)
 
-    def _copy(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Copy each tensor to the host, in the first process, and yield it whole in every process."""
-        for name, tensor in tensors.items():
-            gathered = full_tensor(tensor.detach())
-            if self._world.first:
-                if name not in self._copies:
-                    self._copies[name] = torch.empty_like(gathered, device="cpu", pin_memory=gathered.is_cuda)
-                self._copies[name].copy_(gathered, non_blocking=True)
-            yield name, gathered
+    def _copy(self, tensors: Mapping[str, Tensor], own: list[Piece]) -> Iterator[tuple[str, Tensor]]:
+        """Copy the pieces of this process to the host, and yield each with the name of its tensor."""
+        for piece in own:
+            held = local(tensors[piece.name].detach())
+            assert held.nbytes == piece.bytes, f"{piece} is not what this process holds"
+            if piece.key not in self._copies:  # `empty_like` would keep torchao's class of a weight in fp8
+                plain = torch.empty(held.shape, dtype=held.dtype, pin_memory=held.is_cuda)
+                self._copies[piece.key] = plain
+            self._copies[piece.key].copy_(held, non_blocking=True)
+            yield piece.name, held
 
-    def _save(self, tensors: dict[str, Tensor], record: dict[str, Any], started: float) -> Checkpoint:
-        saved = save(self.root, tensors, record, self._tokenizer)
+    def _save(self, write: Callable[[], Checkpoint], started: float) -> Checkpoint:
+        saved = write()
+        if not self._world.first:
+            return saved
         megabytes = sum(file.stat().st_size for file in saved.path.iterdir()) / 1e6
         seconds = time.perf_counter() - started
         log.info("checkpoint saved: %s, %.1f MB, %.1f s", saved.path, megabytes, seconds)
         retain(self.root, self._shares)
         return saved
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the save in progress has failed, as far as this process knows."""
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def settle(self, *, wait: bool = True) -> None:
         """Update ``newest`` if the save in progress has ended, or wait for its end; raise its error."""
@@ -161,75 +181,90 @@ class Saver:
 
 
 def save(
-    root: Path, tensors: Mapping[str, Tensor], record: dict[str, Any], tokenizer: Path | None = None
+    root: Path,
+    tensors: Mapping[str, Tensor],
+    record: dict[str, Any],
+    tokenizer: Path | None = None,
+    parts: dict[str, list[Piece]] | None = None,
+    world: World = ALONE,
 ) -> Checkpoint:
     """Save a checkpoint as ``root/step-{record["global_step"]}``.
 
     Args:
-        tensors: the tensors, by their names in the checkpoint.
+        tensors: the tensors that this process writes, by their keys in the checkpoint.
         record: the fields of the manifest that describe the training.
         tokenizer: the ``tokenizer.json`` to copy into it.
+        parts: the pieces in each file (default: those of one process).
+        world: the processes that save together; all return the checkpoint or raise the same error.
 
     Raises:
         CheckpointError: the file system refuses. Nothing of the attempt remains, and earlier checkpoints are
             intact.
     """
     folder = root / f"step-{record['global_step']:08d}"
+    parts = parts or parts_of(tensors, 1)
     try:
-        with sealed.writing(folder) as beside:
-            hashed = _write_tensors(beside, tensors)
-            if tokenizer is not None:
-                shutil.copyfile(tokenizer, beside / TOKENIZER)
-            averaged = {
-                n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)
-            }
-            fields = {
-                "format": Manifest.FORMAT,
-                **record,
-                "weights": weights_digest(tensors),
-                "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
-                "files": hashed,
-            }
-            plain = sealed.seal(beside, MANIFEST, fields, digest=True)
-            manifest = Manifest.parse(plain, beside / MANIFEST)
+        with contextlib.ExitStack() as stack:
+            beside = world.from_first(lambda: stack.enter_context(sealed.writing(folder)))
+            hashed = world.gather(lambda: _write_parts(beside, parts, tensors, world.rank))
+
+            def seal() -> Manifest:
+                if tokenizer is not None:
+                    shutil.copyfile(tokenizer, beside / TOKENIZER)
+                manifest = _seal(beside, parts, record, dict(ChainMap(*hashed)))
+                stack.close()  # renames the folder
+                return manifest
+
+            return Checkpoint(folder, world.from_first(seal))
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        needed = sum(piece.bytes for part in parts.values() for piece in part)
         raise CheckpointError(
-            f"{folder}: saving failed: {reason}; {space_needed(tensors, root)}. "
+            f"{folder}: saving failed: {reason}; {space_needed(needed, root)}. "
             f"Earlier checkpoints are intact: free some space and run again to continue"
         ) from error
-    return Checkpoint(folder, manifest)
 
 
-def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, sealed.SealedFile]:
-    """Write each kind of tensors into files of its own, and the index of all files; return the former."""
-    parts: list[dict[str, Tensor]] = []
-    filled = 0
-    previous = ""
-    for name, tensor in tensors.items():
-        kind = name.partition(".")[0]
-        if kind != previous or filled + tensor.nbytes > _FILE_BYTES:
-            parts.append({})
-            filled = 0
-        parts[-1][name] = tensor
-        filled += tensor.nbytes
-        previous = kind
-    file_of: dict[str, str] = {}
-    hashed: dict[str, sealed.SealedFile] = {}
-    for number, part in enumerate(parts, 1):
-        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in part.items()}, folder / file)
-        hashed[file] = sealed.SealedFile.of(folder / file)
-        file_of |= dict.fromkeys(part, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    files.write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
+def _write_parts(
+    folder: Path, parts: dict[str, list[Piece]], tensors: Mapping[str, Tensor], rank: int
+) -> dict[str, sealed.SealedFile]:
+    """Write the files of this process."""
+    hashed = {}
+    for file, part in parts.items():
+        if part[0].rank == rank:
+            save_file({piece.key: tensors[piece.key].contiguous() for piece in part}, folder / file)
+            hashed[file] = sealed.SealedFile.of(folder / file)
+            files.fsync(folder / file)
     return hashed
 
 
-def space_needed(tensors: Mapping[str, Tensor], folder: Path) -> str:
-    """Return how many bytes the tensors need and how many are free, for an error message."""
+def _seal(
+    folder: Path, parts: dict[str, list[Piece]], record: dict[str, Any], hashed: dict[str, sealed.SealedFile]
+) -> Manifest:
+    """Write the index of all files and the manifest; the weights are read again for their digests."""
+    file_of = {piece.key: file for file, part in parts.items() for piece in part}
+    total = sum(piece.bytes for part in parts.values() for piece in part)
+    files.write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": file_of})
+    opened = {file: safe_open(folder / file, "pt") for file in parts}
+    tensors = {
+        name: [opened[file_of[key]].get_tensor(key) for key in keys]  # mapped, not read
+        for name, keys in keys_of(file_of).items()
+    }
+    averaged = {n.replace(AVERAGE, "model.", 1): t for n, t in tensors.items() if n.startswith(AVERAGE)}
+    fields = {
+        "format": Manifest.FORMAT if len(file_of) == len(tensors) else Manifest.SLICED,
+        **record,
+        "weights": weights_digest(tensors),
+        "averaged_weights": weights_digest({**tensors, **averaged}) if averaged else None,
+        "files": hashed,
+    }
+    plain = sealed.seal(folder, MANIFEST, fields, digest=True)
+    return Manifest.parse(plain, folder / MANIFEST)
+
+
+def space_needed(needed: int, folder: Path) -> str:
+    """Return how many bytes are ``needed`` and how many are free, for an error message."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    needed = sum(t.nbytes for t in tensors.values())
     return f"it needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} are free"
 
 

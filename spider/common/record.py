@@ -21,6 +21,8 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), defer_build=True)
 
     FORMAT: ClassVar[int] = 1
+    ALSO: ClassVar[tuple[int, ...]] = ()
+    """Further formats that this version reads."""
     WHAT: ClassVar[str]
     """Name of the file in messages, such as ``a receipt``."""
     REMEDY: ClassVar[str] = "delete it and run {command}, which makes it again"
@@ -47,7 +49,7 @@ class Record(BaseModel):
     def parse(cls, plain: Any, path: Path) -> Self:
         """Validate the JSON value that was read from ``path``; raise as `read`."""
         version = plain.get("format") if isinstance(plain, dict) else None
-        if version != cls.FORMAT:
+        if version not in (cls.FORMAT, *cls.ALSO):
             problem = f"of format {version!r}, this Spider reads {cls.FORMAT}"
             raise cls.ERROR(f"{path}: {cls.WHAT} {problem}; {cls.remedy(path)}")
         try:

@@ -75,14 +75,15 @@ def seal(folder: Path, name: str, manifest: dict[str, Any], *, digest: bool) -> 
             others are read here.
         digest: add the `content_digest` of the manifest. A file that people may edit has none.
     """
-    present = sorted(folder.iterdir())
     known = manifest.get("files", {})
-    hashed = {file.name: known.get(file.name) or SealedFile.of(file) for file in present}
+    # On a network disk the list of the folder may lack files that another machine has just written.
+    present = sorted({file.name for file in folder.iterdir()} | {*known})
+    hashed = {file: known.get(file) or SealedFile.of(folder / file) for file in present}
     manifest = {**manifest, "files": {name: file.model_dump() for name, file in hashed.items()}}
     if digest:
         manifest["digest"] = content_digest(manifest)
     for file in present:
-        files.fsync(file)
+        files.fsync(folder / file)
     files.write_json(folder / name, manifest)
     return manifest
 

@@ -417,11 +417,19 @@ def model_tensors(model: nn.Module, prefix: str = "model.") -> dict[str, Tensor]
     return {prefix + name: tensor.detach() for name, tensor in named.items()}
 
 
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of the names, types, shapes and bytes of the ``model.*`` tensors."""
+def weights_digest(tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> str:
+    """Return a hash of the names, types, shapes and bytes of the ``model.*`` tensors.
+
+    A tensor may be given as its slices by rows, which need not be in memory together.
+    """
     h = hashlib.sha256()
     for name in sorted(n for n in tensors if n.startswith("model.")):
-        t = tensors[name].detach()
-        h.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
-        h.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        given = tensors[name]
+        slices = [given] if isinstance(given, Tensor) else given
+        shape = list(slices[0].shape)
+        if len(slices) > 1:
+            shape[0] = sum(map(len, slices))
+        h.update(f"{name} {slices[0].dtype} {shape}\n".encode())
+        for t in slices:
+            h.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()[:16]

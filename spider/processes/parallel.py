@@ -11,7 +11,7 @@ of one process up to the order of sums.
           pass is that of a single device. The price: while a micro-batch runs, a process
           holds all weights, in fp32, which keeps the numbers those of one process.
 
-Checkpoints hold whole tensors, so any number of processes can resume from them, replicated or sharded.
+Any number of processes can resume from a checkpoint, replicated or sharded (`spider.checkpoints.parts`).
 
 `distribute` computes on many matrices, each on one process, and exchanges the results. Process k modulo W
 computes matrix k, for W processes, whether every process holds the whole matrix or a slice. The assignment

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    _group: dist.ProcessGroup | None = None
 
     @property
     def first(self) -> bool:
@@ -85,7 +86,7 @@ class World:
                 outcome = [make(), False]
         finally:
             with peers_required():
-                dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+                dist.broadcast_object_list(outcome, group=self._group, device=torch.device("cpu"))
         if outcome[1]:
             raise Ended("the first process stopped")
         return outcome[0]
@@ -96,12 +97,35 @@ class World:
             return [*counts]
         reduced = torch.tensor(counts, dtype=torch.int64)
         with peers_required():
-            dist.all_reduce(reduced, reduction)
+            dist.all_reduce(reduced, reduction, group=self._group)
         return reduced.tolist()
 
-    def highest(self, number: int) -> int:
-        """Return the highest of all processes' numbers."""
-        return self.sum_ints(number, reduction=dist.ReduceOp.MAX)[0]
+    def highest(self, *numbers: int) -> list[int]:
+        """Return the highest of all processes' numbers, for each of them."""
+        return self.sum_ints(*numbers, reduction=dist.ReduceOp.MAX)
+
+    def gather(self, make: Callable[[], T]) -> list[T]:
+        """Call ``make`` in every process and return all results in all of them, or raise the first error."""
+        if self.size == 1:
+            return [make()]
+        outcomes: list[Any] = [None] * self.size
+        try:
+            own: tuple[Any, Exception | None] = (make(), None)
+        except Exception as error:
+            own = (None, error)
+        with peers_required():
+            dist.all_gather_object(outcomes, own, group=self._group)
+        for _, failed in outcomes:
+            if failed is not None:
+                raise failed
+        return [made for made, _ in outcomes]
+
+    def aside(self) -> World:
+        """Return these processes with connections of their own, for exchanges of a thread beside those of the
+        training. All processes call this together."""
+        if self.size == 1:
+            return self
+        return replace(self, _group=dist.new_group(backend="gloo", timeout=_PATIENCE))
 
     def sum_tensors(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum of each scalar over all processes, as float64; all pass the same names."""
@@ -109,7 +133,7 @@ class World:
             return values
         summed = torch.stack([value.double() for value in values.values()])
         with peers_required():
-            dist.all_reduce(summed)
+            dist.all_reduce(summed, group=self._group)
         return dict(zip(values, summed.unbind(), strict=True))
 
 

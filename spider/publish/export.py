@@ -120,8 +120,9 @@ def write_folder(
                 _link_index(index, beside / NGRAM)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
+        needed = sum(tensor.nbytes for tensor in tensors.values())
         raise CheckpointError(
-            f"{output}: cannot be written: {reason}; {space_needed(tensors, output.parent)}. "
+            f"{output}: cannot be written: {reason}; {space_needed(needed, output.parent)}. "
             "Nothing was left there or changed"
         ) from error
     return Checkpoint(output, Exported.parse(plain, output / EXPORTED))

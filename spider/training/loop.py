@@ -129,7 +129,7 @@ class Trainer:
         self._announce()
 
     def run(self, stop: StopSignals, on_step: Callable[[int], None] | None = None) -> Checkpoint | None:
-        """Train to the stage's end. The first process returns the final checkpoint, the others None."""
+        """Train to the stage's end, and return the final checkpoint."""
         progress = self.progress
         self._saved = time.perf_counter()
         self._parts = self._parts_done()
@@ -148,9 +148,10 @@ class Trainer:
                 Watchdog(self.settings.stall_minutes) as watchdog,
             ):
                 while progress.end is None or progress.step < progress.end:
-                    if signum := self.world.highest(stop.received or 0):
+                    signum, failed = self.world.highest(stop.received or 0, self.saver.failed)
+                    if signum:
                         self._leave(signum)
-                    self.saver.settle(wait=False)
+                    self.saver.settle(wait=bool(failed))
                     began = time.perf_counter()
                     with watchdog.watch("step", progress.global_step + 1), peers_required():
                         self._step(window)
@@ -348,14 +349,14 @@ class Trainer:
         progress.streak += 1
         log.warning("step %d: the loss or its gradient is not finite, update skipped", progress.global_step)
         if progress.streak >= NAN_PATIENCE:
-            self.world.from_first(self.saver.settle)
+            self.saver.settle()
             raise Diverged(f"{progress.streak} steps in a row without a finite loss")
 
     def _refuse_skipped(self) -> None:
         """Raise `Diverged` if the stage ends with a skipped step, or if it skipped more than half of them."""
         progress = self.progress
         if progress.streak or 2 * progress.skipped > progress.step:
-            self.world.from_first(self.saver.settle)
+            self.saver.settle()
             last = ", the last one too" if progress.streak else ""
             raise Diverged(
                 f"the stage has no result, {progress.skipped} of {progress.step} steps were skipped{last}"
@@ -389,7 +390,7 @@ class Trainer:
         self.settle()
         if self.progress.step and not self.progress.streak and self.saver.begun != self.progress.global_step:
             self._save(final=False)
-        self.world.from_first(self.saver.settle)  # a process that exits first would end the others
+        self.saver.settle()
         raise Preempted(signum, self.progress.global_step)
 
     def _save_is_due(self) -> bool:
@@ -432,7 +433,7 @@ class Trainer:
         with peers_required():
             self.saver.start(self.state.tensors(), record)
         if final:
-            self.world.from_first(self.saver.settle)
+            self.saver.settle()
         self.progress.checkpoint_seconds += time.perf_counter() - began
 
     def _log(self, window: Window, bar: tqdm, validated: dict[str, float]) -> None:

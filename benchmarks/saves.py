@@ -1,0 +1,129 @@
+"""Seconds and memory of a save by several processes, together and as before: gathered on the first one.
+
+    python -m benchmarks.saves [--megabytes 200] [--turns 5] [--json FILE]
+
+Each process holds a slice of every tensor, as with ``parallel: fsdp``, and exchanges by gloo. Seconds run
+from the start of a save to its end on the first process, and those that a training waits are a part of them.
+The memory is that of the first process beyond what it held before its first save, without mapped files.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common import parser, report
+from spider.checkpoints.load import not_finite
+from spider.checkpoints.save import Saver, save
+from spider.processes.parallel import full_tensor, is_dtensor
+from spider.processes.world import World, join
+from tests.unit.processes.test_saving_together import run_together
+from tests.unit.records import saved
+
+WIDTH = 1024
+
+
+class Gathering(Saver):
+    """Save as before: every process gathers all tensors, and the first one copies and writes them."""
+
+    def start(self, tensors: Any, record: dict[str, Any]) -> None:
+        assert not not_finite(self._gather(tensors))
+        if self._world.first:
+            self._pending = self._thread.submit(save, self.root, dict(self._copies), record)
+
+    def _gather(self, tensors: Any) -> Any:
+        for name, tensor in tensors.items():
+            gathered = full_tensor(tensor)
+            if self._world.first:
+                self._copies.setdefault(name, torch.empty_like(gathered)).copy_(gathered)
+            yield name, gathered
+
+
+def state(world: World, megabytes: int) -> dict[str, torch.Tensor]:
+    """Return matrices of 4 MB in three equal kinds. Each process holds its rows of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    rows = WIDTH // world.size
+    mesh = init_device_mesh("cpu", (world.size,)) if world.size > 1 else None
+    tensors = {}
+    for i in range(megabytes // 12):
+        for name in (f"model.{i}", f"optimizer.{i}.first", f"optimizer.{i}.second"):
+            own = torch.randn(rows, WIDTH)
+            tensors[name] = DTensor.from_local(own, mesh, [Shard(0)]) if mesh else own
+    assert mesh is None or all(map(is_dtensor, tensors.values()))
+    return tensors
+
+
+def resident() -> float:
+    """Return the megabytes of this process that are not those of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1000
+
+
+def measure(folder: Path, kind: type[Saver], megabytes: int, turns: int, found: Any) -> None:
+    with join() as world:
+        tensors = state(world, megabytes)
+        saver = kind(folder, None, world)
+        peak = before = resident()
+        times = []
+        ended = threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not ended.wait(0.005):
+                peak = max(peak, resident())
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        for turn in range(turns + 1):
+            if world.size > 1:
+                dist.barrier()
+            began = time.perf_counter()
+            saver.start(tensors, saved(turn))
+            waited = time.perf_counter() - began
+            saver.settle()
+            times.append((time.perf_counter() - began, waited))
+        ended.set()
+        watching.join()
+        if world.first:  # the first save allocates the memory
+            found.put((*(median(column) for column in zip(*times[1:], strict=True)), peak - before))
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--megabytes", type=int, default=200, help="size of the state")
+    options.add_argument("--turns", type=int, default=5)
+    options = options.parse_args()
+    megabytes, turns = (24, 1) if options.quick else (options.megabytes, options.turns)
+    rows, figures = [], {}
+    for processes in (1, 2, 4, 8):
+        measured = []
+        for kind in (Gathering, Saver):
+            found = multiprocessing.get_context("forkserver").SimpleQueue()
+            with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+                given = (Path(folder), kind, megabytes, turns, found)
+                assert run_together(processes, measure, *given) == [0] * processes
+            measured.append(found.get())
+        pairs = list(zip(*measured, strict=True))
+        figures[processes] = {
+            name: {"gathered": old, "together": new, "ratio": new / old}
+            for name, (old, new) in zip(("seconds", "waited", "megabytes"), pairs, strict=True)
+        }
+        rows.append([str(processes), *(f"{old:.2f} {new:.2f} {new / old:.2f}" for old, new in pairs)])
+    columns = ["processes", "seconds", "of them, training waits", "MB of the first process"]
+    title = f"A save of {megabytes} MB: gathered, together, ratio"
+    report(title, columns, rows, figures, options, ["torch", "safetensors"])
+
+
+if __name__ == "__main__":
+    main()
