@@ -26,7 +26,7 @@ from snakemake.settings.types import DeploymentMethod
 from spider.common import extras
 from spider.workflow.start import one_word, remedies
 from spider.common.files import digest
-from spider.common.results import check_root, snapshot, write_config
+from spider.common.results import MARK, check_root, snapshot, write_config
 from spider.config import load_config
 from spider.config.schema import read_yaml
 from spider.config.scored import baselines_name, overlap_name
@@ -35,9 +35,10 @@ from spider.provenance.codefiles import ROOT
 from spider.provenance.lineage import by_rule, other_code
 from spider.provenance.made import real
 from spider.provenance.recorder import Recorder
-from spider.tracking.follower import Follower
+from spider.tracking.follower import REMEDY, Follower
 from spider.tracking.target import enabled
 from spider.workflow import progress
+from spider.workflow.mirror import Mirror
 from spider.workflow.plan import Plan, checked, growing, requested
 from spider.workflow.start import enter
 
@@ -88,6 +89,13 @@ if workflow.is_main_process:
     if not (HERE or IS_DRY_RUN):
         # The script of a scheduler's job names the interpreter without quotes.
         sys.executable = checked(one_word, sys.executable)
+
+# An empty results folder is restored before Snakemake looks at its files.
+MIRROR = None
+if CONFIG.mirror and workflow.is_main_process and not IS_DRY_RUN:
+    MIRROR = checked(Mirror, CONFIG.mirror, RESULTS, list(CONFIG.runs))
+    if not (RESULTS / MARK).exists() and checked(MIRROR.acquire):
+        MIRROR.release()
 
 
 envvars:
@@ -157,7 +165,36 @@ def shown(path, category, what):
 
 # --------------------------------------------------------------------------------------------------- records
 
-FOLLOWER = Follower(RESULTS, ["--config", SNAPSHOT])
+FOLLOWERS = []
+if enabled(CONFIG.tracking):
+    words = ["--config", SNAPSHOT, "track", "sync"]
+    lacking = "the tracking store did not get all records"
+    FOLLOWERS.append(Follower(RESULTS / "tracking/sync.log", words, lacking, REMEDY, timeout=20))
+if MIRROR:
+    words = ["--config", SNAPSHOT, "mirror", "push"]
+    remedy = "`spider mirror push` copies the rest"
+    FOLLOWERS.append(
+        Follower(RESULTS / "logs/mirror.log", words, "the mirror has not all", remedy, timeout=None)
+    )
+
+
+def start_followers():
+    """Start what runs beside the jobs; before, take the lease on the mirror."""
+    if MIRROR:
+        try:
+            if not MIRROR.acquire():
+                FOLLOWERS.pop()
+                print(f"Warning: {RESULTS} is mirrored by another process; {remedy}", file=sys.stderr)
+            MIRROR.release(lease=False)
+        except ValueError as error:
+            raise WorkflowError(error, "Nothing was started.")
+    for one in FOLLOWERS:
+        one.start()
+
+
+def stop_followers():
+    for one in FOLLOWERS:
+        one.stop()
 
 
 @cache
@@ -175,8 +212,8 @@ def recorder():
         elsewhere=not HERE,
         config=CONFIG,
         snapshot=SNAPSHOT.stem,
-        on_begin=FOLLOWER.start if enabled(CONFIG.tracking) else lambda: None,
-        on_end=FOLLOWER.stop,
+        on_begin=start_followers,
+        on_end=stop_followers,
     )
 
 
@@ -212,6 +249,8 @@ def after_dry_run():
         warn_of_other_code()
     except ValueError as error:
         print(f"Warning: {error}", file=sys.stderr)
+    if CONFIG.mirror and not (RESULTS / MARK).exists():
+        print(f"A run first restores what is at {CONFIG.mirror}; a dry run does not look there.")
     if OWN_BOUNDS:
         listed = " ".join(f"{name}={most}" for name, most in OWN_BOUNDS.items())
         print(f"All jobs at once use at most {listed}; --resources {listed} sets other bounds.")

@@ -33,7 +33,7 @@ from spider.provenance.codefiles import code_files, write_note
 class Commands(Group):
     """Commands and groups of the modules of this package, imported one by one until a command is found."""
 
-    MODULES = ("data", "train", "evaluate", "model", "inspect")
+    MODULES = ("data", "train", "evaluate", "model", "inspect", "mirror")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for module in self.MODULES:

@@ -37,6 +37,10 @@ _an_origin = must_be(
     f"a dataset repository, {_HUB}OWNER/NAME@REVISION, or a file, https://ADDRESS#sha256=DIGEST",
     matches(rf"{_HUB}[^/@]+/[^/@]+@[^/@]+|https?://[^#]+#sha256=[0-9a-f]{{64}}"),
 )
+_without_password = must_be(
+    "an address without a password, which the environment or the files of its package have",
+    matches(r"(?!.*://[^/]*@).+"),
+)
 
 
 class Config(Block):
@@ -65,6 +69,10 @@ class Config(Block):
     (docs/evaluation.md); this needs ``spider-lm[hf]``."""
     tracking: TrackingConfig = TrackingConfig()
     """Records in MLflow."""
+    mirror: Annotated[str, _without_password] | None = None
+    """Address of a copy of the results, as fsspec takes it: a folder, ``s3://BUCKET/FOLDER`` or ``gs://``
+    (docs/cluster.md). A workflow copies what is finished and each checkpoint there, and restores them on an
+    empty machine. null: none."""
     _written: dict[str, Any] = {}
     _sweeps: dict[str, list[str]] = {}
     _extras: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Start the process that keeps MLflow up to date while a workflow runs."""
+"""Start a process beside a workflow, such as the one that keeps MLflow up to date."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ REMEDY = "`spider track sync` sends what is missing"
 
 
 class Follower:
-    """A process that repeats ``spider track sync`` until `stop`.
+    """A process that repeats a command until `stop`.
 
     Args:
-        words: Options of `spider` that name the configuration.
+        log: File for its output.
+        words: Words of `spider`, such as ``track sync``. The option ``--follow`` is added.
+        lacking: What a warning says if the process has failed.
+        remedy: What a warning recommends.
+        timeout: Seconds to wait for the end of the process, which then continues alone. None: any time.
     """
 
-    def __init__(self, root: Path, words: Sequence[object]) -> None:
-        self.log = root / "tracking" / "sync.log"
-        self._words = [*map(str, words), "track", "sync", "--follow"]
+    def __init__(
+        self, log: Path, words: Sequence[object], lacking: str, remedy: str, timeout: float | None
+    ) -> None:
+        self.log, self.lacking, self.remedy, self.timeout = log, lacking, remedy, timeout
+        self._words = [*map(str, words), "--follow"]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -35,22 +41,24 @@ class Follower:
                     start_new_session=True,
                 )
         except OSError as error:
-            print(f"Warning: cannot send to MLflow ({error}); {REMEDY}", file=sys.stderr)
+            print(f"Warning: {self.lacking}: {error}; {self.remedy}", file=sys.stderr)
 
-    def stop(self, timeout: float = 20.0) -> None:
+    def stop(self) -> None:
         """Make the process send the rest and end.
 
-        If that takes too long, it continues alone for up to a minute, and a line names the remedy.
+        If that takes too long, it continues alone, and a line names the remedy.
         """
         if self._process is None:
             return
         process, self._process = self._process, None
         try:
-            process.communicate(b"x", timeout)
+            process.communicate(b"x", self.timeout)
         except subprocess.TimeoutExpired:
-            reason = "the tracking store is slow or cannot be reached, still sending; if that fails,"
-            print(f"Warning: {reason} {REMEDY}", file=sys.stderr)
+            print(
+                f"Warning: {self.lacking} yet, and it is still sent; if that fails, {self.remedy}",
+                file=sys.stderr,
+            )
             return
         if process.returncode:
             lines = self.log.read_text(errors="replace").splitlines() or [f"exit code {process.returncode}"]
-            print(f"Warning: the tracking store did not get all records: {lines[-1]}", file=sys.stderr)
+            print(f"Warning: {self.lacking}: {lines[-1]}; {self.remedy}", file=sys.stderr)

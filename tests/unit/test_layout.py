@@ -45,9 +45,9 @@ def code_lines(path: Path) -> int:
 #: Most lines of code of each package of the core, of its single modules (`spider`), and of each extra.
 MOST = {
     "checkpoints": 1822,
-    "cli": 1381,
+    "cli": 1435,
     "common": 460,
-    "config": 2307,
+    "config": 2312,
     "data": 5454,
     "evaluation": 3029,
     "extras/lab": 1706,
@@ -61,10 +61,10 @@ MOST = {
     "report": 1508,
     "spider": 15,
     "tokens": 478,
-    "tracking": 1391,
+    "tracking": 1395,
     "training": 2647,
     "verify": 338,
-    "workflow": 1248,
+    "workflow": 1691,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
