@@ -21,6 +21,6 @@ ARG PIP_EXTRA_INDEX_URL
 ENV PATH=/opt/venv/bin:$PATH
 RUN python3 -m venv /opt/venv \
     && pip install --no-cache-dir --use-pep517 --constraint constraints.txt \
-        --editable '.[cluster,hf,server]' --editable extras/lab --editable extras/trust
+        --editable '.[cluster,hf,mirror,server]' --editable extras/lab --editable extras/trust
 
 CMD ["snakemake", "--cores", "all"]
