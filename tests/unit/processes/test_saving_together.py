@@ -19,11 +19,14 @@ from spider.checkpoints import save as saving
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.parts import parts_of
 from spider.checkpoints.records import steps
-from spider.checkpoints.save import Saver, save
+from spider.checkpoints.save import Saver, clean, save
 from spider.common import files
 from spider.common.errors import CheckpointError, Diverged, Ended
+from spider.common.results import StageFolder
+from spider.config import StageSpec
 from spider.processes.parallel import local
 from spider.processes.world import join
+from spider.training.stage import train
 from tests.unit.records import saved
 
 SHAPES = {
@@ -116,6 +119,19 @@ def read_back(root: Path) -> None:
         start_and_wait(Saver(root / str(world.size), None, world), empty, 5)
 
 
+def train_on_a_full_disk(spec: StageSpec, folder: Path, data: Path) -> None:
+    """Train in all processes, first while the last one cannot write its files."""
+    with join() as world:
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if not world.first:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
+        with pytest.raises(CheckpointError, match=r"step-00000002: saving failed: .*File too large"):
+            train(spec, folder, data, world=world)
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        assert not steps(StageFolder(folder).checkpoints)
+        assert train(spec, folder, data, world=world).steps == 6
+
+
 def run_together(processes: int, member: Any, *given: Any) -> list[int | None]:
     """Run a function in several processes and return their exit codes."""
     with socket.socket() as free:
@@ -152,6 +168,7 @@ def root(tmp_path_factory):
 
 def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoints_before(root):
     assert [path.name for path in steps(root)] == ["step-00000001", "step-00000003"]
+    clean(root)  # what another process wrote after the first one had removed the hidden folder
     assert not list(root.glob(".step*"))
 
 
@@ -182,6 +199,12 @@ def test_whole_tensors_keep_their_names_and_cut_ones_name_their_rows(root):
     assert len(kinds) == len({*cut.values()}), "weights can be read without the optimizer's state"
     whole = files.read_json(root / "ddp/step-00000001/model.safetensors.index.json")["weight_map"]
     assert whole.keys() == SHAPES.keys() and len({*whole.values()}) > 4
+
+
+def test_all_processes_of_a_training_raise_the_error_of_the_one_that_cannot_save(tmp_path, make_spec, shards):
+    settings = {"micro_batch": 2, "grad_accum": 2, "ckpt_every": 2, "max_steps": 6}
+    spec = make_spec(**settings).model_copy(update={"parallel": "fsdp"})
+    assert run_together(2, train_on_a_full_disk, spec, tmp_path, shards) == [0, 0]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "of another save"])
