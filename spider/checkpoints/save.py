@@ -228,13 +228,13 @@ def save(
 def _write_parts(
     folder: Path, parts: dict[str, list[Piece]], tensors: Mapping[str, Tensor], rank: int
 ) -> dict[str, sealed.SealedFile]:
-    """Write the files of this process."""
-    hashed = {}
-    for file, part in parts.items():
-        if part[0].rank == rank:
-            save_file({piece.key: tensors[piece.key].contiguous() for piece in part}, folder / file)
-            hashed[file] = sealed.SealedFile.of(folder / file)
-            files.fsync(folder / file)
+    """Write the files of this process, and flush them to disk."""
+    own = {file: part for file, part in parts.items() if part[0].rank == rank}
+    for file, part in own.items():
+        save_file({piece.key: tensors[piece.key].contiguous() for piece in part}, folder / file)
+    hashed = {file: sealed.SealedFile.of(folder / file) for file in own}
+    for file in own:  # after all are written, because a flush waits for what others write as well
+        files.fsync(folder / file)
     return hashed
 
 

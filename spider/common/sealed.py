@@ -67,12 +67,12 @@ def _hide(folder: Path) -> Path:
 
 
 def seal(folder: Path, name: str, manifest: dict[str, Any], *, digest: bool) -> dict[str, Any]:
-    """Flush all files of a folder and write its manifest, and return the manifest as it was written.
+    """Write the manifest of a folder whose files are then all on disk, and return it as it was written.
 
     Args:
         name: the file name of the manifest.
-        manifest: its other fields. ``files`` may have files that were hashed while they were written; the
-            others are read here.
+        manifest: its other fields. ``files`` may have files that are hashed and on disk already; the others
+            are read and flushed here.
         digest: add the `content_digest` of the manifest. A file that people may edit has none.
     """
     known = manifest.get("files", {})
@@ -82,7 +82,7 @@ def seal(folder: Path, name: str, manifest: dict[str, Any], *, digest: bool) -> 
     manifest = {**manifest, "files": {name: file.model_dump() for name, file in hashed.items()}}
     if digest:
         manifest["digest"] = content_digest(manifest)
-    for file in present:
+    for file in hashed.keys() - known.keys():
         files.fsync(folder / file)
     files.write_json(folder / name, manifest)
     return manifest
