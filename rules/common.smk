@@ -173,21 +173,23 @@ if enabled(CONFIG.tracking):
 if MIRROR:
     words = ["--config", SNAPSHOT, "mirror", "push"]
     remedy = "`spider mirror push` copies the rest"
-    FOLLOWERS.append(
-        Follower(RESULTS / "logs/mirror.log", words, "the mirror has not all", remedy, timeout=None)
-    )
+    COPIER = Follower(RESULTS / "logs/mirror.log", words, "the mirror has not all", remedy, timeout=None)
+
+
+def take_lease():
+    """Take the lease on the mirror, for the process that copies."""
+    if MIRROR is None or COPIER in FOLLOWERS:
+        return
+    if checked(MIRROR.acquire):
+        MIRROR.release(lease=False)
+        FOLLOWERS.append(COPIER)
+    else:
+        print(f"Warning: {RESULTS} is mirrored by another process; {remedy}", file=sys.stderr)
 
 
 def start_followers():
-    """Start what runs beside the jobs; before, take the lease on the mirror."""
-    if MIRROR:
-        try:
-            if not MIRROR.acquire():
-                FOLLOWERS.pop()
-                print(f"Warning: {RESULTS} is mirrored by another process; {remedy}", file=sys.stderr)
-            MIRROR.release(lease=False)
-        except ValueError as error:
-            raise WorkflowError(error, "Nothing was started.")
+    """Start what runs beside the jobs."""
+    take_lease()  # A module has no `onstart`, and its first jobs run by now.
     for one in FOLLOWERS:
         one.start()
 
@@ -267,6 +269,8 @@ def begin():
         raise WorkflowError(*reasons, "Nothing was started. `spider doctor` checks all that a run needs.")
     for line in checked(plan.own_texts, workflow.dag.jobs):
         print(line, file=sys.stderr)
+    if jobs:
+        take_lease()
     if CONFIG.strict_code:
         warn_of_other_code()
 

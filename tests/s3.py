@@ -37,7 +37,16 @@ def s3_server(folder: Path) -> Iterator[str]:
     meta = f"sqlite3://{folder}/meta.db"
     environment = os.environ | {"MINIO_ROOT_USER": "spider", "MINIO_ROOT_PASSWORD": "of-the-tests"}
     make = [JUICEFS, "format", "--storage", "file", "--bucket", f"{folder}/data/", meta, "tests"]
-    serve = [JUICEFS, "gateway", "--multi-buckets", "--no-usage-report", meta, f"127.0.0.1:{port}"]
+    serve = [
+        JUICEFS,
+        "gateway",
+        "--multi-buckets",
+        "--no-usage-report",
+        "--cache-dir",
+        folder / "cache",
+        meta,
+        f"127.0.0.1:{port}",
+    ]
     subprocess.run(make, env=environment, check=True, capture_output=True)
     with open(folder / "server.log", "w") as output:
         server = subprocess.Popen(serve, env=environment, stdout=output, stderr=output)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,11 +17,12 @@ import psutil
 import pytest
 
 from spider.provenance.made import read_all
+from spider.workflow import lease
 from spider.workflow.mirror import Mirror
 from tests.s3 import KEYS, faulty, s3_server
 
 from .conftest import PATIENCE, ROOT, Workflow, finished, text_of, untracked
-from .test_kill import SCORED, outcome
+from .test_kill import FIRST, SCORED, outcome
 
 
 def machine(folder: Path, url: str, text: Path) -> Workflow:
@@ -105,12 +107,18 @@ def survive(seed: int, url: str, prepared: Workflow, trained: Workflow, folder: 
     one.config["mirror"] = url
     for number in range(1, 3):
         before, steps = mirrored(url)
-        more = draw.randint(1, 60)  # files of the index
+        more = draw.randint(1, 30 if number == 1 else 15)  # files of the index
         delay = draw.uniform(0, 0.5)
         process = one.start(*SCORED, forked=True)
         while process.poll() is None and len(mirrored(url)[0] - before) < more:
             time.sleep(0.05)
         time.sleep(delay)
+        print(
+            "killed" if process.poll() is None else "lost after its end",
+            "with",
+            len(mirrored(url)[0]),
+            "files",
+        )
         check_begun(steps, *vanish(one, process))
         one = machine(folder / str(number), url, trained.folder / "text.jsonl")
         spider(one, "mirror", "take")
@@ -154,14 +162,44 @@ def test_a_workflow_whose_lease_is_taken_saves_and_stops(prepared, tmp_path):
     assert "mirrored: " in (told := spider(prepared, "mirror", "status")) and "lease: " not in told
 
 
+def test_no_job_starts_while_another_machine_has_the_lease_or_newer_results(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "RENEW", 0.5)
+    prepared.config["mirror"] = url = f"file://{tmp_path}/mirror"
+    other = Mirror(url, tmp_path / "other", ["small"])
+    assert other.acquire()
+    ended = threading.Event()
+    thread = threading.Thread(target=other.lease.renew, args=[ended])
+    thread.start()
+    refused = prepared(FIRST, fails=True)
+    assert "is at work and has the lease" in refused and "start train" not in refused
+    ended.set()
+    thread.join()
+    (other.root / "spider.json").write_text("{}")
+    other.push()
+    other.release()
+    refused = prepared(FIRST, fails=True)
+    assert "lacks what it wrote; move this folder away" in refused and "start train" not in refused
+    assert not prepared.stage("first").exists()
+
+
+@pytest.mark.long
+def test_a_slow_mirror_has_all_in_the_end(prepared, endpoint, monkeypatch, tmp_path):
+    with faulty(endpoint) as faults:
+        bucket(monkeypatch, faults.endpoint)
+        prepared.config["mirror"] = f"s3://spider-tests/{tmp_path.name}"
+        faults.seconds = 5
+        prepared(FIRST)
+        faults.seconds = 0
+        assert "not mirrored: 0 files" in spider(prepared, "mirror", "status")
+
+
 def test_a_mirror_that_refuses_all_stops_no_job_and_is_told_at_the_end(
     prepared, endpoint, monkeypatch, tmp_path
 ):
-    first = "results/runs/small/first/train.json"
     with faulty(endpoint) as faults:
         bucket(monkeypatch, faults.endpoint)
         prepared.config["mirror"] = url = f"s3://spider-tests/{tmp_path.name}"
-        process = prepared.start(first, forked=True)
+        process = prepared.start(FIRST, forked=True)
         while not mirrored(url)[0]:
             assert process.poll() is None, process.communicate()[0]
         faults.answer = lambda method, path: (403, "") if method in ("PUT", "POST") else None
