@@ -33,7 +33,6 @@ from pydantic_core import PydanticCustomError
 
 from spider.common.files import digest
 from spider.common.record import key_path
-from spider.config.removed import remedy_for
 
 #: Version of all defaults together.
 FORMAT = 1
@@ -120,7 +119,7 @@ class Block(BaseModel):
                 return block
         for one in errors:
             if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-                one["type"] = _message(f"{_UNKNOWN}{nearest(one['loc'][0], cls.model_fields)}")
+                one["type"] = _message(f"unknown key{nearest(one['loc'][0], cls.model_fields)}")
         raise ValidationError.from_exception_data("block", errors)
 
     @classmethod
@@ -174,8 +173,6 @@ def identity(plain: Any) -> str:
 
 # ----------------------------------------------------------------------------- messages of pydantic's errors
 
-#: Beginning of the message about a key that does not exist.
-_UNKNOWN = "unknown key"
 #: Messages by the type of the error, else by the first word of its type.
 _PLAIN = {
     "greater_than": "must be above {gt}",
@@ -214,15 +211,8 @@ def explain(error: Any) -> str:
     where = key_path(error["loc"])
     kind = error["type"]
     context = error.get("ctx", {})
-    if kind == "value_error" or kind.endswith("_type"):  # a value where a block, or a list of them, was
-        block = error["input"][0] if isinstance(error["input"], list) and error["input"] else error["input"]
-        for key in block if isinstance(block, dict) else ():
-            if remedy := remedy_for(f"{where}.{key}"):
-                return f"{where}.{key}: was removed; {remedy}"
     if kind == "value_error":
-        text = str(context["error"])
-        remedy = remedy_for(where) if text.startswith(_UNKNOWN) else None
-        return f"{where}: was removed; {remedy}" if remedy else f"{where}: {text}"
+        return f"{where}: {context['error']}"
     text = _PLAIN.get(kind) or _PLAIN.get(kind.partition("_")[0]) or error["msg"]
     text = "must be positive" if context.get("gt") == 0 else text.format(**context)
     got = error["input"]

@@ -47,7 +47,7 @@ MOST = {
     "checkpoints": 1822,
     "cli": 1435,
     "common": 460,
-    "config": 2312,
+    "config": 2231,
     "data": 5454,
     "evaluation": 3029,
     "extras/lab": 1706,

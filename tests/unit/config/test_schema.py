@@ -93,18 +93,6 @@ def test_a_wrong_dataset_is_refused_with_the_key_and_the_reason(key, value, mess
     assert f"datasets.docs.{message}" in str(caught.value)
 
 
-def test_a_removed_key_is_refused_with_what_to_do():
-    model = {"preset": "tiny", "recurrence": {"halting": False}}
-    stages = [{"name": "a", "max_steps": 1}]
-    plain = {"store": "s", "datasets": {"d": {"source": {"kind": "pydocs"}}}}
-    plain["runs"] = {"r": {"data": "d", "model": model, "stages": stages}}
-    with pytest.raises(ConfigError) as caught:
-        load_config(plain)
-    lines = str(caught.value).splitlines()
-    assert "store: was removed; link `raw` of the one results folder into the other" in lines
-    assert "runs.r.model.recurrence.halting: was removed; leave it out; this part is always on" in lines
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
