@@ -19,6 +19,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -151,6 +152,8 @@ class Model(nn.Module):
     rows."""
     shown: Mapping[str, str] = {}
     """Format of each own metric in the training log line: ``{"loops": "{:.1f} loops"}``."""
+    gathering: Mapping[nn.Module, Sequence[nn.Module]] = {}
+    """Modules around a call of each of the `units`; set where processes share the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,6 +249,21 @@ class Model(nn.Module):
         """
         return [(self, "forward")]
 
+    def units(self) -> Mapping[nn.Module, Sequence[nn.Module]]:
+        """Return the modules that `through` calls, in the order of a pass, with the parts of each.
+
+        Processes that share weights exchange those of a part at once, and gather all parts for a call. The
+        call alone uses their matrices and tables, in the dtype of matrix products, except for those that
+        `keeps_wide` names. Without units all weights are gathered for the whole pass.
+        """
+        return {}
+
+    def through(self, unit: nn.Module, call: Callable[..., Any], *inputs: Any) -> Any:
+        """Return ``call(unit, *inputs)``, with the weights of one of the `units` gathered meanwhile."""
+        for part in reversed(self.gathering.get(unit, ())):
+            call = partial(part, call)
+        return call(unit, *inputs)
+
     def loops(self, requested: int | None) -> int:
         """Return how often the looped part runs: as requested, else as configured.
 
@@ -294,7 +312,7 @@ class Model(nn.Module):
 
     def keeps_wide(self, name: str) -> bool:
         """Tell whether the linear layer of this name stays out of fp8, because it is tiny or makes a discrete
-        decision."""
+        decision. Several processes then share its weights outside of the `units`, in fp32."""
         return False
 
     def fp8_parts(self) -> Fp8Parts | None:

@@ -5,11 +5,19 @@ of one process up to the order of sums.
 
 ``ddp``   every process holds all weights, gradients and optimizer state. This sends the least.
 ``fsdp``  a process holds a slice of each of them (ZeRO, Rajbhandari et al., arXiv:1910.02054), cut along a
-          parameter's first axis: rows of a matrix, experts of a stack. Weights are gathered before a
-          micro-batch, gradients are scattered after the last one. The whole model is one unit. So the core,
-          which runs many times in a micro-batch, is gathered once for all of them. And the compiled forward
-          pass is that of a single device. The price: while a micro-batch runs, a process
-          holds all weights, in fp32, which keeps the numbers those of one process.
+          parameter's first axis: rows of a matrix, experts of a stack.
+
+FSDP exchanges unit by unit (`spider.model.interface.Model.units`). The weights of a unit are gathered before
+its forward pass and again before its backward pass, and are freed after each. On a GPU the next unit's are on
+their way meanwhile. The gradients of a unit are summed in fp32 and scattered after its backward pass.
+So no process ever holds the whole model, nor its gradients. The price is exchange: a step of G micro-batches
+gathers units 2 G times and scatters gradients G times, where gradients of the whole model would be scattered
+once. A layer of a GPT that loops is gathered again for each loop.
+
+Under autocast units are gathered in the dtype of the products, which have the same operands then. A table, or
+a weight that several loops use, gets a gradient that is rounded once more. Vectors, routers, embedding and
+head are gathered in fp32 for the whole pass, as is all of a model without units. With fp32 products units
+change no bit, except where a layer of a GPT loops.
 
 Any number of processes can resume from a checkpoint, replicated or sharded (`spider.checkpoints.parts`).
 
@@ -25,7 +33,8 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -40,12 +49,64 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+    from spider.model.interface import Model
 
-def shard(model: nn.Module, world: World) -> None:
-    """Replace every parameter by this process's slice, in place. All have one dtype."""
-    from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model, mesh=init_device_mesh(world.device.type, (world.size,)))
+class _Unit(nn.Module):
+    """A module with FSDP's hooks around a call that uses its weights. They stay outside of compiled code."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, call: Callable[..., Any], *inputs: Any) -> Any:
+        return call(*inputs)
+
+
+def unit_parameters(model: Model) -> dict[nn.Module, list[set[nn.Parameter]]]:
+    """Return the parameters of each part of the model's units: matrices and tables that need not be wide."""
+    group_of = model.parameter_groups()
+    narrow = {
+        p
+        for name, p in model.named_parameters()
+        if group_of[name].role != "vector" and not model.keeps_wide(name.rpartition(".")[0])
+    }
+    return {
+        unit: [narrow.intersection(part.parameters()) for part in parts]
+        for unit, parts in model.units().items()
+    }
+
+
+def shard(model: Model, world: World, compute: torch.dtype = torch.float32) -> None:
+    """Replace every parameter by this process's slice, in place. All have one dtype.
+
+    Args:
+        compute: dtype in which the weights of units are gathered.
+
+    Raises:
+        ValueError: a parameter has no axis along which it could be cut.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    for name, p in model.named_parameters():
+        if not p.ndim:
+            raise ValueError(
+                f"parallel: fsdp cannot cut {name}, a scalar; give it the shape (1,), or set ddp"
+            )
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    narrow = MixedPrecisionPolicy(compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    units, owned = model.units(), unit_parameters(model)
+    wrapped = {unit: [_Unit(part) for part in parts] for unit, parts in units.items()}
+    fully_shard(
+        model, mesh=mesh, ignored_params={p for parts in owned.values() for part in parts for p in part}
+    )
+    for part, own in zip(chain(*wrapped.values()), chain(*owned.values()), strict=True):
+        fully_shard(part, mesh=mesh, mp_policy=narrow, ignored_params=set(part.parameters()) - own)
+    ordered = cast(list[FSDPModule], [model, *chain(*wrapped.values())])
+    for one, after in pairwise(ordered):
+        one.set_modules_to_forward_prefetch([after])
+    model.gathering = wrapped
+    model.add_module("units_", nn.ModuleList(chain(*wrapped.values())))  # FSDP's root must contain them
 
 
 def is_sharded(model: nn.Module) -> TypeGuard[FSDPModule]:
@@ -79,8 +140,6 @@ def replicate(model: nn.Module, world: World) -> nn.Module:
 @contextlib.contextmanager
 def exchange_gradients(wrapped: nn.Module, enabled: bool) -> Iterator[None]:
     """Set whether backward passes inside exchange gradients: only a step's last micro-batch needs to."""
-    if is_sharded(wrapped):
-        wrapped.set_requires_gradient_sync(enabled)
     if isinstance(wrapped, DistributedDataParallel) and not enabled:
         with wrapped.no_sync():
             yield

@@ -93,7 +93,7 @@ def build(
     eager = why_eager(spec, device, processes or world.size, compiled=compiled)
     wrapped: nn.Module = model
     if sharded:
-        shard(model, world)
+        shard(model, world, precision.compute)
     elif world.size > 1 and eager:
         wrapped = replicate(model, world)
     if compiled:

@@ -1,9 +1,10 @@
 """Estimate the memory of a training process before it starts; check that a device has it, and fill it.
 
 Weights, gradients and optimizer state are exact, because model and optimizer are built on the meta device.
-Under FSDP a process holds a share of these three. While a micro-batch runs, it also holds all weights and
-gradients (fp8 weights would be smaller than counted here). The family estimates the activations. Temporaries,
-the framework and the allocator's overhead come on top.
+Under FSDP a process holds a share of these three. While a micro-batch runs, it also holds two units and the
+gradients of one, which are copied in fp32 to be sent. It holds all of what no unit has. (fp8 weights would be
+smaller than counted here.) The family estimates the activations. Temporaries, the framework and the
+allocator's overhead come on top.
 
 Nothing is measured, because it would cost a compilation for each number of windows and each kind of
 recomputation. torch's ``MemTracker`` counts a pass of fake tensors instead, in half a minute for a small GPT,
@@ -24,6 +25,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import psutil
@@ -37,6 +39,7 @@ from spider.config.spec import largest_divisor
 from spider.model import build_model
 from spider.model.interface import Model
 from spider.processes.gpus import memory_bytes
+from spider.processes.parallel import unit_parameters
 from spider.training.optim import build_optimizer, narrow_weights
 from spider.training.precision import decide, device_name
 
@@ -73,9 +76,13 @@ def training_memory(model: Model, spec: StageSpec, kind: Kind, device_type: str)
         memory["autocast_copies"] = 2 * (model.num_parameters() - model.looked_up())
     shares = spec.processes if spec.parallel == "fsdp" else 1
     if shares > 1:
-        gathered = memory["weights"] + memory["gradients"]
+        sizes = [[_size(part) for part in parts] for parts in unit_parameters(model).values()]
+        rest = memory["weights"] + memory["gradients"] - 2 * sum(map(sum, sizes))
+        unit = 3 * max(map(sum, sizes), default=0) // (2 if narrow else 1)
+        memory["gathered"] = rest + unit + max(chain(*sizes), default=0)
+        if "autocast_copies" in memory:
+            memory["autocast_copies"] = min(memory["autocast_copies"], rest // 4)
         memory |= {name: memory[name] // shares for name in ("weights", "gradients", "optimizer")}
-        memory["gathered"] = gathered
     if s.ema:
         memory["average"] = 4 * model.num_parameters() // shares
     memory["activations"] = model.activation_bytes(

@@ -10,12 +10,12 @@ with what is around it (on a CPU, bf16 also casts everything else).
 
 Under FSDP no process has the memory for the whole model. The warm-up then runs a model with one layer of each
 kind (`ModelConfig.shallow`), and multiplies its seconds by the ratio of the FLOPs. The memory that it records
-is that of the small model.
+is that of the small model. In bf16 a process compiles its layers again, because the weights
+of units are gathered in bf16.
 
 A compiled run's first step starts with nothing compiled, so its time is cold. The compiled code is kept in an
 archive beside the record (``compilation.py``). A training stage of this shape on the same kind of processor
-reads it and compiles nothing. One process measures for all that train together, because each of them
-compiles the forward pass of a single device.
+reads it and compiles nothing. One process measures for all that train together.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spider.data.packing import Packing
 from spider.data.shards import Split, load_metadata
 from spider.model.interface import Model
 from spider.processes.device import available
+from spider.processes.parallel import unit_parameters
 from spider.training.memory import choose, is_open, memory_of, meta_model, training_memory, with_choice
 from spider.training.optim import group_settings
 from spider.training.schedule import horizon
@@ -93,23 +95,25 @@ def describe(config: Config, run: str, memory: int | None = None) -> dict[str, A
         "optimizer": block.optimizer.kind,
         "groups": _groups(model, specs[0]),
         "stages": stages,
-        "exchange": _exchange(specs[-1], model) if block.resources.gpus else [],
+        "exchange": _exchange(specs[-1], model, kind) if block.resources.gpus else [],
     }
 
 
-def _exchange(spec: StageSpec, model: Model) -> list[dict[str, Any]]:
+def _exchange(spec: StageSpec, model: Model, kind: Kind) -> list[dict[str, Any]]:
     """Return for numbers of GPUs the seconds of arithmetic in a step, and of its exchange on each link.
 
     Of W replicas each sends 2 (W - 1) / W of the bytes of the gradients, which are summed in a ring, and its
-    share of Muon's updates, in bf16, to all others. Shards gather weights for each micro-batch and scatter
-    gradients once, (W - 1) / W of the bytes each time, and send their rows of matrices to Muon and back.
-    Numbers that cannot share the windows of a step are left out.
+    share of Muon's updates, in bf16, to all others. Shards gather weights for each micro-batch (those of
+    units twice, in the dtype of products) and scatter its gradients, (W - 1) / W of the bytes each time. They
+    send their rows of matrices to Muon and back. Numbers that cannot share a step's windows are left out.
     """
     group_of = model.parameter_groups()
     sizes = [(group_of[name].role, p) for name, p in model.named_parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for _, p in sizes)
     muon = spec.optimizer.kind == "muon"
     matrices = 2 * sum(p.numel() for role, p in sizes if muon and role == "matrix")
+    of_units = sum(p.numel() for p in chain(*chain(*unit_parameters(model).values())))
+    gathered = gradients + (2 * (4 if kind == "fp32" else 2) - 4) * of_units
     flops = model.flops_per_token(spec.settings.seq_len, spec.settings.n_loops) * spec.tokens_per_step
     found = []
     for gpus in (one for one in _GPUS if spec.windows_per_step % one == 0):
@@ -117,7 +121,7 @@ def _exchange(spec: StageSpec, model: Model) -> list[dict[str, Any]]:
         sent = others * (2 * gradients + matrices)
         if spec.parallel == "fsdp":
             passes = windows / spec.micro_batch(gpus)
-            sent = others * ((1 + passes) * gradients + 2 * matrices / gpus)
+            sent = others * (passes * (gathered + gradients) + 2 * matrices / gpus)
         seconds = {link: sent / rate for link, rate in _LINKS.items()}
         arithmetic = flops / gpus / _ARITHMETIC
         found.append({"gpus": gpus, "windows": windows, "sent": sent, "arithmetic": arithmetic, **seconds})

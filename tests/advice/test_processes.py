@@ -8,8 +8,16 @@ import socket
 from datetime import timedelta
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
 from spider.processes.gpus import VISIBLE, claimed
-from spider.processes.world import ALONE, join
+from spider.processes.parallel import replicate, shard
+from spider.processes.world import ALONE, World, join
+from tests.families.toy.config import Config
+from tests.families.toy.model import Toy
 from tests.unit.processes.test_gpus import jobs, made, wait_until  # noqa: F401 (fixtures)
 from tests.unit.processes.test_world import WHOLE
 
@@ -62,3 +70,20 @@ def test_processes_are_started_together_or_one_without_the_variable(monkeypatch)
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_scalar_gets_an_axis_or_is_replicated():
+    def toy(*shape: int) -> Toy:
+        model = Toy(Config(family="toy"))
+        model.scale = nn.Parameter(torch.ones(shape))
+        return model
+
+    world = World(size=2)
+    with refused("processes/parallel.py", "cannot cut {}, a scalar; give it the shape (1,), or set ddp"):
+        shard(toy(), world)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        shard(toy(1), world)
+        replicate(toy(), world)
+    finally:
+        dist.destroy_process_group()

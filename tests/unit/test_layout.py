@@ -54,17 +54,17 @@ MOST = {
     "extras/trust": 1935,
     "hf": 446,
     "kernels": 1468,
-    "model": 2573,
-    "processes": 768,
+    "model": 2588,
+    "processes": 803,
     "provenance": 974,
     "publish": 343,
     "report": 1508,
     "spider": 15,
     "tokens": 478,
     "tracking": 1395,
-    "training": 2647,
+    "training": 2653,
     "verify": 338,
-    "workflow": 1691,
+    "workflow": 1695,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25

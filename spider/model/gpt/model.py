@@ -394,6 +394,9 @@ class GPT(interface.Model):
         """
         return [(self, name) for name in ("embed", "run_layer", "predict")]
 
+    def units(self) -> dict[nn.Module, list[nn.Module]]:
+        return {block: [block] for block in self.blocks}
+
     def layers(self, tokens_BT: Tensor, n_loops: int | None, document_BT: Tensor | None = None) -> Tensor:
         """Return the stream after the layers, (B, T, D)."""
         order = self.config.order(self.loops(n_loops))
@@ -439,7 +442,7 @@ class GPT(interface.Model):
             if c.norm_scale:  # a tensor, because the compiler makes a graph for each number
                 shrink = wide(x.new_empty(())).fill_((layer + 1) ** -0.5)
             inputs = x0, shrink, ids, rope, views[c.window(layer)], cache
-            x = self.run_layer(cast(Block, self.blocks[layer]), c.of_layers, skip, skipped, x, *inputs)
+            x = self.through(self.blocks[layer], self.run_layer, c.of_layers, skip, skipped, x, *inputs)
             if i < half and c.skips:
                 stack.append(x)
         for skip in skips:

@@ -41,10 +41,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from operator import call
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -236,13 +237,14 @@ class Spider(interface.Model):
         recompute = self.config.recurrence.of_blocks
         h_BTD = self.embed(tokens_BT)
         for block in self.prelude:
-            h_BTD, _ = self.run_layer(block, recompute, {}, h_BTD, rope)
+            h_BTD, _ = self.through(block, self.run_layer, recompute, {}, h_BTD, rope)
         patches, metrics, boundary_loss, e_MD, retrieved = self.to_patches(tokens_BT, h_BTD)
         windows = patches.layout
-        core = self.core(e_MD, retrieved, self.rope(windows.longest), windows, self.loops(n_loops))
+        arguments = e_MD, retrieved, self.rope(windows.longest), windows, self.loops(n_loops)
+        core = self.through(self.core, call, *arguments)
         h_BTD = self.rejoin(h_BTD, core.z_MD, patches)
         for block in self.coda:
-            h_BTD, _ = self.run_layer(block, recompute, {}, h_BTD, rope)
+            h_BTD, _ = self.through(block, self.run_layer, recompute, {}, h_BTD, rope)
         auxiliary, counts_NRE, core_metrics = self.auxiliary(core, windows.valid_M, boundary_loss)
         inside = Trace(patches, core.halt.loops_M, counts_NRE) if trace else None
         logits_BTV, nats_BT, mean = self.predict(h_BTD, candidates_BTW, labels_BT)
@@ -347,6 +349,12 @@ class Spider(interface.Model):
             (self, name) for name in ("embed", "run_layer", "to_patches", "rejoin", "auxiliary", "predict")
         ]
         return [*own, *self.core.parts_to_compile()]
+
+    def units(self) -> dict[nn.Module, Sequence[nn.Module]]:
+        """Return the dense layers, and the core. All layers of the core are gathered once for all loops. One
+        by one they would be gathered in each loop, and their gradients are not summed before the first."""
+        before, after = ({layer: [layer] for layer in layers} for layers in (self.prelude, self.coda))
+        return {**before, self.core: self.core.layers, **after}
 
     def after_step(self, *, updated: Tensor | bool = True) -> None:
         """Balance the experts; discard their load if the update was skipped."""

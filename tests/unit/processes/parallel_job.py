@@ -2,15 +2,17 @@
 
     torchrun --nproc-per-node N parallel_job.py JOBS.json
 
-A job is ``{"spec", "folder", "data", "stop", "kill", "record", "replayed"}``. After ``stop`` steps only the
-last process gets a SIGTERM. After ``kill`` steps it gets a SIGKILL. A spec with fp8 computes it emulated.
-A ``replayed`` one replays its micro-batches, as on a GPU.
+A job is ``{"spec", "folder", "data", "stop", "kill", "record", "replayed", "whole"}``. After ``stop`` steps
+only the last process gets a SIGTERM. After ``kill`` steps it gets a SIGKILL. A spec with fp8 computes it
+emulated. A ``replayed`` one replays its micro-batches, as on a GPU. The model of a ``whole`` one has no
+units.
 
 Process r of N writes ``seen-N-r.npy``, the windows of its steps. It adds a line to ``read-N-r.txt`` for each
 step, also in a training that is killed: the position after it, and the digest of its windows. Unless
 ``record`` is false, it also writes ``record-N-r.json``: the number of parameter values that it holds
 (``held``) and of all (``all``). Its ``alike`` lists, for two micro-batches, whether the gradients of all
-processes were equal afterwards.
+processes were equal afterwards. Its ``units`` has for each unit of the model the share of its values that the
+process held inside of its call, and after it.
 """
 
 from __future__ import annotations
@@ -27,13 +29,23 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from spider.common.errors import Preempted
 from spider.common.files import digest
 from spider.config import StageSpec
 from spider.data.loader import Loader, MixedLoader
 from spider.model import build_model
-from spider.processes.parallel import exchange_gradients, full_tensor, local, replicate, shard
+from spider.model.interface import Model
+from spider.model.spider.model import Spider
+from spider.processes.parallel import (
+    exchange_gradients,
+    full_tensor,
+    local,
+    replicate,
+    shard,
+    unit_parameters,
+)
 from spider.processes.world import World, join
 from spider.training import build, loop, precision
 from spider.training.stage import train
@@ -63,6 +75,8 @@ def train_one(job: dict[str, Any], world: World) -> None:
     with contextlib.suppress(Preempted), pytest.MonkeyPatch.context() as patch:
         if job.get("replayed"):
             patch.setattr(build, "why_eager", lambda *given, **options: None)
+        if job.get("whole"):
+            patch.setattr(Spider, "units", lambda self: {})
         train(spec, folder, Path(job["data"]), on_step=on_step, world=world)
     np.save(folder / f"seen-{name}.npy", np.stack(seen))
     if job.get("record", True):
@@ -73,6 +87,7 @@ def inspect(spec: StageSpec, world: World) -> dict[str, Any]:
     """Return what ``record-N-r.json`` holds."""
     torch.manual_seed(0)
     model = build_model(spec.model).train()
+    units = watch_units(model)
     if spec.parallel == "fsdp":
         shard(model, world)
     wrapped = model if spec.parallel == "fsdp" else replicate(model, world)
@@ -88,7 +103,31 @@ def inspect(spec: StageSpec, world: World) -> dict[str, Any]:
         theirs = [torch.empty_like(mine) for _ in range(world.size)]
         dist.all_gather(theirs, mine)
         alike.append(all(torch.equal(mine, other) for other in theirs))
-    return {**sizes, "alike": alike}
+    return {**sizes, "alike": alike, "units": units}
+
+
+def watch_units(model: Model) -> dict[str, list[float]]:
+    """Return what a forward pass fills: the shares of each unit's values inside of its call and after it."""
+    titles = {module: name for name, module in model.named_modules()}
+    found: dict[str, list[float]] = {}
+
+    def share(unit: nn.Module) -> float:
+        parameters = [model.get_parameter(name) for name in names[unit]]
+        return sum(local(p).numel() for p in parameters) / sum(p.numel() for p in parameters)
+
+    def through(unit: nn.Module, call: Any, *inputs: Any) -> Any:
+        def inside(*given: Any) -> Any:
+            found[titles[unit]] = [share(unit)]
+            return call(*given)
+
+        result = type(model).through(model, unit, inside, *inputs)
+        found[titles[unit]].append(share(unit))
+        return result
+
+    owned = {unit: set().union(*parts) for unit, parts in unit_parameters(model).items()}
+    names = {unit: [name for name, p in model.named_parameters() if p in own] for unit, own in owned.items()}
+    model.through = through  # type: ignore[method-assign]
+    return found
 
 
 def emulate_fp8(patch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from spider.config import ConfigError
 from spider.data.loader import Loader
 from spider.data.packing import PackedRows
 from spider.data.shards import Shards
+from spider.model import build_model
+from spider.processes.parallel import unit_parameters
 from spider.training import loop, stage
 from tests.forkserver import python
+from tests.unit.model.small_gpt import build_gpt
 from tests.unit.processes.parallel_job import emulate_fp8
 from tests.unit.training.disturb import Stop, crash_at
 from tests.unit.training.outcomes import rows
@@ -36,10 +40,11 @@ SPECS = {
         "ema": {"decay": 0.9, "start_step": 2},
     },
     "adamw8bit": {"optimizer": "adamw8bit", "model": {"hidden": 64}, "max_steps": 2},
+    "bf16": {"precision": "bf16", "max_steps": 2},
     "fp8": {"optimizer": "adamw8bit", "precision": "fp8", "model": {"hidden": 64}, "max_steps": 2},
 }
 #: Relative difference of a metric from one process's. Training amplifies the other order of sums.
-TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "fp8": 2e-2}
+TOLERANCE = {"muon": 1e-4, "adamw8bit": 1e-4, "bf16": 2e-2, "fp8": 2e-2}
 
 
 def run_together(processes, jobs, scratch, fails=False):
@@ -85,7 +90,7 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec, emulated):
     """Return the folder of all trainings.
 
     ``{spec}-one`` is trained by one process, ``{spec}-ddp`` and ``{spec}-fsdp`` by two, and
-    ``muon-replayed`` by two that replay their passes. Two processes train
+    ``muon-replayed`` by two that replay their passes. ``muon-whole`` has no units. Two processes train
     ``moved-{kind}`` to step 2, four to step 4, and one finishes it. ``talk-{kind}`` is a GPT on packed
     answers: one process trains it to step 4, two to step 8, and one finishes it.
     """
@@ -105,6 +110,7 @@ def trained(tmp_path_factory, shards, specs, talk, talk_spec, emulated):
         for kind in KINDS
     ]
     whole.append(job(root, specs["muon"], "muon-replayed", "ddp", shards, record=False, replayed=True))
+    whole.append(job(root, specs["muon"], "muon-whole", "fsdp", shards, record=False, whole=True))
     moved = [(root, specs["muon"], f"moved-{kind}", kind, shards) for kind in KINDS]
     stopped = [*(job(*m, stop=2) for m in moved), *(job(*t, stop=8, record=False) for t in talks)]
     run_together(2, [*whole, *stopped], root)
@@ -200,11 +206,37 @@ def test_ddp_holds_all_parameters_and_fsdp_a_slice(trained):
             assert max(held) < (1.01 if kind == "ddp" else 1.2 / processes)
 
 
-def test_only_the_last_micro_batch_of_a_step_exchanges_gradients(trained):
-    for kind in KINDS:
+def test_units_that_gather_in_fp32_reach_the_bits_of_a_model_without(trained):
+    units, whole = tensors(trained / "muon-fsdp"), tensors(trained / "muon-whole")
+    assert units.keys() == whole.keys()
+    assert [name for name, tensor in units.items() if not torch.equal(tensor, whole[name])] == []
+
+
+def test_a_process_holds_the_weights_of_a_unit_only_in_its_call(trained, specs):
+    model = build_model(specs["muon"].model)
+    dense = [f"{part}.{i}" for part in ("prelude", "coda") for i in range(len(getattr(model, part)))]
+    for processes in (2, 4):
+        units = files.read_json(trained / f"moved-fsdp/record-{processes}-0.json")["units"]
+        assert units.keys() == {"core", *dense}
+        for inside, after in units.values():
+            assert inside == 1 and after < 1.2 / processes
+
+
+def test_units_of_a_gpt_are_its_layers_and_hold_nearly_all_of_it():
+    model = build_gpt(qk_gain=1.0)
+    owned = unit_parameters(model)
+    assert list(owned) == list(model.blocks)
+    rest = set(model.parameters()).difference(*(part for parts in owned.values() for part in parts))
+    named = {name for name, p in model.named_parameters() if p in rest}
+    assert {"embedding", "head.weight"} <= named
+    assert all(re.search(r"embedding|head|mix|gate|gain|scale", name) for name in named)
+
+
+def test_ddp_exchanges_gradients_in_the_last_micro_batch_of_a_step_and_fsdp_in_each(trained):
+    for kind, alike in {"ddp": [False, True], "fsdp": [True, True]}.items():
         for rank in range(2):
             record = files.read_json(trained / f"muon-{kind}" / f"record-2-{rank}.json")
-            assert record["alike"] == [False, True]
+            assert record["alike"] == alike
 
 
 @pytest.mark.long
