@@ -1,6 +1,6 @@
 """Write docs/runs.md: what each preset reaches, from finished results.
 
-    python benchmarks/runs.py [RESULTS...]
+    python benchmarks/runs.py [RESULTS...] [--text NAME]
 
 A folder of results belongs to the preset whose configuration it has, without a change. The figures of its
 runs replace earlier ones of that preset in ``docs/runs.json``, with the digest of the evaluation that they
@@ -137,6 +137,7 @@ def row(one: dict[str, Any], is_current: bool) -> str:
     commit, _, dirty = (one["commit"] or "unknown").partition("-")
     came = f"`{one['digest'][:12]}`, `{commit[:8]}{'-dirty' * bool(dirty)}`"
     name = f"`{one['preset']}`{'' if is_current else ' as it was'}, {one['run']}"
+    name += f" (on {one['text']})" if one.get("text") else ""
     cells = [name, one["device"], f"{one['seconds']:,.0f} s", size, *at]
     return f"| {' | '.join([*cells, spark, ppmd, passed, memory, came])} |\n"
 
@@ -144,11 +145,14 @@ def row(one: dict[str, Any], is_current: bool) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("results", nargs="*", type=Path, help="folders of finished results")
+    options.add_argument("--text", help="what a server in place of the hub had for the preset's text")
     known = read_json(FIGURES) if FIGURES.exists() else []
-    for folder in options.parse_args().results:
+    given = options.parse_args()
+    for folder in given.results:
         preset = preset_of(folder)
         runs = Summary.read(folder / "report/summary.json").runs
         of = {"preset": preset, "configuration": digest(read_yaml(folder / "config.yaml"))}
+        of |= {"text": given.text} if given.text else {}
         new = [of | figures(Results(folder), name, run) for name, run in runs.items()]
         known = [one for one in known if one["preset"] != preset] + new
     write_json(FIGURES, known)

@@ -34,13 +34,13 @@ REACHED = {
 
 def test_the_page_has_a_row_for_each_run_and_says_which_presets_were_not_run(runs, monkeypatch):
     now = runs.digest(runs.read_yaml(runs.ROOT / "presets/smoke.yaml"))
-    before = REACHED | {"run": "old", "configuration": "0"}
+    before = REACHED | {"run": "old", "configuration": "0", "text": "made-up text"}
     runs.FIGURES.write_text(json.dumps([REACHED | {"configuration": now}, before]))
     monkeypatch.setattr("sys.argv", ["runs.py"])
     runs.main()
     page = runs.PAGE.read_text().splitlines()
     row, old = (line for line in page if line.startswith("| `smoke`"))
-    assert old.startswith("| `smoke` as it was, old |")
+    assert old.startswith("| `smoke` as it was, old (on made-up text) |")
     cells = [one.strip() for one in row.split("|")[1:-1]]
     assert cells[:7] == ["`smoke`, small", "CPU, 1 thread", "62 s", "1.00 kB", "", "2.500", "1.000"]
     assert cells[7][0] == "█" and cells[7][-1] == "▁"
