@@ -82,6 +82,8 @@ def examine(config: Config, profile: Path | None, seconds: float) -> Iterator[Fi
     if absent := _absent(config):
         checks["downloads"] = partial(_published, config, absent, sizes)
     checks["tracking"] = partial(_tracking, config, results.root)
+    if config.mirror is not None:
+        checks["mirror"] = partial(_mirror, config, results.root)
     yield from _findings(checks, seconds)
     yield from _findings({"disk": partial(_disk, results, sizes)}, seconds)
 
@@ -320,6 +322,14 @@ def _partitions(profile: Path) -> tuple[Mark, str]:
     if missing := sorted(named.keys() - known):
         return "problem", advice(f"invalid partition specified: {missing[0]}")[0]
     return "ok", f"{', '.join(named)}, as {file} names them"
+
+
+def _mirror(config: Config, results: Path) -> tuple[Mark, str]:
+    """Read what is mirrored. Whether the address takes anything shows at the first job."""
+    from spider.workflow.mirror import Mirror
+
+    assert config.mirror is not None
+    return "ok", "; ".join(Mirror(config.mirror, results, list(config.runs)).describe())
 
 
 def _tracking(config: Config, results: Path) -> tuple[Mark, str]:

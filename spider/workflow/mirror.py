@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 #: Least seconds between two looks at the folder, and the share of a core that looks take if nothing is new.
 LOOK, SHARE = 1.0, 0.005
+#: Seconds until the next attempt after an error.
+RETRY = 30.0
 #: Bytes from which on a file has an object of its own.
 SMALL = 1 << 20
 #: Bytes of small files that are not needed any more, from which on the others are copied again.
@@ -413,7 +415,7 @@ def follow(mirror: Mirror) -> int:
                 _stop(workflow)
             return 1
         except Exception as error:  # An error of the address may not stop a workflow.
-            problem = str(error)
+            problem, pause = str(error), RETRY
         if problem != before:
             log.warning("%s", problem or f"{mirror}: takes what is new again")
         if ended and not problem:

@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from spider.cli import mirror as commands
 from spider.cli.session import Session
 from spider.common.files import write_json
+from spider.config import load_config
 from spider.workflow import lease, mirror
+from spider.workflow.doctor import examine
 from spider.workflow.lease import LeaseLost
 from spider.workflow.mirror import Mirror
 from tests.advice.followed import refused
@@ -326,5 +328,11 @@ def test_the_commands(root, tmp_path, url, monkeypatch):
         spider("push", mirror=url)
     assert "no machine has the lease" in spider("take", mirror=url)
     one.release()
+    loaded = load_config(config | {"mirror": url, "results": str(root)})
+    found = {one.subject: (one.mark, one.text) for one in examine(loaded, None, 60)}
+    assert found["mirror"][0] == "ok" and "not mirrored: 0 files" in found["mirror"][1]
+    loaded = load_config(config | {"mirror": "photos://", "results": str(root)})
+    found = {one.subject: one.mark for one in examine(loaded, None, 60)}
+    assert found["mirror"] == "problem"
     (root / "shards/000.bin").unlink()
     assert "has all of" in spider("pull", mirror=url) and (root / "shards/000.bin").exists()
