@@ -1,6 +1,6 @@
 """Measure the cleaning of a dataset: which duplicates it finds, what it removes wrongly, and what it costs.
 
-    python benchmarks/data.py [--peers] [--documents 1000000] [--folder FOLDER] [--quick] [--json FILE]
+    python benchmarks/data.py [--peers | --index] [--documents 1000000] [--folder FOLDER] [--quick]
 
 The workflow cleans the synthetic text of `benchmarks/corpus.py`, whose truth is known. A removal is right if
 the document is a copy of the one that was kept, or of its original. It is right as well if the kept document
@@ -12,18 +12,22 @@ With `--peers` nothing is cleaned. Encoding, the loader and the learning of merg
 code for the same work, on the embedded corpus in one process. Rows are ratios of processor time, medians of
 pairs in turn.
 
+With `--index` nothing is cleaned either. Eight parts, 4 GB of shards, are indexed as before, when one thread
+hashed all shards each time, and as now: with more threads, after one new part, and again.
+
 FOLDER keeps the text and the results for another look; what is there is not made again.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -348,10 +352,54 @@ def peers(folder: Path, quick: bool, table: Table) -> None:
         table.add(f"learn {size} ids, beside rustbpe", ratio, ".2f", "<= 1.1")
 
 
+def indexing(folder: Path, quick: bool, table: Table) -> None:
+    """Add the seconds to index a dataset of random text, and how many times faster than before they are."""
+    from spider.common.files import read_json, write_json
+    from spider.config import Dataset
+    from spider.data.encode import encode_part
+    from spider.data.shards import build_metadata
+
+    parts = [f"{number:03d}" for number in range(8)]
+    spec = Dataset(source={"kind": "mock"}, validation=0)
+    letters = np.random.default_rng(0).integers(97, 123, (32, (1 if quick else 256) << 15), np.uint8)
+    texts = [letters[number % 32].tobytes().decode() for number in range(32)]
+    pq.write_table(pa.table({"text": texts, "id": range(32)}), folder / "text.parquet", row_group_size=1)
+    shards = folder / "shards"
+    encode_part(folder / "text.parquet", shards, parts[0], spec)
+    for part in parts[1:]:
+        for file in [path for split in spec.splits for path in (shards / split).glob(f"{parts[0]}.*")]:
+            if file.suffix == ".json":
+                record = read_json(file)
+                named = {"part": part, "file": record["file"].replace(parts[0], part)}
+                write_json(file.with_stem(part), record | named)
+            else:
+                shutil.copyfile(file, file.with_stem(part))
+    size = sum(path.stat().st_size for path in shards.rglob("*.bin")) / 1e9
+    table.add("GB of shards", size, ".2f")
+
+    def seconds(threads: int, forget: Sequence[str]) -> float:
+        for kept in (shards / ".sha256").rglob("*.json"):
+            if kept.stem in forget:
+                kept.unlink()
+        began = time.perf_counter()
+        build_metadata(shards, "text", spec, source={}, parts=parts, threads=threads)
+        return time.perf_counter() - began
+
+    seconds(1, parts)  # reads the files into the page cache
+    before = seconds(1, parts)
+    table.add("all hashed, 1 thread: seconds", before, ".2f")
+    for threads in (2, 4, 8):
+        table.add(f"all hashed, {threads} threads: times faster", before / seconds(threads, parts), ".2f")
+    table.add("one new part, 1 thread: times faster", before / seconds(1, parts[-1:]), ".1f", ">= 6")
+    table.add("nothing new: times faster", before / seconds(1, []), ".0f", ">= 6")
+    table.add("cores", os.cpu_count() or 1, "d")
+
+
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--documents", type=int, help="of the synthetic text (default: a million)")
     arguments.add_argument("--peers", action="store_true", help="measure speeds beside plain code")
+    arguments.add_argument("--index", action="store_true", help="measure the indexing of a dataset")
     arguments.add_argument("--folder", type=Path, help="keep the text and the results here")
     options = arguments.parse_args()
     documents = options.documents or (20_000 if options.quick else 1_000_000)
@@ -361,10 +409,12 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if options.peers:
             peers(folder, options.quick, table)
+        elif options.index:
+            indexing(folder, options.quick, table)
         else:
             synthetic(folder, documents, options.quick, table)
     report(
-        "Beside plain code" if options.peers else "Cleaning",
+        "Beside plain code" if options.peers else "Indexing" if options.index else "Cleaning",
         ["", "measured", "goal"],
         table.rows,
         table.figures,

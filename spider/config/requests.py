@@ -58,7 +58,7 @@ _SECONDS_KEYED, _SECONDS_PAIRED = 4e-6, 1e-4
 #: Bytes held, and seconds, for a byte of the text of a part, by rule. Ids of a tokenizer take the last row.
 _OF_PART = {
     "signatures": (0.3, 2e-7),
-    "pairs": (1.5, 2e-6),
+    "pairs": (1.5, 3e-7),
     "held_out": (0.1, 1e-7),
     "contaminated": (0.1, 6e-7),
     "encode": (0.1, 2e-8),
@@ -67,6 +67,8 @@ _OF_PART = {
 #: Bytes held for a byte of text: that is compared at a time, that is protected, that a tokenizer is learned
 #: from. And seconds for a byte of the last one.
 _COMPARED, _PROTECTED, _LEARNED, _SECONDS_LEARNED = 10, 20, 2, 4e-7
+#: Seconds to read a byte of all parts, where near duplicates are compared.
+_SECONDS_READ = 7e-9
 #: Seconds to download a byte, at 1 MB/s, and minutes for a part of unknown size, such as a file of the hub.
 _SECONDS_DOWNLOADED, _UNKNOWN = 1e-6, 240
 #: MB held for each stage and each part that a page or the comparison shows. These are guesses.
@@ -89,7 +91,7 @@ def _minutes(seconds: float) -> int:
     return 30 + round(seconds / 60)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Requests:
     """Requests of the jobs of a workflow, by the size of the datasets below ``root``.
 
@@ -122,8 +124,9 @@ class Requests:
         slow = rule == "encode" and (spec.tokenizer or spec.format == "chat")
         each, seconds = _OF_PART["tokens" if slow else rule]
         held = each * size
-        if rule == "pairs" and self.config.near(dataset):
+        if rule == "pairs" and self.config.near(dataset):  # originals may be in all row groups of all parts
             held += _COMPARED * min(size, BLOCK)
+            seconds += _SECONDS_READ * len(self.config.parts(dataset))
         elif rule == "held_out":
             held += 4 * spec.validation * size
         elif rule == "contaminated":
@@ -150,9 +153,10 @@ class Requests:
     def _protected(self, dataset: str) -> float:
         """Return the bytes of the text that a dataset is compared with: an estimate, or by its file."""
         file = self.root / "cleaning" / dataset / "protected.parquet"
+        if file.exists():
+            return 3.0 * file.stat().st_size
         names = self.config.protected(dataset)
-        held_out = sum(self.config.dataset(name).validation * self._whole(name) for name in names)
-        return 3.0 * file.stat().st_size if file.exists() else held_out
+        return sum(self.config.dataset(name).validation * self._whole(name) for name in names)
 
     def buckets(self, dataset: str) -> Request:
         """Return the request of a job that finds equal keys in a share of those of all parts."""
@@ -208,7 +212,12 @@ class Requests:
         return sum(shard[unit] for shard in shards), sum(shard["documents"] for shard in shards)
 
     def _whole(self, dataset: str) -> float:
-        """Estimate the bytes of text in all parts of a dataset."""
+        """Estimate the bytes of text in all parts of a dataset, again after each new file."""
+        folder = self.root / "raw" / self.config.raw(dataset)
+        return self._sum(dataset, folder.stat().st_mtime_ns if folder.exists() else 0)
+
+    @cache  # noqa: B019 - there is one for a workflow
+    def _sum(self, dataset: str, changed: int) -> float:
         return sum(self._estimated(dataset, *part) for part in self.config.parts(dataset).items())
 
     def _estimated(self, dataset: str, part: str, item: str) -> float:

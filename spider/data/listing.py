@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -252,6 +253,11 @@ def sections(take: str) -> list[Section]:
     return [Section(Decimal(at), Decimal(min(at + PART_BYTES, size)), of_rows=False) for at in begins]
 
 
+@cache
+def _by_name(take: str, part_bytes: int) -> dict[str, Section]:
+    return {section.name: section for section in sections(take)}
+
+
 def _checked(take: Any) -> Any:
     if take is not None:
         sections(str(take))
@@ -270,7 +276,7 @@ class TakingSource(Source):
 
     def items(self) -> list[str]:
         files = self.files_of_parts()
-        return files if self.take is None else [section.name for section in sections(self.take)]
+        return files if self.take is None else [*_by_name(self.take, PART_BYTES)]
 
     def section(self, part: str) -> Section:
         """Return the section of a part."""
@@ -293,7 +299,7 @@ class TakingSource(Source):
     def estimated_bytes(self, item: str) -> int:
         if self.take is None:
             return super().estimated_bytes(item)
-        section = sections(self.take)[self.items().index(item)]
+        section = _by_name(self.take, PART_BYTES)[item]
         size = 0 if section.of_rows else int(section.last - section.first)
         return size // 3  # of compressed text
 

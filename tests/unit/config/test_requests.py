@@ -35,6 +35,7 @@ def test_an_index_of_more_text_has_more_threads_and_time(tmp_path):
     requests = Requests(load_config({"datasets": {"web": web}, "runs": {"r": RUN}}), tmp_path)
     asked = []
     for size in (1 << 20, 1 << 37):
+        raw.unlink(missing_ok=True)
         with open(raw, "wb") as file:
             file.truncate(size)
         asked.append(requests.index("web"))
@@ -72,6 +73,21 @@ def test_jobs_that_read_a_part_request_time_and_memory_by_its_size(tmp_path):
         file.truncate(1 << 28)
     known = asked(tmp_path, 1 << 24)
     assert known["contaminated"].mem_mb > 10 * small["contaminated"].mem_mb, "protected text is in memory"
+
+
+def test_the_sizes_of_a_thousand_parts_are_added_once(tmp_path, monkeypatch):
+    """Each of the jobs that compare a part with held-out text asks for the size of all parts."""
+    estimated = []
+    one = Requests._estimated
+    monkeypatch.setattr(Requests, "_estimated", lambda *given: estimated.append(1) or one(*given))
+    web = {"source": {"kind": "hub", "repo": "x/y", "revision": "r", "files": ["a.parquet"], "take": "4 TB"}}
+    web["cleaning"] = {"decontaminate": True}
+    requests = Requests(load_config({"datasets": {"web": web}, "runs": {"r": RUN}}), tmp_path)
+    parts = requests.config.parts("web")
+    assert len(parts) == 1000
+    for part, item in parts.items():
+        requests.of_part("contaminated", "web", part, item)
+    assert len(estimated) == 2 * len(parts), "for itself, and all once"
 
 
 def test_a_part_of_unknown_size_is_given_four_hours(tmp_path):
