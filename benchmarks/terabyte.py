@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from common import PROGRAMS, ROOT, parser, report
@@ -146,17 +146,15 @@ def main() -> None:
         figures[rule] += [max(job.seconds() for job, _ in own) / 60, max(job.minutes for job, _ in own)]
         figures[rule] += [max(job.mem_mb for job, _ in own) / 1000, max(end for _, end in own) / 3600]
         rows.append([rule, *(f"{value:,.1f}".removesuffix(".0") for value in figures[rule])])
-    parts = sum(job.rule == "download" for job in jobs)
-    total: dict[str, Any] = {
+    parts, near = sum(job.rule == "download" for job in jobs), not options.exact
+    total = {
         "wall time, hours": max(ends.values()) / 3600,
         "core-hours": sum(values[1] for values in figures.values()),
         "Snakemake plans, seconds": planning,
         "jobs one after the other": chain,
         "jobs that no node holds": sum(job.mem_mb > MEMORY_MB for job in jobs),
-        "disk that stays, TB": parts * PART / 1e12 * (RAW + SHARDS + (0 if options.exact else SIGNATURES)),
-        "disk of words while signatures are written, TB": 0
-        if options.exact
-        else WORDS * min(parts, NODES * CORES) * PART / 1e12,
+        "disk that stays, TB": parts * PART / 1e12 * (RAW + SHARDS + near * SIGNATURES),
+        "disk of words at one time, TB": near * WORDS * min(parts, NODES * CORES) * PART / 1e12,
     }
     rows += [[name, f"{value:,.1f}", *[""] * 5] for name, value in total.items()]
     columns = ["", "jobs", "core-hours", "longest, min", "time limit, min", "memory, GB", "all done, h"]
