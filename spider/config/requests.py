@@ -55,15 +55,9 @@ _SECONDS_COUNTED, _SECONDS_MERGED, _SECONDS_PACKED = 4e-7, 1e-7, 2e-5
 _SECONDS_HASHED, _MOST_HASHING = 2e-8, 8
 #: The same for a document whose hash or band is compared with all others, and for one that may be removed.
 _SECONDS_KEYED, _SECONDS_PAIRED = 4e-6, 1e-4
-#: Bytes held, and seconds, for a byte of the text of a part, by rule. Ids of a tokenizer take the last row.
-_OF_PART = {
-    "signatures": (0.3, 2e-7),
-    "pairs": (1.5, 3e-7),
-    "held_out": (0.1, 1e-7),
-    "contaminated": (0.1, 6e-7),
-    "encode": (0.1, 2e-8),
-    "tokens": (0.1, 6e-7),
-}
+#: Seconds for a byte of the text of a part, by rule, and with a tokenizer. Bytes held for it, and by pairs.
+_OF_PART = {"signatures": 2e-7, "pairs": 3e-7, "held_out": 1e-7, "contaminated": 6e-7, "encode": 2e-8}
+_SECONDS_TOKENS, _HELD, _IN_PAIRS = 6e-7, 0.3, 1.2
 #: Bytes held for a byte of text: that is compared at a time, that is protected, that a tokenizer is learned
 #: from. And seconds for a byte of the last one.
 _COMPARED, _PROTECTED, _LEARNED, _SECONDS_LEARNED = 10, 20, 2, 4e-7
@@ -122,10 +116,9 @@ class Requests:
             size = spec.source.estimated_bytes(item)
             return Request(2 * _BATCHES, _minutes(_SECONDS_DOWNLOADED * size) if size else _UNKNOWN)
         slow = rule == "encode" and (spec.tokenizer or spec.format == "chat")
-        each, seconds = _OF_PART["tokens" if slow else rule]
-        held = each * size
+        seconds, held = _SECONDS_TOKENS if slow else _OF_PART[rule], _HELD * size
         if rule == "pairs" and self.config.near(dataset):  # originals may be in all row groups of all parts
-            held += _COMPARED * min(size, BLOCK)
+            held += _IN_PAIRS * size + _COMPARED * min(size, BLOCK)
             seconds += _SECONDS_READ * len(self.config.parts(dataset))
         elif rule == "held_out":
             held += 4 * spec.validation * size

@@ -284,9 +284,7 @@ class Plan:
     def training_data(self, wildcards: Any) -> list[str]:
         """Return the files that describe the datasets of a stage, or the tokenizer of a stream."""
         spec = self.stage_of(wildcards)
-        if spec.stream:
-            return self.tokenizer_of(spec.stream)
-        return self.metadata(*spec.weights)
+        return self.tokenizer_of(spec.stream) if spec.stream else self.metadata(*spec.weights)
 
     def previous_receipt(self, wildcards: Any) -> str | list[str]:
         """Return the receipt of the stage before. The first stage has none."""

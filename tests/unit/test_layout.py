@@ -47,7 +47,7 @@ MOST = {
     "checkpoints": 1822,
     "cli": 1435,
     "common": 460,
-    "config": 2238,
+    "config": 2231,
     "data": 5458,
     "evaluation": 3029,
     "extras/lab": 1706,
@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1395,
     "training": 2653,
     "verify": 338,
-    "workflow": 1702,
+    "workflow": 1700,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
