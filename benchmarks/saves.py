@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.common import parser, report
 from spider.checkpoints.load import not_finite
@@ -28,8 +27,6 @@ from spider.processes.parallel import full_tensor
 from spider.processes.world import World, join
 from tests.unit.processes.test_saving_together import run_together
 from tests.unit.records import saved
-
-WIDTH = 1024
 
 
 class Gathering(Saver):
@@ -54,12 +51,11 @@ def state(world: World, megabytes: int) -> dict[str, torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    rows = WIDTH // world.size
     mesh = init_device_mesh("cpu", (world.size,)) if world.size > 1 else None
     tensors = {}
     for i in range(megabytes // 12):
         for name in (f"model.{i}", f"optimizer.{i}.first", f"optimizer.{i}.second"):
-            own = torch.randn(rows, WIDTH)
+            own = torch.randn(1024 // world.size, 1024)
             tensors[name] = DTensor.from_local(own, mesh, [Shard(0)]) if mesh else own
     return tensors
 
@@ -71,23 +67,22 @@ def resident() -> float:
 
 
 def measure(folder: Path, kind: type[Saver], megabytes: int, turns: int, found: Any) -> None:
+    """Save in one of several processes; the first one puts seconds, those that training waits, and MB."""
     with join() as world:
         tensors = state(world, megabytes)
         saver = kind(folder, None, world)
-        peak = before = resident()
-        times = []
+        held = [resident()]
         ended = threading.Event()
 
         def watch() -> None:
-            nonlocal peak
             while not ended.wait(0.005):
-                peak = max(peak, resident())
+                held.append(resident())
 
         watching = threading.Thread(target=watch)
         watching.start()
+        times = []
         for turn in range(turns + 1):
-            if world.size > 1:
-                dist.barrier()
+            world.highest(turn)  # all begin together
             began = time.perf_counter()
             saver.start(tensors, saved(turn))
             waited = time.perf_counter() - began
@@ -96,7 +91,7 @@ def measure(folder: Path, kind: type[Saver], megabytes: int, turns: int, found: 
         ended.set()
         watching.join()
         if world.first:  # the first save allocates the memory
-            found.put((*(median(column) for column in zip(*times[1:], strict=True)), peak - before))
+            found.put((*map(median, zip(*times[1:], strict=True)), max(held) - held[0]))
 
 
 def main() -> None:
@@ -114,12 +109,9 @@ def main() -> None:
                 given = (Path(folder), kind, megabytes, turns, found)
                 assert run_together(processes, measure, *given) == [0] * processes
             measured.append(found.get())
-        pairs = list(zip(*measured, strict=True))
-        figures[processes] = {
-            name: {"gathered": old, "together": new, "ratio": new / old}
-            for name, (old, new) in zip(("seconds", "waited", "megabytes"), pairs, strict=True)
-        }
-        rows.append([str(processes), *(f"{old:.2f} {new:.2f} {new / old:.2f}" for old, new in pairs)])
+        figures[processes] = list(zip(*measured, strict=True))
+        shown = (f"{old:.2f} {new:.2f} {new / old:.2f}" for old, new in figures[processes])
+        rows.append([str(processes), *shown])
     columns = ["processes", "seconds", "of them, training waits", "MB of the first process"]
     title = f"A save of {megabytes} MB: gathered, together, ratio"
     report(title, columns, rows, figures, options, ["torch", "safetensors"])
