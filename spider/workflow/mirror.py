@@ -136,7 +136,8 @@ class Mirror:
             return False
         try:
             with self.remote.explained():
-                self.lease.acquire(self._tokens())
+                # A copy of this folder on another machine has the same tokens.
+                self.lease.acquire(self._tokens(host=socket.gethostname()))
                 before = self._before()
                 if before and (pull or not (self.root / MARK).exists()):
                     log.warning("%s: %d files restored in %s", self, self.pull(), self.root)
@@ -146,9 +147,8 @@ class Mirror:
                         "it wrote; move this folder away and run again, which restores it, or name another "
                         "address for this folder"
                     )
-                files.write_json(
-                    self.root / _TOKENS, {"url": self.remote.url, "tokens": [before, self.lease.token]}
-                )
+                noted = {"url": self.remote.url, "host": socket.gethostname()}
+                files.write_json(self.root / _TOKENS, {**noted, "tokens": [before, self.lease.token]})
                 self._objects = {*self.remote.names("objects")}
         except BaseException:
             self.release()
@@ -171,11 +171,12 @@ class Mirror:
             )
         return token
 
-    def _tokens(self) -> list[str]:
-        """Return the tokens that an index of this folder may have at this address."""
+    def _tokens(self, **same: str) -> list[str]:
+        """Return the tokens that an index of this folder may have here, if these notes are the same."""
         with suppress(ValueError, KeyError, TypeError):
-            plain = files.read_json(self.root / _TOKENS)
-            return list(plain["tokens"]) if plain["url"] == self.remote.url else []
+            noted = files.read_json(self.root / _TOKENS)
+            if all(noted[name] == value for name, value in {"url": self.remote.url, **same}.items()):
+                return list(noted["tokens"])
         return []
 
     def adopt(self) -> None:

@@ -27,7 +27,7 @@ def faults(server, monkeypatch):
     for name, value in (KEYS | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(S3FileSystem, "retries", 1)
-    monkeypatch.setattr(lease, "STALE", 1.5)
+    monkeypatch.setattr(lease, "STALE", 30)
     with faulty(server) as faults:
         monkeypatch.setenv("AWS_ENDPOINT_URL", faults.endpoint)
         S3FileSystem.clear_instance_cache()
