@@ -49,8 +49,9 @@ class Record(BaseModel):
     def parse(cls, plain: Any, path: Path) -> Self:
         """Validate the JSON value that was read from ``path``; raise as `read`."""
         version = plain.get("format") if isinstance(plain, dict) else None
-        if version not in (cls.FORMAT, *cls.ALSO):
-            problem = f"of format {version!r}, this Spider reads {cls.FORMAT}"
+        known = (cls.FORMAT, *cls.ALSO)
+        if version not in known:
+            problem = f"of format {version!r}, this Spider reads {' and '.join(map(str, known))}"
             raise cls.ERROR(f"{path}: {cls.WHAT} {problem}; {cls.remedy(path)}")
         try:
             return cls.model_validate(plain)

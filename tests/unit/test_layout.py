@@ -46,7 +46,7 @@ def code_lines(path: Path) -> int:
 MOST = {
     "checkpoints": 1822,
     "cli": 1435,
-    "common": 460,
+    "common": 461,
     "config": 2231,
     "data": 5458,
     "evaluation": 3029,

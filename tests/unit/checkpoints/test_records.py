@@ -72,6 +72,9 @@ def test_an_error_names_the_file_and_the_remedy(tmp_path):
     path.write_text("{")
     with pytest.raises(TrainingError, match=r"train\.json: not valid JSON"):
         Receipt.read(path)
+    files.write_json(path, {"format": 7})
+    with pytest.raises(CheckpointError, match="a checkpoint of format 7, this Spider reads 2 and 3; "):
+        Manifest.read(path)
 
 
 def test_the_last_share_of_hours_is_the_end_and_no_checkpoint_just_before_it(tmp_path):
