@@ -49,7 +49,7 @@ from spider.workflow.lease import Lease, LeaseLost, Remote
 log = logging.getLogger(__name__)
 
 #: Least seconds between two looks at the folder, and the share of a core that looks take if nothing is new.
-LOOK, SHARE = 1.0, 0.005
+LOOK, SHARE = 1.0, 0.002
 #: Seconds until the next attempt after an error.
 RETRY = 30.0
 #: Bytes from which on a file has an object of its own.
