@@ -531,17 +531,21 @@ class Verdict(NamedTuple):
 def worth(lines: Mapping[str, Line]) -> str:
     """Return a sentence that compares models with the best compressor that was given the same text as each.
 
-    It is about `ALONE`. A model that learned answers alone is left out, because compressors code all text.
+    Of the two contexts the worse one for the model counts. A model without a score of what came before reads
+    no earlier document. One that learned answers alone is left out, because compressors code all text.
     """
     found: list[str] = []
     for name, line in lines.items():
-        rows = [row for row in baselines(line.results) if row.value and row.columns.get(GIVEN)]
+        rows = [row for row in baselines(line.results) if row.columns.get(GIVEN)]
         same = [row for row in rows if row.group == GIVEN_STAGE]
         most = max((row.columns[GIVEN].value or 0 for row in rows), default=0)
         same = same or [row for row in rows if row.columns[GIVEN].value == most]
-        if same and line.learn != "assistant":
-            share = line.bpb / float(same[0].value or 1) - 1
-            words = f"{abs(share):.1%} {'more' if share > 0 else 'fewer'}"
+        shares = []
+        for context, own in zip(CONTEXTS, (line.bpb, line.bpb_carried or line.bpb), strict=True):
+            rates = [number.value for row in same if (number := row.number(context)) and number.value]
+            shares += [own / rate - 1 for rate in rates]
+        if shares and line.learn != "assistant":
+            words = f"{abs(max(shares)):.1%} {'more' if max(shares) > 0 else 'fewer'}"
             found.append(f"{name} {words}" if found else f"{name} needs {words} bits")
     return f"Beside the best compressor that was given the same text, {', '.join(found)}." if found else ""
 

@@ -58,7 +58,7 @@ MOST = {
     "processes": 803,
     "provenance": 974,
     "publish": 343,
-    "report": 1508,
+    "report": 1511,
     "spider": 15,
     "tokens": 478,
     "tracking": 1395,

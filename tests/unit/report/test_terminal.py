@@ -53,21 +53,22 @@ def test_it_shows_scores_a_sample_and_the_next_commands(tmp_path):
 
 
 def test_each_model_is_compared_with_what_was_given_the_same_text(tmp_path):
-    """By the compressor given the stage's text, or else the most text, in the column of documents alone."""
+    """By the compressors given the stage's text, or else the most text, in the worse of the two contexts."""
 
-    def given(name: str, value: float | None, group: str, size: int) -> Row:
+    def given(name: str, value: float | None, carried: float, group: str, size: int) -> Row:
         columns = {GIVEN: Number(value=size, unit=BYTES)}
         more = {"unit": BITS, "baseline": True, "group": group, "columns": columns}
-        return Row(name=name, label=f"{name} {group}", value=value, carried=bits_number(1.0), **more)
+        return Row(name=name, label=f"{name} {group}", value=value, carried=bits_number(carried), **more)
 
     def sentence(*rows: Row) -> str:
         folder = tmp_path / str(len(rows))
         text = " ".join(shown(folder, results={"baselines": Result(title="", rows=[*rows])}).split())
         return text.partition(" the same text, ")[2].partition(". Bits")[0]
 
-    rows = given("ppmd", 2.4, "", 0), given("ppmd", 1.6, "all", 900), given("zpaq", None, "all", 900)
+    rows = given("ppmd", 2.4, 2.3, "", 0), given("ppmd", 1.6, 1.7, "all", 900)
     assert sentence(*rows) == "demo needs 28.1% more bits"
-    assert sentence(*rows, given("ppmd", 2.1, GIVEN_STAGE, 400)) == "demo needs 2.4% fewer bits"
+    assert sentence(*rows, given("zpaq", None, 1.5, "all", 900)) == "demo needs 30.0% more bits"
+    assert sentence(*rows, *rows, given("ppmd", 2.1, 2.0, GIVEN_STAGE, 400)) == "demo needs 2.4% fewer bits"
 
 
 @pytest.mark.parametrize(
