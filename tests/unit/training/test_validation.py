@@ -252,7 +252,7 @@ def test_the_best_checkpoint_is_linked_kept_and_listed(tmp_path, make_spec, shar
     assert [*curves(tmp_path, ["val/"])] == [2, 4, 6, 10, 12]
     assert "loss of the held-out text is not" in caplog.text
     wide = CliRunner(env={"COLUMNS": "200"})
-    lines = wide.invoke(cli, ["checkpoint", "list", str(tmp_path)]).output.splitlines()
+    lines = wide.invoke(cli, ["checkpoint", "list", str(tmp_path)]).stdout.splitlines()
     assert [line.rstrip().endswith("best") for line in lines[2:]] == [True, False, False]
     assert lines[2].split()[-3:] == ["1.0000", "good,", "best"]
 
