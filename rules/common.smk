@@ -38,7 +38,6 @@ from spider.provenance.recorder import Recorder
 from spider.tracking.follower import REMEDY, Follower
 from spider.tracking.target import enabled
 from spider.workflow import progress
-from spider.workflow.mirror import Mirror
 from spider.workflow.plan import Plan, checked, growing, requested
 from spider.workflow.start import enter
 
@@ -93,6 +92,8 @@ if workflow.is_main_process:
 # An empty results folder is restored before Snakemake looks at its files.
 MIRROR = None
 if CONFIG.mirror and workflow.is_main_process and not IS_DRY_RUN:
+    from spider.workflow.mirror import Mirror
+
     MIRROR = checked(Mirror, CONFIG.mirror, RESULTS, list(CONFIG.runs))
     if not (RESULTS / MARK).exists() and checked(MIRROR.acquire):
         MIRROR.release()
@@ -140,14 +141,10 @@ def command(wildcards, output):
     A scheduler sends SIGTERM to all processes of a job. The trap keeps the shell alive until the command ends, which
     may save a checkpoint first. A moved folder is no reason to run a job again (`spider.workflow.plan`).
     """
-    words = [Path(sys.executable).with_name("spider"), "--config", SNAPSHOT]
+    words = [Path(sys.executable).with_name("spider")]
     if IN_CONTAINER:
-        words = [
-            "env",
-            f"PYTHONPATH={':'.join(map(str, [ROOT, *ROOT.glob('extras/*')]))}",
-            "spider",
-            *words[1:],
-        ]
+        words = ["env", f"PYTHONPATH={':'.join(map(str, [ROOT, *ROOT.glob('extras/*')]))}", "spider"]
+    words += ["--config", SNAPSHOT]
     return f"trap : TERM; {shlex.join(map(str, words))}"
 
 
