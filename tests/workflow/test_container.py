@@ -26,7 +26,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     image = tmp_path / "image"
     image.mkdir()
     (image / "spider").write_text(
-        f'#!/bin/sh\necho "$PYTHONPATH" > path\nexec {SNAKEMAKE.parent}/spider "$@"\n'
+        f'#!/bin/sh\necho "$PYTHONPATH" > path\nexec "{SNAKEMAKE.parent}/spider" "$@"\n'
     )
     apptainer = tmp_path / "bin/apptainer"
     apptainer.parent.mkdir()
