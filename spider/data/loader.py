@@ -48,8 +48,9 @@ MIXED_TOKENS = 1 << 22
 """Tokens of such a block, unless `BLOCK` rows have more."""
 DEPTH = 2
 """Blocks read ahead."""
-CANDIDATE_TOKENS = 1 << 17
-"""Tokens of a block with candidates of an n-gram index, which take about 400 bytes per token."""
+CANDIDATE_TOKENS = 1 << 14
+"""Tokens of a block with candidates of an n-gram index. One takes about 16 microseconds, for which the first
+step waits, and 400 bytes. What is read ahead at the end of a stage is of no use."""
 
 
 @dataclass(frozen=True)
