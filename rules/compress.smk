@@ -14,7 +14,7 @@ rule compress:
         "<benchmarks>/compress/runs/{run}/{stage}/compressed/model.tsv"
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.one_gpu,
+        gpu=plan.of_run("gpu"),
         mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,

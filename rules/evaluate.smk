@@ -78,7 +78,7 @@ rule evaluate:
         "<benchmarks>/evaluate/runs/{run}/{stage}/evaluation.tsv"
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.one_gpu,
+        gpu=plan.of_run("gpu"),
         mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
@@ -117,7 +117,7 @@ rule evaluate_foreign:
         "<benchmarks>/evaluate_foreign/foreign/{run}/evaluation.tsv"
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.one_gpu,
+        gpu=plan.of_run("gpu"),
         mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
@@ -139,7 +139,7 @@ rule sample:
         "<benchmarks>/sample/runs/{run}/{stage}{compressed}/sample.tsv"
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.one_gpu,
+        gpu=plan.of_run("gpu"),
         mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,

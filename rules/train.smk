@@ -19,7 +19,7 @@ rule warmup:
     priority: 1
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.one_gpu,
+        gpu=plan.of_run("gpu"),
         mem_mb=plan.of_run("mem_mb"),
     params:
         spider=command,
@@ -51,10 +51,7 @@ rule train:
         runtime=growing(plan.of_run("runtime")),
         processes=plan.of_run("processes"),
         nodes=plan.of_run("nodes"),
-        # For Snakemake's Slurm executor: one task on each node, which the job starts itself.
-        mpi=lambda wildcards: plan.several_nodes(wildcards) and "srun",
-        tasks=plan.several_nodes,
-        tasks_per_gpu=lambda wildcards: plan.several_nodes(wildcards) and 0,
+        **plan.of_nodes(),
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).identity,

@@ -80,6 +80,8 @@ class Plan:
         self.stage = cache(config.stage)
         self.stage_with = cache(partial(stage_with, config))
         runs = {name: run.resources.model_dump() for name, run in config.runs.items()}
+        for resources in runs.values():
+            resources["gpu"] = min(1, resources["gpus"])  # of a job that is one process
         # A foreign model has the resources of the run whose text it is scored on.
         self.resources = runs | {name: runs[config.scored_like().run] for name in config.foreign}
         self.wanted: list[str] = []
@@ -415,14 +417,23 @@ class Plan:
 
         return requested(request)
 
-    def one_gpu(self, wildcards: Any) -> int:
-        """Return the number of GPUs of a job that is one process: one if the run has any."""
-        return min(1, self.resources[wildcards.run]["gpus"])
+    def of_nodes(self) -> dict[str, Callable[..., Any]]:
+        """Return the resources of trainings on several nodes, for Snakemake's Slurm executor.
 
-    def several_nodes(self, wildcards: Any) -> int | None:
-        """Return the number of nodes of a training on several, else None, so that the resource is not set."""
-        nodes = self.resources[wildcards.run]["nodes"]
-        return nodes if nodes > 1 else None
+        A job has one task on each node, which it starts itself. A resource of None is not set.
+        """
+        if all(resources["nodes"] == 1 for resources in self.resources.values()):
+            return {}
+
+        def several(wildcards: Any) -> int | None:
+            nodes: int = self.resources[wildcards.run]["nodes"]
+            return nodes if nodes > 1 else None
+
+        return {
+            "mpi": lambda wildcards: several(wildcards) and "srun",
+            "tasks": several,
+            "tasks_per_gpu": lambda wildcards: several(wildcards) and 0,
+        }
 
     # ------------------------------------------------------------------------------------------- warnings
 

@@ -125,12 +125,11 @@ def test_targets_of_a_run_are_its_scores_figures_and_what_extras_measure(plan):
 def test_jobs_that_lack_their_gpus_are_refused_by_the_bound(plan):
     run = RUN | {"resources": {"gpus": 4, "nodes": 2}}
     made = plan(runs={"r": run, "cpu": RUN}, here=False, bound=2)
-    assert (made.of_run("gpus")(of(run="r")), made.one_gpu(of(run="r")), made.one_gpu(of(run="cpu"))) == (
-        4,
-        1,
-        0,
-    )
-    assert made.several_nodes(of(run="r")) == 2 and made.several_nodes(of(run="cpu")) is None
+    gpus, gpu, nodes = made.of_run("gpus"), made.of_run("gpu"), made.of_nodes()
+    assert (gpus(of(run="r")), gpu(of(run="r")), gpu(of(run="cpu"))) == (4, 1, 0)
+    assert [nodes[name](of(run="r")) for name in ("mpi", "tasks", "tasks_per_gpu")] == ["srun", 2, 0]
+    assert not any(value(of(run="cpu")) for value in nodes.values())
+    assert plan(runs={"cpu": RUN}).of_nodes() == {}
     # Snakemake bounds the request itself.
     jobs = [job("train", gpu=2, run="r", stage="one"), job("train", gpu=0, run="cpu", stage="one")]
     assert made.lacking_gpus(jobs) == [

@@ -27,7 +27,7 @@ rule audit:
         "<benchmarks>/audit/runs/{run}/{stage}{compressed}/audit.tsv"
     threads: plan.of_run("threads")
     resources:
-        gpu=plan.one_gpu,
+        gpu=plan.of_run("gpu"),
         mem_mb=plan.of_run("mem_mb"),
         # A whole audit scores the text again and trains a stretch of the stage.
         runtime=growing(plan.of_run("runtime")),
