@@ -55,26 +55,32 @@ def parts(number: int, cleaning: dict[str, Any] | None) -> dict[str, Any]:
     return {"datasets": {"web": {"source": source, "cleaning": cleaning}}, "runs": {"run": run}}
 
 
-def plain(printed: str) -> str:
-    """Return the plain Snakefile of a dry run."""
+def jobs_in(printed: str) -> dict[str, list[Job]]:
+    """Return the jobs of a dry run by their rule."""
     by_rule = defaultdict[str, list[Job]](list)
     for rule, block in re.findall(r"(?m)^(?:local)?rule (\S+):\n((?:    .*\n)+)", printed):
         lines = dict(line.strip().split(": ", 1) for line in block.splitlines() if ": " in line)
         by_rule[rule].append({kind: _files(lines.get(kind, "")) for kind in ("input", "output")})
+    return by_rule
+
+
+def plain(by_rule: dict[str, list[Job]]) -> str:
+    """Return a plain Snakefile with these jobs."""
     rules, tables = [], dict[str, Any]()
     for name, jobs in sorted(by_rule.items(), key=lambda item: item[0] != "all"):
         if name == "all":
             rules.append(f"rule all:\n    input: {', '.join(map(repr, jobs[0]['input']))}\n")
             continue
-        firsts = [job["output"][0] for job in jobs]
-        start = len(os.path.commonprefix(firsts))
-        end = len(os.path.commonprefix([first[start:][::-1] for first in firsts]))
-        values = [first[start : len(first) - end] for first in firsts]
-        outputs = [_pattern([job["output"][at] for job in jobs], values) for at in range(len(jobs[0]["output"]))]
+        values = _different([job["output"][0] for job in jobs]) if len(jobs) > 1 else [""]
+        outputs = [
+            _pattern([job["output"][at] for job in jobs], values) for at in range(len(jobs[0]["output"]))
+        ]
         assert None not in outputs, name
         inputs = None
         if len({len(job["input"]) for job in jobs}) == 1:
-            inputs = [_pattern([job["input"][at] for job in jobs], values) for at in range(len(jobs[0]["input"]))]
+            inputs = [
+                _pattern([job["input"][at] for job in jobs], values) for at in range(len(jobs[0]["input"]))
+            ]
         if inputs is None or None in inputs:
             tables[name] = {value: job["input"] for value, job in zip(values, jobs, strict=True)}
             inputs_text = f"lambda wildcards: TABLES[{name!r}][wildcards.w]"
@@ -86,14 +92,22 @@ def plain(printed: str) -> str:
     return f"TABLES = {tables!r}\nwildcard_constraints: w='.+'\n" + "".join(rules)
 
 
+def _different(files: Sequence[str]) -> list[str]:
+    """Return the part of each path that is not the same in all of them, from one slash or dot to another."""
+    begin = len(os.path.commonpath(files)) + 1
+    rest = [re.split(r"(?<=[/.])", file[begin:]) for file in files]
+    end = next(n for n in range(1, 99) if len({tuple(one[-n:]) for one in rest}) > 1) - 1
+    return ["".join(one[: len(one) - end]).rstrip("/.") for one in rest]
+
+
 def _files(listed: str) -> list[str]:
     return [file.split(" ")[0] for file in listed.split(", ") if file]
 
 
 def _pattern(files: Sequence[str], values: Sequence[str]) -> str | None:
-    """Return the pattern of one file of each job, or None if it does not follow from the wildcard's values."""
+    """Return the pattern of one file of each job, or None if it does not follow from the wildcard."""
     if len(files) == 1:
-        return files[0]
+        return files[0]  # a rule without a wildcard
     found = files[0].replace(values[0], "{w}")
     return found if [found.replace("{w}", value) for value in values] == list(files) else None
 
@@ -128,8 +142,9 @@ def main() -> None:
             write_json(folder / "config.json", config | {"results": str(folder / "results")})
             ours = ["--configfile", folder / "config.json", "--profile", ROOT / "profiles/default"]
             ours += ["--", folder / "results" / target] if target else []
-            _, printed = seconds(ROOT / "Snakefile", folder, *ours)
-            (folder / "plain.smk").write_text(plain(printed))
+            _, printed = seconds(ROOT / "Snakefile", folder, "--quiet", "progress", *ours)
+            by_rule = jobs_in(printed)
+            (folder / "plain.smk").write_text(plain(by_rule))
             theirs = ["--profile", "none", *(["--", str(folder / "results" / target)] if target else [])]
             took = [
                 (
@@ -138,12 +153,12 @@ def main() -> None:
                 )
                 for _ in range(1 if options.quick else options.turns)
             ]
-            jobs = re.findall(r"(?m)^total +(\d+)", printed)[-1]
+            jobs = sum(map(len, by_rule.values()))
             ratio = median(a / b for a, b in took)
             one, other = (median(each) for each in zip(*took, strict=True))
-            rows.append([title, jobs, f"{one:.1f}", f"{other:.1f}", f"{ratio:.2f}"])
+            rows.append([title, f"{jobs:,}", f"{one:.1f}", f"{other:.1f}", f"{ratio:.2f}"])
             print(rows[-1], flush=True)
-            figures[title] = {"jobs": int(jobs), "seconds": took, "ratio": ratio}
+            figures[title] = {"jobs": jobs, "seconds": took, "ratio": ratio}
     report(
         "Processor seconds of a dry run",
         ["", "jobs", "Spider", "plain Snakefile", "ratio"],

@@ -10,6 +10,7 @@ The table has the median of the turns, and how often the last checkout's step fi
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -47,6 +48,12 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+def pages(tree: Path) -> dict[str, str]:
+    """Return the variable that a checkout's workflow sets for its jobs, if it does, for pages of memory."""
+    found = re.search(r'"(GLIBC_TUNABLES)", "(.+)"', (tree / "rules/common.smk").read_text())
+    return {found[1]: found[2]} if found else {}
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--configuration", type=Path, default=Path("config.yaml"))
@@ -63,7 +70,7 @@ def main() -> None:
             found[run].append([])
             for tree in options.trees:
                 command = [sys.executable, "-c", TRAIN, path, run, stage, str(steps)]
-                environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+                environment = os.environ | {"PYTHONPATH": str(tree.resolve()), **pages(tree)}
                 done = subprocess.run(
                     command, cwd=path.parent, env=environment, stdout=-1, text=True, check=True
                 )
