@@ -45,13 +45,13 @@ rule train:
     priority: 1
     threads: plan.of_run("threads")
     resources:
+        **plan.of_nodes(),
         gpu=plan.of_run("gpus"),
         mem_mb=plan.of_run("mem_mb"),
         # The next attempt resumes from the last checkpoint.
         runtime=growing(plan.of_run("runtime")),
         processes=plan.of_run("processes"),
         nodes=plan.of_run("nodes"),
-        **plan.of_nodes(),
     params:
         spider=command,
         identity=lambda wildcards: plan.stage_of(wildcards).identity,
