@@ -1,20 +1,21 @@
-"""The cost of a mirror to a training: the same training with and without one in turns, and the copier itself.
+"""The cost of a mirror to a training, whose copier runs and is stopped in turns.
 
-    python benchmarks/mirror.py [--turns 3] [--steps 240] [--every 120] [--url URL] [--json FILE]
+    python benchmarks/mirror.py [--steps 600] [--every 30] [--url URL] [--json FILE]
 
-A turn trains from the same data, once with a mirror and once without, in changing order. The share is the
-processor time of the copier after the first step, over that of the training beside it, because a shared
-machine is faster at one time than at another. The start of the copier, once for a workflow, has a row of its
-own. ``--every`` is the number of steps between two checkpoints.
+A shared machine may be twice as fast in one minute as in another. So one training runs, on all cores, and its
+copier is stopped for every other `PHASE`. A step while the copier may run is compared with one of the
+phases beside it. What the copier misses it catches up with, so it works twice as hard while it runs.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
+import signal
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from bisect import bisect
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -22,9 +23,11 @@ import psutil
 import yaml
 from common import ROOT, parser, report, workflow
 
-from spider.provenance.made import attempts
+from spider.checkpoints.metrics import read_rows
 
 RUN, STAGE = "smoke", "main"
+#: Seconds in which the copier runs, or is stopped.
+PHASE = 10.0
 
 
 def configuration(steps: int, every: int) -> dict:
@@ -32,20 +35,28 @@ def configuration(steps: int, every: int) -> dict:
     config = yaml.safe_load((ROOT / "presets/smoke.yaml").read_text())
     run = config["runs"][RUN]
     run["model"] |= {"hidden": 192, "ffn_hidden": 512}
-    run["defaults"] |= {"seq_len": 256, "ckpt_every": every}
+    run["defaults"] |= {"seq_len": 256, "log_every": 2, "ckpt_every": every}
     run["stages"] = [{"name": STAGE, "max_steps": steps, "schedule": "constant", "warmup_steps": 5}]
+    run["resources"] = {"threads": os.cpu_count()}
     return config | {"tracking": {"enabled": False}}
 
 
-class Watch:
-    """Note the processor seconds of the copier of a workflow, in all and up to the first step."""
+class Phases:
+    """Stop the copier of a workflow for every other phase, from the first step on.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.seconds, self.start = folder, 0.0, 0.0
+    Attributes:
+        times: when each phase began. The copier runs in the first one and in every other one after it.
+        seconds: processor seconds of the copier.
+    """
+
+    def __init__(self, folder: Path, metrics: Path) -> None:
+        self.folder, self.metrics = folder, metrics
+        self.times: list[float] = []
+        self.seconds = 0.0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._alternate)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Phases:
         self._thread.start()
         return self
 
@@ -53,59 +64,70 @@ class Watch:
         self._ended.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._ended.wait(0.2):
-            for one in psutil.process_iter(["cmdline", "cwd", "cpu_times"]):
-                is_copier = (one.info["cmdline"] or [])[-3:] == ["mirror", "push", "--follow"]
-                if is_copier and one.info["cwd"] == str(self.folder):
-                    self.seconds = one.info["cpu_times"].user + one.info["cpu_times"].system
-                    if not (self.folder / f"results/runs/{RUN}/{STAGE}/metrics.jsonl").exists():
-                        self.start = self.seconds
+    def _alternate(self) -> None:
+        while not self._ended.wait(PHASE if self.times else 0.1):
+            if not self.metrics.exists():
+                continue
+            if self.times and (copier := self._copier()):
+                copier.send_signal(signal.SIGSTOP if len(self.times) % 2 else signal.SIGCONT)
+                used = copier.cpu_times()
+                self.seconds = used.user + used.system
+            self.times.append(time.time())
+        if copier := self._copier():
+            copier.send_signal(signal.SIGCONT)
+
+    def _copier(self) -> psutil.Process | None:
+        for one in psutil.process_iter(["cmdline", "cwd"]):
+            is_copier = (one.info["cmdline"] or [])[-3:] == ["mirror", "push", "--follow"]
+            if is_copier and one.info["cwd"] == str(self.folder):
+                return one
+        return None
 
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--steps", type=int, default=240)
-    options.add_argument("--every", type=int, default=120)
+    options.add_argument("--steps", type=int, default=600)
+    options.add_argument("--every", type=int, default=30, help="steps between two checkpoints")
     options.add_argument("--url", help="address to mirror to (default: a folder)")
     options = options.parse_args()
-    steps, turns = (30, 1) if options.quick else (options.steps, options.turns)
-    config = configuration(steps, options.every)
-    found = defaultdict[str, list[float]](list)
+    config = configuration(60 if options.quick else options.steps, options.every)
     with tempfile.TemporaryDirectory() as made:
-        prepared = Path(made).resolve() / "prepared"
-        prepared.mkdir()
-        workflow(config, prepared / "results", options=["--until", "index", "warmup"])
-        for turn in range(turns):
-            for kind in ("with", "without")[:: 1 if turn % 2 else -1]:
-                folder = prepared.with_name(f"{kind}-{turn}")
-                shutil.copytree(prepared, folder, symlinks=True)
-                url = (options.url or f"{made}/mirror") + f"/{time.time_ns()}"
-                own = {**config, "mirror": url} if kind == "with" else config
-                with Watch(folder) as watch:
-                    train = f"runs/{RUN}/{STAGE}/train.json"
-                    workflow(own, folder / "results", folder / "results" / train)
-                (measured,) = attempts(folder / "results/benchmarks/train" / train.replace(".json", ".tsv"))
-                found[kind].append(measured["cpu_time"])
-                found[f"wall {kind}"].append(measured["s"])
-                if kind == "with":
-                    found["copier"].append(watch.seconds - watch.start)
-                    found["start"].append(watch.start)
-                print(turn, kind, measured["cpu_time"], measured["s"], watch.start, watch.seconds, flush=True)
-                shutil.rmtree(folder)
-    share = median(a / b for a, b in zip(found["copier"], found["with"], strict=True))
-    ratio = median(a / b for a, b in zip(found["with"], found["without"], strict=True))
-    wall = median(a / b for a, b in zip(found["wall with"], found["wall without"], strict=True))
-    rows = [
-        ["training without a mirror, processor seconds", f"{median(found['without']):.1f}"],
-        ["the same with a mirror, over that without", f"{ratio:.3f}"],
-        ["the same in seconds of a clock", f"{wall:.3f}"],
-        ["copier, share of the training beside it", f"{share:.2%}"],
-        ["start of the copier, processor seconds", f"{median(found['start']):.1f}"],
+        folder = Path(made).resolve() / "work"
+        config["mirror"] = (options.url or f"{made}/mirror") + f"/{time.time_ns()}"
+        stage = folder / f"results/runs/{RUN}/{STAGE}"
+        with Phases(folder, stage / "metrics.jsonl") as phases:
+            workflow(config, folder / "results", stage / "train.json")
+        steps: list[list[float]] = [[] for _ in phases.times]
+        rows = read_rows(stage / "metrics.jsonl")
+        for before, row in pairwise(rows):
+            phase = bisect(phases.times, row.time) - 1
+            if phase >= 0 and before.time > phases.times[phase]:
+                steps[phase].append(row.metrics["train/step_seconds"])
+        saved = sum(file.stat().st_size for file in (stage / "checkpoints").rglob("*")) / 1e6
+        kept = len([*(stage / "checkpoints").glob("step-*")])
+    seconds = rows[-1].time - rows[0].time
+    while not steps[-1]:
+        steps.pop()
+    medians = [median(one) for one in steps]
+    # A phase beside the mean of its neighbours, so that a drift of the machine's speed counts for neither.
+    ratios = [2 * b / (a + c) for a, b, c in zip(medians, medians[1:], medians[2:], strict=False)]
+    ratios = [1 / ratio if at % 2 == 0 else ratio for at, ratio in enumerate(ratios)]
+    more = median(ratios) - 1
+    table = [
+        ["a step while the copier runs, beside one while it is stopped", f"{more:+.1%}"],
+        ["middle half of the phases", " to ".join(f"{q - 1:+.1%}" for q in _quartiles(ratios))],
+        ["phases", str(len(medians))],
+        ["seconds between two checkpoints", f"{seconds * options.every / rows[-1].step:.0f}"],
+        ["MB of a checkpoint", f"{saved / max(1, kept):.0f}"],
+        ["processor time of the copier, of one core", f"{phases.seconds / seconds:.1%}"],
     ]
-    figures = found | {"share": share, "ratio": ratio}
-    report("The cost of a mirror", ["", ""], rows, figures, options, ["torch", "fsspec"])
+    figures = {"more": more, "ratios": ratios, "copier": phases.seconds, "seconds": seconds}
+    report("The cost of a mirror to a training on all cores", ["", ""], table, figures, options, ["torch"])
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
 
 
 if __name__ == "__main__":

@@ -61,6 +61,21 @@ def test_files_that_are_named_exist(page):
     assert [path for path in mentioned if not (ROOT / path).exists()] == []
 
 
+def test_files_that_code_and_presets_name_exist():
+    folders = ("spider", "kernels", "benchmarks", "presets", "rules", "extras")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    missing = [
+        (named(path), mentioned)
+        for path in files
+        if path.suffix in (".py", ".smk", ".yaml")
+        for mentioned in re.findall(
+            r"(?<![\w/.])((?:benchmarks|docs|presets|extras)/[\w/.-]+\.(?:py|md|yaml))\b", path.read_text()
+        )
+        if not (ROOT / mentioned).exists()
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", CURRENT, ids=named)
 def test_targets_of_make_that_are_named_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
