@@ -4,7 +4,8 @@
 
 A shared machine may be twice as fast in one minute as in another. So one training runs, on all cores, and its
 copier is stopped for every other `PHASE`. A step while the copier may run is compared with one of the
-phases beside it. What the copier misses it catches up with, so it works twice as hard while it runs.
+phases beside it. What the copier misses it catches up with, so it works twice as hard while it runs, and
+half of the difference is what it costs. Checkpoints are frequent, to see the cost at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from bisect import bisect
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import psutil
 import yaml
@@ -108,16 +109,19 @@ def main() -> None:
     seconds = rows[-1].time - rows[0].time
     while not steps[-1]:
         steps.pop()
-    medians = [median(one) for one in steps]
+    means = [mean(one) for one in steps]
     # A phase beside the mean of its neighbours, so that a drift of the machine's speed counts for neither.
-    ratios = [2 * b / (a + c) for a, b, c in zip(medians, medians[1:], medians[2:], strict=False)]
+    ratios = [2 * b / (a + c) for a, b, c in zip(means, means[1:], means[2:], strict=False)]
     ratios = [1 / ratio if at % 2 == 0 else ratio for at, ratio in enumerate(ratios)]
-    more = median(ratios) - 1
+    more = (median(ratios) - 1) / 2
+    between = seconds * options.every / rows[-1].step
     table = [
-        ["a step while the copier runs, beside one while it is stopped", f"{more:+.1%}"],
-        ["middle half of the phases", " to ".join(f"{q - 1:+.1%}" for q in _quartiles(ratios))],
-        ["phases", str(len(medians))],
-        ["seconds between two checkpoints", f"{seconds * options.every / rows[-1].step:.0f}"],
+        ["slower by a mirror", f"{more:.1%}"],
+        ["middle half of the phases", " to ".join(f"{(q - 1) / 2:.1%}" for q in _quartiles(ratios))],
+        ["phases", str(len(means))],
+        ["seconds between two checkpoints", f"{between:.0f}"],
+        ["seconds of training for a checkpoint that is copied", f"{more * between:.2f}"],
+        ["slower, with a checkpoint in ten minutes", f"{more * between / 600:.2%}"],
         ["MB of a checkpoint", f"{saved / max(1, kept):.0f}"],
         ["processor time of the copier, of one core", f"{phases.seconds / seconds:.1%}"],
     ]
