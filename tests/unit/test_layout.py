@@ -64,7 +64,7 @@ MOST = {
     "tracking": 1395,
     "training": 2653,
     "verify": 338,
-    "workflow": 1700,
+    "workflow": 1708,
 }
 #: A row that is so many lines too high could be lowered.
 SLACK = 25
