@@ -22,7 +22,7 @@ from spider.common.files import digest, read_json, sha256, write_json, write_tex
 from spider.common.formatting import quantity
 from spider.common.results import Results, StageFolder
 from spider.config.schema import read_yaml
-from spider.provenance.made import attempts, jobs
+from spider.provenance.made import jobs, usage
 from spider.report.stages import validated
 from spider.report.summary import ComparedRun, Line, Summary
 
@@ -48,7 +48,7 @@ the points of a stage are moved together until they end at its score. The curve 
 |---|---|
 | PPMd | its bits per byte, after it read what the last stage was trained on, or else all training text |
 | passed | where the curve falls below that |
-| time | processor time of the training on a CPU, which other work hardly changes; elapsed time on a GPU |
+| time | processor time of the training on a CPU, which other work hardly changes; elapsed time on a GPU. Rows of `fineweb-cpu` and `half-hour-cpu` lack up to 30 s |
 | memory | the most that a training process held; on a GPU what it held there |
 | digest | SHA-256 of the evaluation that the row comes from, and the commit |
 
@@ -99,12 +99,12 @@ def figures(results: Results, name: str, run: ComparedRun) -> dict[str, Any]:
         if line.text_sha256 == run.last.text_sha256:
             points += [(begin + at, bpb) for at, bpb in curve(folder, line)]
         begin += line.bytes
-        measured = attempts(results.root / str(job.benchmark))
-        held = [one["max_rss"] for one in measured if "max_rss" in one]
+        took = usage(results.root, job)
+        held = [took.get("max_rss", 0) * 2**20]
         if on_gpu:
-            held = [row.metrics.get("system/gpu_memory_mb", 0) for row in read_rows(folder.metrics)]
+            held = [row.metrics.get("system/gpu_memory_mb", 0) * 1e6 for row in read_rows(folder.metrics)]
         memory = max(memory, *held)
-        seconds += line.seconds if on_gpu else sum(one["cpu_time"] for one in measured)
+        seconds += line.seconds if on_gpu else took["cpu_time"]
     rates = {one.name: one.value for part in run.last.results.values() for one in part.rows}
     cpu = f"{job.processor}, {job.threads} thread{'s' * (job.threads > 1)}"
     return {
@@ -114,7 +114,7 @@ def figures(results: Results, name: str, run: ComparedRun) -> dict[str, Any]:
         "bytes": int(begin),
         "curve": [(int(at), round(bpb, 4)) for at, bpb in points],
         "ppmd": next((rates[one] for one in GIVEN if rates.get(one)), None),
-        "memory": int(memory * 1e6),
+        "memory": int(memory),
         "digest": sha256(results.stage(name, run.order[-1]).evaluation),
         "commit": job.commit,
     }

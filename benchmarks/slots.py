@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common import parser, report
 
-from spider.provenance.made import attempts, jobs
+from spider.provenance.made import jobs, usage
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
     empty = sum((options.slots - n) * seconds for n, seconds in held.items())
     waited = defaultdict[str, float](float)
     for job in last:
-        if job.benchmark and (row := attempts(options.results / job.benchmark)):
-            waited[job.rule] += max(0.0, row[-1]["s"] - row[-1].get("cpu_time", row[-1]["s"]))
+        if "cpu_time" in (took := usage(options.results, job)):
+            waited[job.rule] += max(0.0, took["s"] - took["cpu_time"])
     all_slots = options.slots * span
     figures = {
         "seconds": span,
@@ -55,8 +55,9 @@ def main() -> None:
     if options.scored:
         cost = {
             (rule, run): sum(
-                attempts(path)[-1]["cpu_time"]
-                for path in options.results.glob(f"benchmarks/{rule}/runs/{run}/*/*.tsv")
+                usage(options.results, job)["cpu_time"]
+                for job in last
+                if job.rule == rule and job.wildcards["run"] == run
             )
             for rule in ("train", "evaluate")
             for run in options.scored

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -123,7 +125,7 @@ def processor() -> str:
 
 
 def write_note(log: Path, results: Path) -> None:
-    """Write what this process knows of its job beside its log: processor, commit and code.
+    """Write what this process knows of its job beside its log: processor, commit, code and cost.
 
     Jobs that imported the same modules share the file in ``code`` that lists them.
     """
@@ -131,7 +133,19 @@ def write_note(log: Path, results: Path) -> None:
     if not (path := results / "code" / f"{digest(made)}.json").exists():
         write_json(path, made)
     noted = {"code": digest(made), "commit": made["commit"], "processor": processor(), "time": time.time()}
-    write_json(note_of(log), noted)
+    write_json(note_of(log), noted | _used())
+
+
+def _used() -> dict[str, float]:
+    """Return the processor seconds and the peak memory of this process and of those that it started.
+
+    Nothing if it is one of several that train together, because it knows nothing of the others.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return {}
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(one.ru_utime + one.ru_stime for one in used)
+    return {"cpu_seconds": round(seconds, 2), "peak_rss_mb": max(one.ru_maxrss for one in used) / 1024}
 
 
 def note_of(log: Path) -> Path:

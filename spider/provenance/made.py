@@ -73,6 +73,10 @@ class Job(BaseModel, frozen=True):
     code: str | None = None
     """Name of the record of the code that it imported, in ``code``."""
     processor: str | None = None
+    cpu_seconds: float | None = None
+    """Processor seconds of its processes, if it is no training of several."""
+    peak_rss_mb: float | None = None
+    """The most memory that one of them held, in units of 2^20 bytes."""
 
     @property
     def of(self) -> str:
@@ -201,6 +205,21 @@ def attempts(benchmark: Path) -> list[dict[str, float]]:
     if not all("s" in row for row in known):
         raise ValueError(f"{benchmark}: not a Snakemake benchmark file (no seconds in column s)")
     return known
+
+
+def usage(root: Path, job: Job) -> dict[str, float]:
+    """Return what the newest attempt at a job took, by Snakemake's names; nothing if that is unknown.
+
+    Snakemake looks at the processes of a job every half second, and from 15 seconds on every 30, so it knows
+    nothing of the time since the last look. What the job itself has noted at its end takes that place.
+    """
+    path = root / job.benchmark if job.benchmark else None
+    row = attempts(path)[-1] if path and path.exists() else {}
+    if job.cpu_seconds is not None:
+        row["cpu_time"] = job.cpu_seconds
+    if job.peak_rss_mb is not None:
+        row["max_rss"] = max(job.peak_rss_mb, row.get("max_rss", 0.0))
+    return row
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

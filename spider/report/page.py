@@ -43,7 +43,7 @@ from spider.evaluation.result import (
     legends,
 )
 from spider.provenance.lineage import Lineage, Links
-from spider.provenance.made import Job, attempts
+from spider.provenance.made import Job, usage
 from spider.report import figures
 from spider.report.stages import StageRecord, read_log, read_stages
 from spider.report.summary import ComparedRun, Summary, by_text, join, leading, marked, models, verdicts
@@ -238,24 +238,23 @@ def commands(jobs: Sequence[Job], run: str) -> list[str]:
 
 def costs(root: Path, jobs: Iterable[Job]) -> Table:
     """Return the table of what the jobs of each rule cost, in the order of the jobs, and of all together."""
-    files = defaultdict[str, list[Path]](list)
+    by_rule = defaultdict[str, list[dict[str, float]]](list)
     for job in jobs:
-        if job.benchmark and (path := root / job.benchmark).exists():
-            files[job.rule].append(path)
+        if took := usage(root, job):
+            by_rule[job.rule].append(took)
     rows, seconds = [], 0.0
-    for rule, paths in files.items():
-        measured = [row for path in paths for row in attempts(path)]
-        cpu = [row["cpu_time"] for row in measured if "cpu_time" in row]
-        peak = max((row["max_rss"] for row in measured if "max_rss" in row), default=None)
-        seconds += (own := sum(row["s"] for row in measured))
+    for rule, each in by_rule.items():
+        cpu = [one["cpu_time"] for one in each if "cpu_time" in one]
+        peak = max((one["max_rss"] for one in each if "max_rss" in one), default=None)
+        seconds += (own := sum(one["s"] for one in each))
         columns = {
             "time": Number(value=own, unit=SECONDS),
             "processor time": Number(value=sum(cpu) if cpu else None, unit=SECONDS, text="?"),
-            "peak memory": Number(value=peak and peak * 1e6, unit=SIZE, text="?"),
+            "peak memory": Number(value=peak and peak * 2**20, unit=SIZE, text="?"),
         }
-        rows.append(Row(name=rule, label=rule, value=len(paths), columns=columns))
+        rows.append(Row(name=rule, label=rule, value=len(each), columns=columns))
     if rows:
-        count = sum(map(len, files.values()))
+        count = sum(map(len, by_rule.values()))
         time = {"time": Number(value=seconds, unit=SECONDS)}
         rows.append(Row(name="all", label="all", value=count, columns=time))
     note = (

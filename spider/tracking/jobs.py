@@ -15,17 +15,17 @@ from spider.provenance.made import (
     Made,
     Stat,
     Workflow,
-    attempts,
     flatten,
     records,
     stat_of,
+    usage,
     workflows,
 )
 from spider.tracking.store import Point, Store
 
 #: Files of these kinds are uploaded if they are small.
 SHOWN = (".json", ".txt", ".svg", ".png", ".html", ".md")
-#: What Snakemake measured of a job, by its names, and the metrics.
+#: What was measured of a job, by Snakemake's names, and the metrics.
 _MEASURED = {
     "cpu_time": "cpu_seconds",
     "max_rss": "peak_rss_mb",
@@ -138,13 +138,12 @@ class Pipeline:
             for number, job in enumerate(runs)
             if job.ended
         ]
-        benchmark = root / last.benchmark if last.benchmark else None
-        if last.status == "finished" and last.ended and benchmark and benchmark.is_file():
+        if last.status == "finished" and last.ended:
+            took = usage(root, last)
             points += [
-                (f"system/{name}", measured[key], int(last.ended * 1000), len(runs) - 1)
-                for measured in attempts(benchmark)[-1:]
+                (f"system/{name}", took[key], int(last.ended * 1000), len(runs) - 1)
                 for key, name in _MEASURED.items()
-                if key in measured
+                if key in took
             ]
         self.store.log_points(run.run_id, points)
         names = [Path(file.path).name for file in last.outputs]

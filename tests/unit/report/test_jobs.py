@@ -1,8 +1,14 @@
 """The jobs that made a run, by their records, with their costs and commands."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
+from spider.provenance.codefiles import read_note
 from spider.provenance.lineage import Lineage
+from spider.provenance.made import Job, usage
 from spider.report.page import commands, costs, jobs_of
 from tests.unit.records import write_job
 
@@ -54,7 +60,40 @@ def test_a_run_costs_what_its_jobs_and_those_of_its_data_cost(root):
         ("all", 9, 18.0),
     ]
     first = table.rows[1].columns
-    assert (first["processor time"].value, first["peak memory"].value) == (None, 3e6)
+    assert (first["processor time"].value, first["peak memory"].value) == (None, 3 * 2**20)
+
+
+def test_a_job_knows_its_processor_time_and_memory_better_than_snakemake(root):
+    # Snakemake looked at it for the last time when it had taken a second.
+    (root / "benchmarks/train/late.tsv").write_text("s\tmax_rss\tcpu_time\n20.0\t50.0\t1.0\n")
+    late = {"benchmark": "benchmarks/train/late.tsv", "rule": "train", "workflow": "w", "started": 1.0}
+    assert usage(root, Job(**late)) == {"s": 20.0, "max_rss": 50.0, "cpu_time": 1.0}
+    noted = Job(**late, cpu_seconds=19.5, peak_rss_mb=70.0)
+    assert usage(root, noted) == {"s": 20.0, "max_rss": 70.0, "cpu_time": 19.5}
+    # Snakemake adds up the memory of all processes of a job.
+    assert usage(root, noted.model_copy(update={"peak_rss_mb": 30.0}))["max_rss"] == 50.0
+
+
+BUSY = """
+import subprocess, sys, time
+from pathlib import Path
+from spider.provenance.codefiles import write_note
+
+busy = "import time\\nwhile time.process_time() < 0.3: pass"
+subprocess.run([sys.executable, "-c", busy])
+exec(busy)
+write_note(Path("job.log"), Path("results"))
+"""
+
+
+def test_a_job_notes_the_processor_time_of_its_processes_unless_it_is_one_of_several(tmp_path):
+    for size in ("1", "2"):
+        environment = {**os.environ, "WORLD_SIZE": size, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", BUSY], cwd=tmp_path, env=environment, check=True)
+        note = read_note(tmp_path / "job.log", 0.0)
+        assert ("cpu_seconds" in note, "peak_rss_mb" in note) == (size == "1", size == "1")
+        if size == "1":
+            assert note["cpu_seconds"] >= 0.6 and note["peak_rss_mb"] > 5
 
 
 def test_commands_are_those_of_the_newest_jobs_in_their_order(root):
