@@ -48,11 +48,12 @@ the points of a stage are moved together until they end at its score. The curve 
 |---|---|
 | PPMd | its bits per byte, after it read what the last stage was trained on, or else all training text |
 | passed | where the curve falls below that |
-| time | processor time of the training on a CPU, which other work hardly changes; elapsed time on a GPU. Rows of `fineweb-cpu` and `half-hour-cpu` lack up to 30 s |
+| time | processor time of the training on a CPU, which other work hardly changes; elapsed time on a GPU |
 | memory | the most that a training process held; on a GPU what it held there |
 | digest | SHA-256 of the evaluation that the row comes from, and the commit |
 
-A preset that has changed since is marked *as it was*.
+A preset that has changed since is marked *as it was*. The times of `fineweb-cpu` and `half-hour-cpu` are up to
+30 s too short, because Snakemake measured them.
 
 | preset, run | device | time | bytes | 25% | 50% | 100% | curve | PPMd | passed | memory | digest |
 |---|---|---|---|---|---|---|---|---|---|---|---|
