@@ -52,8 +52,8 @@ the points of a stage are moved together until they end at its score. The curve 
 | memory | the most that a training process held; on a GPU what it held there |
 | digest | SHA-256 of the evaluation that the row comes from, and the commit |
 
-A preset that has changed since is marked *as it was*. The times of `fineweb-cpu` and `half-hour-cpu` are up to
-30 s too short, because Snakemake measured them.
+A preset that has changed since is marked *as it was*. The times of `fineweb-cpu` and `half-hour-cpu` are up
+to 30 s too short, because Snakemake measured them.
 
 | preset, run | device | time | bytes | 25% | 50% | 100% | curve | PPMd | passed | memory | digest |
 |---|---|---|---|---|---|---|---|---|---|---|---|
