@@ -40,7 +40,7 @@ def main() -> None:
     empty = sum((options.slots - n) * seconds for n, seconds in held.items())
     waited = defaultdict[str, float](float)
     for job in last:
-        if "cpu_time" in (took := usage(options.results, job)):
+        if {"s", "cpu_time"} <= {*(took := usage(options.results, job))}:
             waited[job.rule] += max(0.0, took["s"] - took["cpu_time"])
     all_slots = options.slots * span
     figures = {

@@ -214,7 +214,7 @@ def usage(root: Path, job: Job) -> dict[str, float]:
     nothing of the time since the last look. What the job itself has noted at its end takes that place.
     """
     path = root / job.benchmark if job.benchmark else None
-    row = attempts(path)[-1] if path and path.exists() else {}
+    row = [{}, *(attempts(path) if path and path.exists() else [])][-1]
     if job.cpu_seconds is not None:
         row["cpu_time"] = job.cpu_seconds
     if job.peak_rss_mb is not None:

@@ -240,7 +240,7 @@ def costs(root: Path, jobs: Iterable[Job]) -> Table:
     """Return the table of what the jobs of each rule cost, in the order of the jobs, and of all together."""
     by_rule = defaultdict[str, list[dict[str, float]]](list)
     for job in jobs:
-        if took := usage(root, job):
+        if "s" in (took := usage(root, job)):
             by_rule[job.rule].append(took)
     rows, seconds = [], 0.0
     for rule, each in by_rule.items():

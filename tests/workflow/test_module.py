@@ -145,13 +145,21 @@ def test_renamed_rules_use_the_outputs_of_our_own_names_and_the_other_way_round(
     assert foreign.recorded() == (own, own)
 
 
-def test_a_prefix_moves_all_outputs(foreign):
+def test_a_prefix_moves_all_outputs_and_a_mirror_restores_them(foreign):
+    foreign.config["mirror"] = str(foreign.folder / "mirror")
     foreign.write(prefix="byte", results="byte/results")
-    foreign("target")
+    runs = re.compile(r"rule (download|train|evaluate):")
+    assert runs.search(foreign("target"))
     assert foreign.verdict("byte/results") == ("good", True)
     assert not foreign.results.exists()
     assert (foreign.folder / "byte/results/logs/train/small/first.log").exists()
     assert "Nothing to be done" in foreign("--dry-run")
+
+    evaluation = (foreign.folder / "byte/results/runs/small/first/evaluation.json").read_bytes()
+    shutil.rmtree(foreign.folder / "byte")
+    output = foreign("target")
+    assert "restored in" in output and not runs.search(output)
+    assert (foreign.folder / "byte/results/runs/small/first/evaluation.json").read_bytes() == evaluation
 
 
 def test_a_prefix_before_an_absolute_path_is_refused(foreign):

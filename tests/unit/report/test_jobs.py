@@ -72,6 +72,12 @@ def test_a_job_knows_its_processor_time_and_memory_better_than_snakemake(root):
     assert usage(root, noted) == {"s": 20.0, "max_rss": 70.0, "cpu_time": 19.5}
     # Snakemake adds up the memory of all processes of a job.
     assert usage(root, noted.model_copy(update={"peak_rss_mb": 30.0}))["max_rss"] == 50.0
+    for lost in (None, "benchmarks/gone.tsv", "benchmarks/empty.tsv"):
+        (root / "benchmarks/empty.tsv").write_text("s\tmax_rss\tcpu_time\n")
+        assert usage(root, noted.model_copy(update={"benchmark": lost})) == {
+            "cpu_time": 19.5,
+            "max_rss": 70.0,
+        }
 
 
 BUSY = """
