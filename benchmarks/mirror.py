@@ -4,8 +4,8 @@
 
 A shared machine may be twice as fast in one minute as in another. So one training runs, on all cores, and its
 copier is stopped for every other `PHASE`. A step while the copier may run is compared with one of the
-phases beside it. What the copier misses it catches up with, so it works twice as hard while it runs, and
-half of the difference is what it costs. Checkpoints are frequent, to see the cost at all.
+phases beside it. The copier catches up with what it misses, so it works twice as hard while it runs. Half of
+the difference is what it costs. Checkpoints are frequent, to see the cost at all.
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def attempts(benchmark: Path) -> list[dict[str, float]]:
 def usage(root: Path, job: Job) -> dict[str, float]:
     """Return what the newest attempt at a job took, by Snakemake's names; nothing if that is unknown.
 
-    Snakemake looks at the processes of a job every half second, and from 15 seconds on every 30, so it knows
-    nothing of the time since the last look. What the job itself has noted at its end takes that place.
+    Snakemake looks at the processes of a job every half second, and from 15 seconds on every 30. So it knows
+    nothing of the time since the last look. The figures that the job itself notes at its end come first.
     """
     path = root / job.benchmark if job.benchmark else None
     row = [{}, *(attempts(path) if path and path.exists() else [])][-1]
