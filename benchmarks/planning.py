@@ -4,8 +4,8 @@
 
 The plain Snakefile is made from what our dry run prints. It has a rule for each of ours, with the same number
 of jobs, inputs and outputs. Each rule has a log, a benchmark, a param and a resource. It reads no
-configuration, and computes nothing. Its rules have one wildcard. If inputs do not follow from that, a function
-looks them up.
+configuration, and computes nothing. Its rules have one wildcard. If inputs do not follow from that, a
+function looks them up.
 """
 
 from __future__ import annotations
