@@ -12,6 +12,7 @@ import types
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from safetensors.torch import load_file
 
 from spider.checkpoints.load import Checkpoint
@@ -401,7 +402,9 @@ def test_a_step_leaves_no_tensor_in_a_reference_cycle(tmp_path, make_spec, shard
         trainer._step(Window())
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        assert [one for one in gc.garbage if isinstance(one, torch.Tensor)] == []
+        # An earlier test of this process may leave tensors without values, whose cycles end meanwhile.
+        left = [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+        assert [one for one in left if not isinstance(one, FakeTensor)] == []
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
