@@ -12,8 +12,8 @@ import types
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensor
 
 from spider.checkpoints.load import Checkpoint
 from spider.checkpoints.records import Origin, Receipt, steps
