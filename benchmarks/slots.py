@@ -53,10 +53,11 @@ def main() -> None:
     rows += [[name, f"{share:.1%}"] for name, share in list(figures.items())[1:]]
     rows += [[f"waiting {rule}", f"{s:.1f} s"] for rule, s in sorted(waited.items(), key=lambda x: -x[1])[:5]]
     if options.scored:
+        newest = {job.benchmark: job for job in ended if job.status == "finished"}
         cost = {
             (rule, run): sum(
                 usage(options.results, job)["cpu_time"]
-                for job in last
+                for job in newest.values()
                 if job.rule == rule and job.wildcards["run"] == run
             )
             for rule in ("train", "evaluate")

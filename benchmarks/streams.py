@@ -2,8 +2,8 @@
 
     make run && python benchmarks/streams.py [--results results] [--count 16] [--ids 160] [--json FILE]
 
-Each model writes on one thread, without a prompt, in turns: one text, then ``--count`` texts. No text ends
-before it has its ids. A figure is the median of the turns, by processor time.
+Each model writes on one thread, without a prompt, in turns: one text, then ``--count`` texts. If texts end
+early, as many others follow. A figure is the median of the turns, by processor time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from common import parser, report
 
 from spider.checkpoints.load import Checkpoint
 from spider.cli.session import prepare_torch
-from spider.common.files import read_json
 from spider.evaluation.generate import generate_many
 from spider.model.interface import Model
+from spider.report.summary import Summary
 
 
 def ids_a_second(model: Model, seeds: range, ids: int, context: int) -> float:
     """Return the ids a processor second of texts that are written at once."""
     began, written = time.process_time(), 0
     settings = {"max_bytes": 1 << 20, "max_ids": ids, "context": context}
-    while written < ids * len(seeds):  # a text may end
+    while written < ids * len(seeds):
         written += sum(map(len, generate_many(model, "", seeds=seeds, **settings)))
         seeds = range(seeds.stop, seeds.stop + len(seeds))
     return written / (time.process_time() - began)
@@ -42,9 +42,8 @@ def main() -> None:
     ids, turns = (16, 1) if options.quick else (options.ids, options.turns)
     prepare_torch(1)
     rows, figures = [], {}
-    summary = read_json(options.results / "report/summary.json")
-    for run, stages in ((name, one["order"]) for name, one in summary["runs"].items()):
-        checkpoint = Checkpoint.at(options.results / "runs" / run / stages[-1])
+    for run, compared in Summary.read(options.results / "report/summary.json").runs.items():
+        checkpoint = Checkpoint.at(options.results / "runs" / run / compared.order[-1])
         model = checkpoint.model(torch.device("cpu"))
         each = [
             [

@@ -141,7 +141,7 @@ def _used() -> dict[str, float]:
 
     Nothing if it is one of several that train together, because it knows nothing of the others.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         return {}
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(one.ru_utime + one.ru_stime for one in used)

@@ -214,7 +214,8 @@ def usage(root: Path, job: Job) -> dict[str, float]:
     nothing of the time since the last look. The figures that the job itself notes at its end come first.
     """
     path = root / job.benchmark if job.benchmark else None
-    row = [{}, *(attempts(path) if path and path.exists() else [])][-1]
+    rows = attempts(path) if path and path.exists() else []
+    row = rows[-1] if rows else {}
     if job.cpu_seconds is not None:
         row["cpu_time"] = job.cpu_seconds
     if job.peak_rss_mb is not None:

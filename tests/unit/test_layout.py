@@ -56,7 +56,7 @@ MOST = {
     "kernels": 1468,
     "model": 2588,
     "processes": 803,
-    "provenance": 992,
+    "provenance": 993,
     "publish": 343,
     "report": 1510,
     "spider": 15,
